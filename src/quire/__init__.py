@@ -1,0 +1,30 @@
+"""Quire: a small, fast LLM inference and serving engine.
+
+Importing this package is cheap: the front doors load on first use, and torch with them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from quire.version import __version__
+
+if TYPE_CHECKING:
+    from quire.core.output import CompletionOutput, RequestOutput
+    from quire.core.sampling_params import SamplingParams
+    from quire.llm import LLM
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+
+_LAZY = {
+    "LLM": "quire.llm",
+    "CompletionOutput": "quire.core.output",
+    "RequestOutput": "quire.core.output",
+    "SamplingParams": "quire.core.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

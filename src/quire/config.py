@@ -1,0 +1,198 @@
+"""The settings tree: frozen, keyword-only, composed. Nobody writes back into it.
+
+Each field carries its own help text; the command line and `LLM(...)` are both generated from
+these fields, so a setting has one name, one default and one description everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from quire.errors import ConfigError
+
+BUNDLED_MODEL = "quire-tiny"
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Which model, and how its weights are read."""
+
+    model: str = _setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
+    tokenizer: str | None = _setting(None, "folder or hub name of the tokenizer, if elsewhere")
+    revision: str | None = _setting(None, "branch, tag or commit on the hub")
+    served_model_name: str | None = _setting(None, "name that requests use for the model")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
+        "auto", "data type of weights and KV cache; auto takes the checkpoint's"
+    )
+    max_model_len: int | None = _setting(
+        None, "longest prompt + answer in tokens; default: the model's own limit"
+    )
+    load_format: Literal["auto", "dummy"] = _setting(
+        "auto", "dummy: random weights in the real shapes, for speed measurements"
+    )
+    seed: int = _setting(0, "seed of dummy weights and of requests that bring none")
+
+    def __post_init__(self) -> None:
+        _require(
+            self.max_model_len is None or self.max_model_len >= 1,
+            f"max_model_len is {self.max_model_len}; give at least 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """How the KV cache is cut and shared."""
+
+    block_size: int = _setting(16, "tokens per KV block")
+    num_blocks: int | None = _setting(None, "number of KV blocks; default: from the memory given")
+    kv_cache_memory_bytes: int | None = _setting(None, "bytes for the KV cache, all layers")
+    gpu_memory_utilization: float = _setting(0.9, "share of the GPU's memory to plan for")
+    enable_prefix_caching: bool = _setting(True, "share the KV blocks of equal prefixes")
+
+    def __post_init__(self) -> None:
+        _require(
+            self.block_size > 0 and self.block_size & (self.block_size - 1) == 0,
+            f"block_size is {self.block_size}; give a power of two, such as 16",
+        )
+        _require(
+            self.num_blocks is None or self.num_blocks >= 1,
+            f"num_blocks is {self.num_blocks}; give at least 1",
+        )
+        _require(
+            self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
+            f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; give a positive number",
+        )
+        _require(
+            0.0 < self.gpu_memory_utilization <= 1.0,
+            f"gpu_memory_utilization is {self.gpu_memory_utilization}; give a share in (0, 1]",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Who runs next, with how many tokens."""
+
+    max_num_seqs: int = _setting(256, "most requests running at once")
+    max_num_batched_tokens: int = _setting(2048, "token budget of one step")
+    scheduling_policy: Literal["fcfs", "priority"] = _setting(
+        "fcfs", "order of waiting requests: first come, or lowest priority number first"
+    )
+    enable_chunked_prefill: bool = _setting(True, "let a prompt be computed over several steps")
+    long_prefill_token_threshold: int = _setting(
+        0, "most prompt tokens one request gets in a step while others wait; 0: half the budget"
+    )
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; give at least 1")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+            f"({self.max_num_seqs}), so not every running request could advance; raise the former "
+            "or lower the latter",
+        )
+        _require(
+            self.long_prefill_token_threshold >= 0,
+            f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; give 0 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConfig:
+    """Where tensors live."""
+
+    device: Literal["auto", "cpu", "cuda"] = _setting("auto", "auto: CUDA if there is one")
+    threads: int | None = _setting(None, "CPU threads for tensor work; default: all cores")
+
+    def __post_init__(self) -> None:
+        _require(
+            self.threads is None or self.threads >= 1,
+            f"threads is {self.threads}; give at least 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """The whole tree."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build the tree from flat names, such as `block_size=16`.
+
+        Raises ConfigError for an unknown name (with the nearest known one) or a wrong type.
+        """
+        owners = {option.name: section for section, option in iter_options()}
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in owners:
+                near = difflib.get_close_matches(name, owners, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(owners)}"
+                raise ConfigError(f"unknown setting {name!r}; {hint}")
+            groups.setdefault(owners[name], {})[name] = _checked(owners[name], name, value)
+        return cls(**{s: _SECTIONS[s](**groups.get(s, {})) for s in _SECTIONS})
+
+
+_SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "device": DeviceConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as the command line sees it."""
+
+    name: str
+    kind: type  # bool, int, float or str
+    default: Any
+    choices: tuple[str, ...] | None
+    help: str
+
+
+def iter_options() -> list[tuple[str, Option]]:
+    """Every setting of the tree as (section, Option), in order of declaration."""
+    found = []
+    for section, cls in _SECTIONS.items():
+        hints = get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            kind, choices = _plain_type(hints[f.name])
+            found.append((section, Option(f.name, kind, f.default, choices, f.metadata["help"])))
+    return found
+
+
+def _plain_type(hint: Any) -> tuple[type, tuple[str, ...] | None]:
+    """`int | None` → int; `Literal["a", "b"]` → str with choices."""
+    if get_origin(hint) is Literal:
+        return str, get_args(hint)
+    inner = [t for t in get_args(hint) if t is not type(None)]
+    return (inner[0], None) if inner else (hint, None)
+
+
+def _checked(section: str, name: str, value: Any) -> Any:
+    option = next(o for s, o in iter_options() if s == section and o.name == name)
+    if value is None and option.default is None:
+        return None
+    if option.choices is not None and value not in option.choices:
+        raise ConfigError(f"{name} is {value!r}; give one of {', '.join(option.choices)}")
+    accepted: tuple[type, ...] = (int, float) if option.kind is float else (option.kind,)
+    if not isinstance(value, accepted) or (option.kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{name} is {value!r}; give a value of type {option.kind.__name__}")
+    return value

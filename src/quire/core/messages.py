@@ -1,0 +1,86 @@
+"""What crosses between the front (tokenizer, HTTP) and the engine core. No torch.
+
+One message in per request, one message out per step. They are msgspec structs so that the same
+objects travel through a queue inside a process or as msgpack frames between processes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.sampling_params import SamplingParams
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """Run this. bad_words_ids: each bad word as token ids, in every spelling that can occur."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: list[int] = []
+    bad_words_ids: list[list[int]] = []
+    priority: int = 0
+    cache_salt: str = ""  # requests share prefix-cache blocks only with those of the same salt
+
+
+class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Forget these. Unknown and finished ids are ignored."""
+
+    request_ids: list[str]
+
+
+EngineMessage = AddRequest | AbortRequests
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: the token itself first, then the most probable ones.
+
+    rank: place of the token itself in the whole distribution, 1 the most probable.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step gave one request.
+
+    finish_reason: set exactly once, in the last delta. error: message for the caller, with
+    error_param where it is the caller's mistake. prompt_logprobs: as far as computed, without the
+    first prompt position, which has none.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """The engine after a step: gauges as they are, counters since the start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0  # evictable: unused, but still holding a prefix
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    prefix_cache_queries: int = 0  # tokens in full blocks that were looked up
+    prefix_cache_hits: int = 0
+    prefix_cache_misses: dict[str, int] = {}  # reason → tokens
+
+
+class StepOutput(msgspec.Struct, kw_only=True):
+    """What one engine step gave everybody."""
+
+    deltas: list[RequestDelta]
+    stats: EngineStats

@@ -1,0 +1,82 @@
+"""What callers get back. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Logprob:
+    """One candidate token at one position; rank 1 is the most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PositionLogprobs = dict[int, Logprob]  # token id → Logprob, the produced token first
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer (or, in a stream, the part that is new since the last one).
+
+    finish_reason: "stop", "length" or "abort"; None while it goes on.
+    stop_reason: the stop string or stop token id that ended it, None for the model's end token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the tokens' log-probabilities, if logprobs were asked for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.logprobs, self.token_ids, strict=True)
+        return sum(position[token_id].logprob for position, token_id in pairs)
+
+    def append(self, delta: CompletionOutput) -> None:
+        """Join a stream's next part to this one."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Seconds on the monotonic clock; None until it happened."""
+
+    arrival: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """All answers to one prompt (or, in a stream, what is new of them)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    times: RequestTimes
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)

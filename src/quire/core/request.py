@@ -1,0 +1,162 @@
+"""A request inside the engine: few stored lengths, everything else derived. No torch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.errors import ContextLengthError, InvalidRequestError
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life. PREEMPTED requests wait, and will recompute."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; each ends exactly once."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Request:
+    """One generation.
+
+    Three lengths are stored; their order is `num_cached_tokens <= num_computed_tokens <=
+    num_tokens + num_in_flight_tokens`, and each step moves computed towards known:
+
+        token_ids:  [ prompt .................. | answer ........ ] (in flight)
+                    [ cached ][ computed ........... ]
+    """
+
+    __slots__ = (
+        "arrival",
+        "bad_words_ids",
+        "block_hashes",
+        "cache_salt",
+        "eos_token_ids",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "sampling",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, message: AddRequest, *, arrival: int, max_model_len: int) -> None:
+        self.request_id = message.request_id
+        self.token_ids: list[int] = list(message.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.sampling: SamplingParams = message.sampling
+        self.priority = message.priority
+        self.cache_salt = message.cache_salt
+        self.eos_token_ids = frozenset(message.eos_token_ids)
+        self.bad_words_ids = message.bad_words_ids
+        self.arrival = arrival  # a count, not a clock: the scheduler's order of equals
+        wanted = message.sampling.max_tokens
+        self.max_total_tokens = (
+            max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)
+        )
+        self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
+        self.num_computed_tokens = 0  # KV written, or being written by a step in flight
+        self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
+        self.num_preemptions = 0
+        self.status = RequestStatus.WAITING
+        self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and answer so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Answer tokens so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """What the next steps have to compute, tokens in flight included."""
+        return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its end has been told."""
+        return self.status is RequestStatus.FINISHED
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take a sampled token; returns why the request ends with it, or None."""
+        self.token_ids.append(token_id)
+        if self.num_output_tokens >= self.sampling.min_tokens:
+            if token_id in self.sampling.stop_token_ids:
+                return FinishReason.STOP
+            if token_id in self.eos_token_ids and not self.sampling.ignore_eos:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None
+
+    def check_lengths(self) -> None:
+        """Assert the order of the stored lengths."""
+        assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
+        assert self.num_computed_tokens <= self.num_tokens + self.num_in_flight_tokens
+        assert self.num_tokens <= self.max_total_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestLimits:
+    """What the engine can take at all; known once it is loaded."""
+
+    max_model_len: int
+    max_kv_tokens: int  # tokens that the whole KV cache holds
+    vocab_size: int
+    max_num_seqs: int
+
+    def check(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+        """Refuse what can never run.
+
+        Raises InvalidRequestError or ContextLengthError with the numbers and the fix.
+        """
+        if not prompt_token_ids:
+            raise InvalidRequestError(
+                "prompt: it is empty; give at least one token", param="prompt", code="invalid_value"
+            )
+        self._check_token_ids("prompt", prompt_token_ids)
+        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
+        prompt, wanted = len(prompt_token_ids), sampling.max_tokens
+        # the last token of the answer is never fed back, so it needs no slot in the KV cache
+        answer = 1 if wanted is None else wanted
+        if prompt + answer > self.max_model_len:
+            raise ContextLengthError(
+                f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
+                f"the model's limit is {self.max_model_len}; shorten the prompt or lower max_tokens"
+            )
+        longest = self.max_model_len if wanted is None else prompt + wanted
+        if longest - 1 > self.max_kv_tokens:
+            raise ContextLengthError(
+                f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
+                f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
+                "the prompt, lower max_tokens, or start the server with a larger KV cache"
+            )
+
+    def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            raise InvalidRequestError(
+                f"{field}: token ids go from 0 to {self.vocab_size - 1}; "
+                f"got {min(token_ids)} to {max(token_ids)}",
+                param=field,
+                code="invalid_value",
+            )

@@ -1,0 +1,158 @@
+"""What a caller may wish of the sampler, checked at birth. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 16
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the answer is drawn, and when it ends.
+
+    n: answers per prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: cut the
+    distribution's tail. presence_penalty and frequency_penalty: subtracted from logits of tokens
+    already in the answer (OpenAI's definition); repetition_penalty: divides or multiplies logits
+    of tokens in prompt or answer (CTRL paper, section 4.1). logit_bias: token id → addend.
+    seed: the same seed gives the same tokens, whatever the request is batched with.
+    stop: strings that end the answer; stop_token_ids: tokens that do; include_stop_str_in_output
+    keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
+    ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
+    probable tokens to report for each position, besides the token itself, before any penalty.
+    bad_words: strings that are never produced. skip_special_tokens: leave them out of the text.
+
+    Raises InvalidRequestError, which names the field and the fix.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: list[str] = []
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_ranges(self)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _wrong(
+                "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature < 1e-5
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether logits depend on the tokens seen so far."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+# field: (lowest, highest); both ends are allowed
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+    "max_tokens": (1, 2**31 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_FLOAT_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 100.0),
+}
+_BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or isinstance(value, float)
+
+
+def _check_types(params: SamplingParams) -> None:
+    for field in _INT_RANGES:
+        value = getattr(params, field)
+        if not (_is_int(value) or (value is None and field in _OPTIONAL)):
+            raise _wrong(field, f"{value!r} is not an integer; give one")
+    for field in _FLOAT_RANGES:
+        if not _is_number(getattr(params, field)):
+            raise _wrong(field, f"{getattr(params, field)!r} is not a number; give one")
+    for field in _BOOLS:
+        if not isinstance(getattr(params, field), bool):
+            raise _wrong(field, f"{getattr(params, field)!r} is not true or false; give one")
+    for field in ("stop", "bad_words"):
+        if not _is_list_of(getattr(params, field), lambda item: isinstance(item, str) and item):
+            raise _wrong(field, "give a list of strings, none of them empty")
+    if not _is_list_of(params.stop_token_ids, lambda item: _is_int(item) and item >= 0):
+        raise _wrong("stop_token_ids", "give a list of token ids, 0 or above")
+
+
+def _is_list_of(value: Any, accepts: Any) -> bool:
+    return isinstance(value, list) and all(accepts(item) for item in value)
+
+
+def _check_ranges(params: SamplingParams) -> None:
+    for field, (low, high) in (_INT_RANGES | _FLOAT_RANGES).items():
+        value = getattr(params, field)
+        if value is not None and not low <= value <= high:  # also refuses NaN
+            raise _wrong(field, f"{value} is out of range; give {low} to {high}")
+    if params.top_p == 0.0:
+        raise _wrong("top_p", "0 keeps no token; give a share in (0, 1]")
+    if params.repetition_penalty == 0.0:
+        raise _wrong("repetition_penalty", "0 is out of range; give a number above 0, 1 is off")
+    if len(params.stop) > MAX_STOP_STRINGS:
+        raise _wrong("stop", f"{len(params.stop)} strings; give at most {MAX_STOP_STRINGS}")
+    _check_logit_bias(params.logit_bias)
+
+
+def _check_logit_bias(bias: dict[int, float] | None) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:
+        raise _wrong("logit_bias", f"give a map of at most {MAX_LOGIT_BIAS} token ids to numbers")
+    for token_id, value in bias.items():
+        if not _is_int(token_id) or token_id < 0:
+            raise _wrong("logit_bias", f"{token_id!r} is not a token id; give ids of 0 or above")
+        if not _is_number(value) or not math.isfinite(value) or abs(value) > 100:
+            raise _wrong("logit_bias", f"{value!r} is out of range; give -100 to 100")
