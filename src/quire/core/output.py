@@ -75,8 +75,4 @@ class RequestOutput:
     times: RequestTimes
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
-
-    @property
-    def finished(self) -> bool:
-        """Whether every answer has ended."""
-        return all(output.finish_reason is not None for output in self.outputs)
+    finished: bool = False  # whether every answer has ended

@@ -1,0 +1,1 @@
+"""The overlapped loop and everything that knows time, threads and processes."""

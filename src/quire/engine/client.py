@@ -1,0 +1,163 @@
+"""The engine as a server sees it: one async iterator per request.
+
+Owns the callers' mailboxes. The core behind it is reached only by core/messages, so that it can
+move to a process of its own. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from quire.config import EngineConfig
+from quire.core.messages import AbortRequests, EngineStats, StepOutput
+from quire.core.output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from quire.engine.output_processor import OutputProcessor
+from quire.engine.thread import EngineThread
+from quire.errors import EngineError
+from quire.hub import resolve_model
+from quire.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.startup import EngineInfo
+
+# Longer texts are encoded beside the event loop, so that they hold nobody up.
+ENCODE_IN_THREAD_CHARS = 4096
+
+Mailbox = asyncio.Queue[RequestOutput | EngineError]
+
+
+class AsyncEngine:
+    """One model, many concurrent streams. Made by `start`; lives on one event loop."""
+
+    def __init__(
+        self, config: EngineConfig, thread: EngineThread, tokenizer: Tokenizer, info: EngineInfo
+    ) -> None:
+        self.info = info
+        self.tokenizer = tokenizer
+        self.stats = EngineStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
+        self._thread = thread
+        self._inputs = InputProcessor(tokenizer, info.limits, info.eos_token_ids, config.model.seed)
+        self._outputs = OutputProcessor(tokenizer)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._num_requests = 0
+        self._failure: EngineError | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> AsyncEngine:
+        """Load the model and start the loop. Raises CheckpointError or ConfigError."""
+        call = _caller_on(asyncio.get_running_loop())
+        thread = EngineThread(
+            config,
+            on_step=lambda step: call(lambda: engine._deliver(step)),
+            on_failure=lambda: call(lambda: engine._fail("the engine stopped; restart the server")),
+        )
+        tokenizer = await asyncio.to_thread(_load_tokenizer, config)
+        engine = cls(config, thread, tokenizer, await asyncio.wrap_future(thread.started))
+        return engine
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._failure is None and self._thread.is_alive
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Stream the answers to a prompt; each item carries only what is new.
+
+        Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
+        Raises InvalidRequestError before the first item, EngineError when the engine fails.
+        """
+        arrival = time.monotonic()
+        prepared = await self._prepare(prompt, sampling, request_id, priority, cache_salt)
+        if self._failure is not None:
+            raise self._failure
+        mailbox: Mailbox = asyncio.Queue()
+        self._mailboxes[prepared.request_id] = mailbox
+        self._outputs.add(prepared, arrival)
+        for message in prepared.messages:
+            self._thread.send(message)
+        try:
+            finished = False
+            while not finished:
+                news = await mailbox.get()
+                if isinstance(news, EngineError):
+                    raise news
+                finished = news.finished
+                yield news
+        finally:
+            self._forget(prepared.request_id)
+
+    async def close(self) -> None:
+        """Stop the loop; unfinished requests end with an EngineError."""
+        await asyncio.to_thread(self._thread.stop)
+        self._fail("the engine was shut down")
+
+    async def _prepare(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        label: str | None,
+        priority: int,
+        cache_salt: str,
+    ) -> PreparedRequest:
+        self._num_requests += 1
+        request_id = f"{label or 'request'}-{self._num_requests}"
+
+        def prepare() -> PreparedRequest:
+            return self._inputs.prepare(
+                request_id, prompt, sampling, priority=priority, cache_salt=cache_salt
+            )
+
+        if isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS:
+            return await asyncio.to_thread(prepare)
+        return prepare()
+
+    def _forget(self, request_id: str) -> None:
+        self._mailboxes.pop(request_id, None)
+        if orphans := self._outputs.forget(request_id):
+            self._thread.send(AbortRequests(request_ids=orphans))
+
+    def _deliver(self, step: StepOutput) -> None:
+        """Hand one step's news to the callers; runs on the event loop."""
+        self.stats = step.stats
+        processed = self._outputs.process(step.deltas)
+        if processed.aborts:
+            self._thread.send(AbortRequests(request_ids=processed.aborts))
+        for request_id, news in (processed.outputs | processed.failures).items():
+            if request_id in self._mailboxes:
+                self._mailboxes[request_id].put_nowait(news)
+
+    def _fail(self, message: str) -> None:
+        """End every stream with an error; runs on the event loop."""
+        self._failure = EngineError(message)
+        for mailbox in self._mailboxes.values():
+            mailbox.put_nowait(self._failure)
+
+
+def _caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], Any]], None]:
+    """A way for other threads to run something on the loop; without effect once it is closed."""
+
+    def call(function: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    return call
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    return Tokenizer.from_folder(
+        resolve_model(config.model.tokenizer or config.model.model, config.model.revision)
+    )

@@ -1,0 +1,99 @@
+"""The engine's loop: plan step n+1 while step n runs, and answer step n-1.
+
+Owns the order of things, nothing else: who runs is the scheduler's business, how is the
+executor's. One message in per request, one out per step (core/messages).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future
+
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineMessage,
+    EngineStats,
+    RequestDelta,
+    StepOutput,
+)
+from quire.core.request import FinishReason, Request, RequestLimits
+from quire.core.step import ModelRunnerOutput, SchedulerOutput
+from quire.engine.executor import Executor
+from quire.errors import InvalidRequestError
+from quire.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Scheduler and executor, joined by a queue of steps in flight."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, limits: RequestLimits) -> None:
+        self.limits = limits
+        self._scheduler = scheduler
+        self._executor = executor
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._deltas: list[RequestDelta] = []
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step would do or tell anything."""
+        return bool(self._in_flight or self._deltas or self._scheduler.has_unfinished)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges and counters as of now."""
+        return self._scheduler.stats()
+
+    def handle(self, message: EngineMessage) -> None:
+        """Take a message. Whatever it answers is told by the next step."""
+        match message:
+            case AddRequest():
+                self._add(message)
+            case AbortRequests():
+                self._deltas += self._scheduler.abort(message.request_ids)
+
+    def step(self) -> StepOutput:
+        """Plan and start a step if there is one; answer the oldest when enough are in flight."""
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.execute(plan)))
+        if self._in_flight and (
+            plan is None or len(self._in_flight) >= self._executor.max_in_flight
+        ):
+            self._deltas += self._answer(*self._in_flight.popleft())
+        deltas, self._deltas = self._deltas, []
+        return StepOutput(deltas=deltas, stats=self.stats)
+
+    def _answer(
+        self, plan: SchedulerOutput, future: Future[ModelRunnerOutput]
+    ) -> list[RequestDelta]:
+        try:
+            output = future.result()
+        except Exception:  # whatever broke the step ends its requests, not the engine
+            logger.exception("step %d failed with %d requests", plan.step_id, len(plan.scheduled))
+            return self._scheduler.fail(
+                plan, "the step that ran this request failed; send it again"
+            )
+        return self._scheduler.update(plan, output)
+
+    def _add(self, message: AddRequest) -> None:
+        try:
+            self.limits.check(message.prompt_token_ids, message.sampling)
+            self._num_arrivals += 1
+            self._scheduler.add(
+                Request(
+                    message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
+                )
+            )
+        except InvalidRequestError as refusal:
+            self._deltas.append(
+                RequestDelta(
+                    request_id=message.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    error=str(refusal),
+                )
+            )

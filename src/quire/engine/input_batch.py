@@ -1,0 +1,129 @@
+"""The persistent batch: one row per running request, changed only by each plan's differences.
+
+Owns token histories and block tables on the host and turns a plan into the flat tensors of one
+ragged step. Does not own the KV cache's bytes or the sampling parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
+from quire.kernels.layout import BatchLayout
+
+IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One ragged step of T tokens. `scheduled` is the plan's list in batch order: decodes first."""
+
+    scheduled: list[ScheduledRequest]
+    rows: npt.NDArray[np.int64]  # [B] batch row of each scheduled request
+    query_start: npt.NDArray[np.int64]  # [B + 1] first token of each request in the flat list
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    layout: BatchLayout
+
+
+class InputBatch:
+    """R rows of requests; a row is free, or belongs to one running request.
+
+    token_ids: int32 [R, max_model_len], known tokens of each row, sampled ones included as soon
+    as they are drawn, so that the next step needs nothing from the scheduler to read them.
+    """
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.device = device
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int32)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def row_of(self, request_id: str) -> int:
+        """The row of a running request."""
+        return self._rows[request_id]
+
+    def remove(self, request_id: str) -> int | None:
+        """Free a request's row; returns it, or None if the request never entered the batch."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        return row
+
+    def add(self, request: NewRequest) -> int:
+        """Give a request a row and fill in its known tokens; returns the row."""
+        row = self._free_rows.pop()
+        self._rows[request.request_id] = row
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self._num_blocks[row] = 0
+        return row
+
+    def append_token(self, row: int, token_id: int) -> None:
+        """Note a sampled token."""
+        self.token_ids[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+
+    def prepare(self, plan: SchedulerOutput) -> StepInputs:
+        """Flatten a plan into one ragged batch, without any padding."""
+        scheduled = sorted(plan.scheduled, key=lambda entry: entry.num_tokens > 1)
+        rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
+        for entry, row in zip(scheduled, rows, strict=True):
+            if entry.new_block_ids:
+                self._append_blocks(row, entry.new_block_ids)
+        counts = np.array([entry.num_tokens for entry in scheduled], np.int64)
+        starts = np.array([entry.start for entry in scheduled], np.int64)
+        query_start = np.concatenate(([0], np.cumsum(counts)))
+        token_rows = np.repeat(rows, counts)  # [T]
+        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+        blocks = self.block_table[token_rows, positions // self.block_size].astype(np.int64)
+        slots = blocks * self.block_size + positions % self.block_size
+        return StepInputs(
+            scheduled=scheduled,
+            rows=rows,
+            query_start=query_start,
+            input_ids=self._tensor(self.token_ids[token_rows, positions].astype(np.int64)),
+            positions=self._tensor(positions),
+            layout=self._layout(rows, counts, starts + counts, query_start, slots),
+        )
+
+    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        held = self._num_blocks[row]
+        self.block_table[row, held : held + len(block_ids)] = block_ids
+        self._num_blocks[row] += len(block_ids)
+
+    def _layout(
+        self,
+        rows: npt.NDArray[np.int64],
+        query_lens: npt.NDArray[np.int64],
+        seq_lens: npt.NDArray[np.int64],
+        query_start: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+    ) -> BatchLayout:
+        max_blocks = -(-int(seq_lens.max()) // self.block_size)
+        return BatchLayout(
+            query_start_loc=self._tensor(query_start.astype(np.int32)),
+            seq_lens=self._tensor(seq_lens.astype(np.int32)),
+            block_table=self._tensor(self.block_table[rows, :max_blocks]),
+            slot_mapping=self._tensor(slots),
+            query_lens_host=query_lens.tolist(),
+            seq_lens_host=seq_lens.tolist(),
+            num_decodes=int((query_lens == 1).sum()),
+        )
+
+    def _tensor(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -1,0 +1,104 @@
+"""From a caller's prompt to messages for the engine: encode, check, fan out n answers.
+
+Runs in the front's process. Owns the seeds of requests that bring none.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import msgspec
+
+from quire.core.messages import AddRequest
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.errors import InvalidRequestError
+from quire.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+
+_SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request ready to be sent: one message for each of its n answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    messages: list[AddRequest]
+
+
+class InputProcessor:
+    """Encodes prompts and refuses what can never run."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: RequestLimits, eos_token_ids: list[int], seed: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._eos_token_ids = eos_token_ids
+        self._seeds = random.Random(seed)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> PreparedRequest:
+        """Make the engine's messages for a prompt (text, or token ids as they are).
+
+        Raises InvalidRequestError or ContextLengthError.
+        """
+        if isinstance(prompt, str):
+            self._check_size(prompt)
+            token_ids = self._tokenizer.encode(prompt)
+        else:
+            token_ids = prompt
+        self._limits.check(token_ids, sampling)
+        bad_words_ids = (
+            self._tokenizer.bad_words_ids(sampling.bad_words) if sampling.bad_words else []
+        )
+        messages = [
+            AddRequest(
+                request_id=f"{request_id}/{index}",
+                prompt_token_ids=token_ids,
+                sampling=answer,
+                eos_token_ids=self._eos_token_ids,
+                bad_words_ids=bad_words_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for index, answer in enumerate(self._answers(sampling))
+        ]
+        text = prompt if isinstance(prompt, str) else None
+        return PreparedRequest(request_id, text, token_ids, sampling, messages)
+
+    def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
+        """One set of parameters per answer; only their seeds differ."""
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        return [
+            msgspec.structs.replace(sampling, n=1, seed=_signed64(seed + index * _SEED_STRIDE))
+            for index in range(sampling.n)
+        ]
+
+    def _check_size(self, prompt: str) -> None:
+        """Refuse absurdly long text before any work is spent on it: a token is rarely this long."""
+        longest = 64 * self._limits.max_model_len
+        if len(prompt) > longest:
+            raise InvalidRequestError(
+                f"prompt: {len(prompt)} characters cannot fit a context of "
+                f"{self._limits.max_model_len} tokens; shorten it",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+
+def _signed64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63

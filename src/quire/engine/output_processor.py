@@ -1,0 +1,189 @@
+"""From the engine's deltas to what callers see: text, stop strings, logprobs, n answers joined.
+
+Runs in the front's process; the engine core knows neither text nor callers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from quire.core.messages import RequestDelta, TokenLogprobs
+from quire.core.output import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestOutput,
+    RequestTimes,
+)
+from quire.core.request import FinishReason
+from quire.engine.input_processor import PreparedRequest
+from quire.errors import EngineError
+from quire.tokenizer.detokenizer import Detokenizer
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One of a request's n answers while it is being produced."""
+
+    caller: _Caller
+    index: int
+    detokenizer: Detokenizer
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A request as its caller sees it. changed: what the current step brought so far."""
+
+    prepared: PreparedRequest
+    times: RequestTimes
+    unfinished: set[str]
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    changed: dict[int, CompletionOutput] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Processed:
+    """What a step means for the callers.
+
+    outputs: new parts by request id. failures: requests that ended with an error. aborts: engine
+    request ids that the engine still runs but nobody wants any more.
+    """
+
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    failures: dict[str, EngineError] = field(default_factory=dict)
+    aborts: list[str] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Follows every unfinished request of one front."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._answers: dict[str, _Answer] = {}
+        self._callers: dict[str, _Caller] = {}
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that still expect something."""
+        return len(self._callers)
+
+    def add(self, prepared: PreparedRequest, arrival: float) -> None:
+        """Follow a request; arrival in seconds of the monotonic clock."""
+        sampling = prepared.sampling
+        ids = [message.request_id for message in prepared.messages]
+        caller = _Caller(prepared, RequestTimes(arrival), set(ids))
+        if sampling.prompt_logprobs is not None:
+            caller.prompt_logprobs = [None] * len(prepared.prompt_token_ids)
+        self._callers[prepared.request_id] = caller
+        for index, answer_id in enumerate(ids):
+            detokenizer = Detokenizer(
+                self._tokenizer,
+                prepared.prompt_token_ids,
+                skip_special_tokens=sampling.skip_special_tokens,
+                stop=sampling.stop,
+                include_stop_str_in_output=sampling.include_stop_str_in_output,
+                min_tokens=sampling.min_tokens,
+            )
+            self._answers[answer_id] = _Answer(caller, index, detokenizer)
+
+    def forget(self, request_id: str) -> list[str]:
+        """Stop following a request; returns the engine's ids that are to be aborted."""
+        caller = self._callers.pop(request_id, None)
+        if caller is None:
+            return []
+        for answer_id in caller.unfinished:
+            del self._answers[answer_id]
+        return sorted(caller.unfinished)
+
+    def process(self, deltas: list[RequestDelta]) -> Processed:
+        """Turn one step's deltas into what callers get."""
+        processed, changed, now = Processed(), {}, time.monotonic()
+        for delta in deltas:
+            answer = self._answers.get(delta.request_id)
+            if answer is None:
+                continue  # nobody waits for it any more
+            request_id = answer.caller.prepared.request_id
+            if delta.error is not None:
+                processed.failures[request_id] = EngineError(delta.error)
+                processed.aborts += self.forget(request_id)
+                changed.pop(request_id, None)
+            else:
+                self._extend(answer, delta, now, processed)
+                changed[request_id] = answer.caller
+        for request_id, caller in changed.items():
+            processed.outputs[request_id] = self._take_output(caller)
+            if not caller.unfinished:
+                del self._callers[request_id]
+        return processed
+
+    def _extend(
+        self, answer: _Answer, delta: RequestDelta, now: float, processed: Processed
+    ) -> None:
+        caller = answer.caller
+        if delta.token_ids:
+            caller.times.first_token = caller.times.first_token or now
+            caller.times.last_token = now
+        caller.num_cached_tokens = max(caller.num_cached_tokens, delta.num_cached_tokens)
+        if delta.prompt_logprobs and caller.prompt_logprobs is not None:
+            first = delta.prompt_logprobs_start
+            for position, scores in enumerate(delta.prompt_logprobs, start=first):
+                caller.prompt_logprobs[position] = self._position(scores)
+        part = self._completion(answer, delta)
+        if part.finish_reason is not None:
+            caller.unfinished.discard(delta.request_id)
+            del self._answers[delta.request_id]
+            if delta.finish_reason is None:  # a stop string: the engine does not know yet
+                processed.aborts.append(delta.request_id)
+        if answer.index in caller.changed:
+            caller.changed[answer.index].append(part)
+        else:
+            caller.changed[answer.index] = part
+
+    def _completion(self, answer: _Answer, delta: RequestDelta) -> CompletionOutput:
+        """The answer's next part."""
+        sampling = answer.caller.prepared.sampling
+        part = CompletionOutput(answer.index, token_ids=delta.token_ids)
+        if sampling.logprobs is not None:
+            part.logprobs = [self._position(scores) for scores in delta.logprobs]
+        ended_by_token = delta.finish_reason == FinishReason.STOP
+        shown = delta.token_ids
+        if ended_by_token and not sampling.include_stop_str_in_output:
+            shown = shown[:-1]
+        part.text = answer.detokenizer.push(shown)
+        part.finish_reason = delta.finish_reason
+        if answer.detokenizer.stop_reason is not None:
+            part.finish_reason = FinishReason.STOP
+            part.stop_reason = answer.detokenizer.stop_reason
+        elif delta.finish_reason is not None:
+            part.text += answer.detokenizer.finish()
+            part.stop_reason = delta.stop_token_id
+        return part
+
+    def _take_output(self, caller: _Caller) -> RequestOutput:
+        parts = [part for _, part in sorted(caller.changed.items())]
+        caller.changed = {}
+        prepared = caller.prepared
+        return RequestOutput(
+            request_id=prepared.request_id,
+            prompt=prepared.prompt,
+            prompt_token_ids=prepared.prompt_token_ids,
+            outputs=parts,
+            times=caller.times,
+            prompt_logprobs=caller.prompt_logprobs,
+            num_cached_tokens=caller.num_cached_tokens,
+            finished=not caller.unfinished,
+        )
+
+    def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
+        """The produced token first, then the most probable ones by rank."""
+        found: PositionLogprobs = {}
+        for place, (token_id, logprob) in enumerate(
+            zip(scores.token_ids, scores.logprobs, strict=True)
+        ):
+            if token_id not in found:
+                rank = scores.rank if place == 0 else place
+                found[token_id] = Logprob(logprob, rank, self._tokenizer.token_text(token_id))
+        return found

@@ -1,0 +1,175 @@
+"""From settings to a running engine core: find the files, load the model, plan the memory.
+
+Owns the order of start-up and its timing. What is loaded how is the models' room's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from quire.config import CacheConfig, EngineConfig
+from quire.core.request import RequestLimits
+from quire.engine.core import EngineCore
+from quire.engine.executor import UniprocExecutor
+from quire.engine.model_runner import ModelRunner
+from quire.errors import ConfigError
+from quire.hub import resolve_model
+from quire.kvcache.manager import KVCacheManager
+from quire.kvcache.storage import allocate_kv, block_bytes
+from quire.models.architecture import ModelArchitecture
+from quire.models.loader import load_model
+from quire.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+# On a CPU the default KV cache takes this share of the free memory, and at most this much.
+CPU_KV_SHARE = 0.25
+CPU_KV_BYTES = 4 << 30
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the front has to know of a started engine. seconds: start-up time by phase."""
+
+    model_name: str
+    limits: RequestLimits
+    eos_token_ids: list[int]
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    """Load a model and make it ready to run requests.
+
+    Raises CheckpointError or ConfigError, which say what to change.
+    """
+    seconds: dict[str, float] = {}
+    device = _device(config)
+    path = resolve_model(config.model.model, config.model.revision)
+    architecture = ModelArchitecture.from_folder(path)
+    dtype = DTYPES[architecture.dtype if config.model.dtype == "auto" else config.model.dtype]
+    max_model_len = _max_model_len(config, architecture)
+    with _timed("weights", seconds):
+        model = load_model(config.model, architecture, path, device, dtype)
+    with _timed("kv_cache", seconds):
+        bytes_each = block_bytes(
+            architecture.num_layers,
+            config.cache.block_size,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            dtype,
+        )
+        num_blocks = _num_blocks(config, max_model_len, bytes_each, device)
+        kv_caches = allocate_kv(
+            architecture.num_layers,
+            num_blocks,
+            config.cache.block_size,
+            architecture.num_kv_heads,
+            architecture.head_dim,
+            dtype,
+            device,
+        )
+    limits = RequestLimits(
+        max_model_len=max_model_len,
+        max_kv_tokens=num_blocks * config.cache.block_size,
+        vocab_size=architecture.vocab_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+    )
+    runner = ModelRunner(
+        model,
+        kv_caches,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=config.cache.block_size,
+        vocab_size=architecture.vocab_size,
+        device=device,
+    )
+    kv = KVCacheManager(
+        num_blocks,
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    scheduler = Scheduler(config.scheduler, kv, max_model_len)
+    info = EngineInfo(
+        model_name=config.model.served_model_name or config.model.model,
+        limits=limits,
+        eos_token_ids=list(architecture.eos_token_ids),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        kv_cache_bytes=num_blocks * bytes_each,
+        seconds=seconds,
+    )
+    return EngineCore(scheduler, UniprocExecutor(runner), limits), info
+
+
+@contextmanager
+def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    seconds[phase] = time.monotonic() - begin
+    logger.info("%s: %.2f s", phase, seconds[phase])
+
+
+def _device(config: EngineConfig) -> torch.device:
+    wanted = config.device.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
+    torch.set_num_threads(config.device.threads or os.cpu_count() or 1)
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def _max_model_len(config: EngineConfig, architecture: ModelArchitecture) -> int:
+    limit = architecture.max_position_embeddings
+    wanted = config.model.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
+        )
+    return wanted
+
+
+def _num_blocks(
+    config: EngineConfig, max_model_len: int, bytes_each: int, device: torch.device
+) -> int:
+    """How many KV blocks to make: as asked, or what the memory gives and the requests can use."""
+    cache = config.cache
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    budget = cache.kv_cache_memory_bytes or _default_kv_bytes(cache, device)
+    usable = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
+    num_blocks = min(budget // bytes_each, usable)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the KV cache has {budget} bytes, but one block takes {bytes_each}; raise "
+            "kv_cache_memory_bytes or free memory"
+        )
+    return num_blocks
+
+
+def _default_kv_bytes(cache: CacheConfig, device: torch.device) -> int:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(total * cache.gpu_memory_utilization) - (total - free))
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(int(free * CPU_KV_SHARE), CPU_KV_BYTES)

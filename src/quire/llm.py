@@ -1,0 +1,197 @@
+"""The offline front door: prompts in, answers out in the same order, one engine in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.config import BUNDLED_MODEL, EngineConfig
+from quire.core.messages import AbortRequests, EngineStats
+from quire.core.output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import InputProcessor, Prompt
+from quire.engine.output_processor import OutputProcessor, Processed
+from quire.engine.startup import start_engine
+from quire.errors import InvalidRequestError
+from quire.hub import resolve_model
+from quire.tokenizer.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+
+
+class LLM:
+    """A model, ready to answer.
+
+    model: a folder, a hub name, or nothing for the bundled model. options: any setting of
+    `quire.config` by its name, such as max_model_len=4096.
+
+    Raises ConfigError or CheckpointError.
+    """
+
+    def __init__(self, model: str = BUNDLED_MODEL, **options: Any) -> None:
+        config = EngineConfig.from_options(model=model, **options)
+        self._core, self.info = start_engine(config)
+        self.tokenizer = Tokenizer.from_folder(
+            resolve_model(config.model.tokenizer or model, config.model.revision)
+        )
+        self._inputs = InputProcessor(
+            self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
+        )
+        self._num_requests = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's gauges and counters."""
+        return self._core.stats
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; results come in the order of the prompts.
+
+        prompts: text or token ids, one or a list. sampling_params: one for all, or one for each.
+        Raises InvalidRequestError before anything runs, EngineError if a request fails.
+        """
+        prompt_list = _as_prompts(prompts)
+        sampling_list = _one_for_each(sampling_params, len(prompt_list))
+        return self._run(prompt_list, sampling_list, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list, through the model's chat template."""
+        conversations = _as_conversations(messages)
+        prompts: list[Prompt] = [
+            self.tokenizer.encode_chat(conversation, **template_kwargs)
+            for conversation in conversations
+        ]
+        sampling_list = _one_for_each(sampling_params, len(prompts))
+        return self._run(prompts, sampling_list, use_tqdm)
+
+    def _run(
+        self, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        outputs = OutputProcessor(self.tokenizer)
+        prepared = []
+        for prompt, params in zip(prompts, sampling, strict=True):
+            self._num_requests += 1
+            prepared.append(self._inputs.prepare(str(self._num_requests), prompt, params))
+        for request in prepared:
+            outputs.add(request, time.monotonic())
+            for message in request.messages:
+                self._core.handle(message)
+        answers: dict[str, RequestOutput] = {}
+        try:
+            with _Progress(len(prepared), shown=use_tqdm) as progress:
+                while outputs.num_unfinished:
+                    step = outputs.process(self._core.step().deltas)
+                    self._abort(step.aborts)
+                    _collect(step, answers)
+                    progress.show(len(prepared) - outputs.num_unfinished, self.stats)
+        finally:  # an error or Ctrl-C leaves nothing behind in the engine
+            for request in prepared:
+                self._abort(outputs.forget(request.request_id))
+        return [answers[request.request_id] for request in prepared]
+
+    def _abort(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._core.handle(AbortRequests(request_ids=request_ids))
+
+
+def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
+    """Join a step's news to the answers so far; a failed request raises."""
+    for failure in step.failures.values():
+        raise failure
+    for request_id, news in step.outputs.items():
+        if request_id not in answers:
+            answers[request_id] = news
+            continue
+        answer = answers[request_id]
+        answer.times, answer.finished = news.times, news.finished
+        by_index = {output.index: output for output in answer.outputs}
+        for part in news.outputs:
+            if part.index in by_index:
+                by_index[part.index].append(part)
+            else:
+                answer.outputs.append(part)
+        answer.outputs.sort(key=lambda output: output.index)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    found = list(prompts)
+    if found and all(isinstance(item, int) for item in found):
+        return [found]  # type: ignore[list-item]
+    for item in found:
+        if not isinstance(item, str | list):
+            raise InvalidRequestError(
+                f"prompt: {type(item).__name__} is not text or a list of token ids; give either",
+                param="prompt",
+            )
+    return found  # type: ignore[return-value]
+
+
+def _as_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def _one_for_each(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if sampling is None:
+        sampling = SamplingParams()
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if len(sampling) != count:
+        raise InvalidRequestError(
+            f"sampling_params: {len(sampling)} given for {count} prompts; give one, or one each",
+            param="sampling_params",
+        )
+    return list(sampling)
+
+
+class _Progress:
+    """A bar of finished requests with tokens per second."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("answers"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.0f} tokens/s"),
+            disable=not shown,
+        )
+        self._task = self._bar.add_task("answers", total=total, rate=0.0)
+        self._begin = time.monotonic()
+        self._tokens_before: int | None = None
+
+    def __enter__(self) -> _Progress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._bar.__exit__(*details)
+
+    def show(self, finished: int, stats: EngineStats) -> None:
+        if self._tokens_before is None:
+            self._tokens_before = stats.num_generation_tokens
+        tokens = stats.num_generation_tokens - self._tokens_before
+        rate = tokens / max(time.monotonic() - self._begin, 1e-9)
+        self._bar.update(self._task, completed=finished, rate=rate)
