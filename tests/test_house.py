@@ -1,0 +1,145 @@
+"""The house rules: what every file keeps to, whoever wrote it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "quire"
+
+# A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
+LEVELS = {
+    "version": 0, "errors": 0, "config": 0, "hub": 0,
+    "kernels": 1,
+    "core": 2, "parallel": 2,
+    "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,
+    "scheduler": 4, "layers": 4, "router": 4, "bench": 4,
+    "models": 5,
+    "speculative": 6, "compress": 6,
+    "engine": 7,
+    "server": 8,
+    "llm": 9, "cli": 9, "__init__": 10, "__main__": 10,
+}  # fmt: skip
+
+TORCH_FREE = [
+    "quire",
+    "quire.cli",
+    "quire.config",
+    "quire.errors",
+    "quire.hub",
+    "quire.core",
+    "quire.tokenizer",
+    "quire.scheduler",
+    "quire.kvcache.block_pool",
+    "quire.kvcache.manager",
+    "quire.engine.client",
+    "quire.server",
+    "quire.bench",
+]
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every `quire` module that a file imports: at the top, inside functions, or for typing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "quire":
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: write imports in full"
+            if node.module == "quire":
+                for alias in node.names:
+                    yield node.lineno, f"quire.{alias.name}"
+            elif node.module is not None and node.module.startswith("quire."):
+                yield node.lineno, node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_rooms_import_downwards(path: Path) -> None:
+    room = room_of(module_name(path))
+    for line, module in imported_modules(ast.parse(path.read_text())):
+        other = room_of(module)
+        assert other in LEVELS, f"{path}:{line}: {module} is in no room of the table"
+        assert other == room or LEVELS[other] < LEVELS[room], (
+            f"{path}:{line}: {room} (level {LEVELS[room]}) imports {other} (level {LEVELS[other]})"
+        )
+
+
+def test_torch_free_rooms_import_without_torch() -> None:
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "sys.modules['torch'] = None  # any import of it now fails\n"
+        f"for name in {TORCH_FREE!r}:\n"
+        "    module = importlib.import_module(name)\n"
+        "    if name != 'quire':\n"
+        "        for info in pkgutil.walk_packages(getattr(module, '__path__', []), name + '.'):\n"
+        "            importlib.import_module(info.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_takes_milliseconds() -> None:
+    code = (
+        "import time; begin = time.perf_counter(); import quire\n"
+        "print((time.perf_counter() - begin) * 1000)"
+    )
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(runs) < 100.0
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_say_what_they_own(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+FORBIDDEN_CALLS = {
+    "hasattr": "test the type, or give the object a method",
+    "globals": "pass what is needed as an argument",
+    "eval": "never evaluate text",
+    "exec": "never evaluate text",
+}
+FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "transformers"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_forbidden_constructs(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{path}:{node.lineno}: bare except"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            fix = FORBIDDEN_CALLS.get(node.func.id)
+            assert fix is None, f"{path}:{node.lineno}: {node.func.id}(): {fix}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert ast.unparse(node.func) != "torch.load", f"{path}:{node.lineno}: torch.load"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+            roots = {str(name).split(".")[0] for name in names}
+            assert not roots & FORBIDDEN_IMPORTS, f"{path}:{node.lineno}: imports {roots}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_no_unfinished_marks(path: Path) -> None:
+    text = path.read_text()
+    for mark in ("TODO", "FIXME", "NotImplementedError"):
+        assert mark not in text, f"{path} says {mark}"
