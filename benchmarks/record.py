@@ -1,0 +1,56 @@
+"""Result files: what was measured, on what, with which versions and which command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
+
+
+def save(name: str, measured: dict[str, Any]) -> Path:
+    """Write `results/<name>.json` and return its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(_circumstances() | measured, indent=1) + "\n")
+    return path
+
+
+def _circumstances() -> dict[str, Any]:
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "hardware": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(
+                os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
+            ),
+        },
+        "versions": {"python": platform.python_version()} | _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
