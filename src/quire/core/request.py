@@ -48,7 +48,9 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
+        "num_lost_tokens",
         "num_preemptions",
+        "num_prompt_logprobs",
         "num_prompt_tokens",
         "priority",
         "request_id",
@@ -75,6 +77,8 @@ class Request:
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
         self.num_preemptions = 0
+        self.num_lost_tokens = 0  # computed ones, as of the last preemption
+        self.num_prompt_logprobs = 0  # told to the caller so far
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
 

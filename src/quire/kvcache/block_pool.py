@@ -1,0 +1,138 @@
+"""The ids of the KV cache's blocks: who is free, who is cached, who is used. No torch.
+
+Each block is in exactly one of three sets, and this file owns the moves between them:
+
+    free ──allocate──► used ──release──► free         content without a hash: worth nothing
+                        ▲ └────release──► evictable   content with a hash: a prefix worth keeping
+                        └─────share────────┘
+    evictable ──allocate, when none is free──► used   least recently used first; the hash is lost
+
+It does not know what a hash means, nor which request holds a block: see manager.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+
+class BlockPool:
+    """Blocks 0 .. num_blocks - 1, counted by reference, found again by the hash of their content.
+
+    All verbs are O(1) per block. on_removed: told each hash that stops being findable because
+    its block was evicted or forgotten.
+    """
+
+    def __init__(self, num_blocks: int, on_removed: Callable[[bytes], None]) -> None:
+        self.num_blocks = num_blocks
+        self._on_removed = on_removed
+        self._free = list(range(num_blocks))[::-1]  # a stack: the last one freed is still warm
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._ref_counts = [0] * num_blocks
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}  # the inverse of _hash_of
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_evictable(self) -> int:
+        """Blocks that nobody uses but that still hold a cached prefix."""
+        return len(self._evictable)
+
+    @property
+    def num_available(self) -> int:
+        """How many `allocate` can give."""
+        return len(self._free) + len(self._evictable)
+
+    def ref_count(self, block_id: int) -> int:
+        """How many block tables hold the block."""
+        return self._ref_counts[block_id]
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """The block with this content, or None. Changes nothing, recency included."""
+        return self._block_of.get(block_hash)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks of undefined content. The caller has checked num_available."""
+        assert count <= self.num_available, f"{count} blocks of {self.num_available} available"
+        block_ids = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block_id in block_ids:
+            self._ref_counts[block_id] = 1
+        return block_ids
+
+    def share(self, block_id: int) -> None:
+        """Hold a cached block once more: a prefix-cache hit."""
+        if self._ref_counts[block_id] == 0:
+            del self._evictable[block_id]
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Let go of blocks, one reference each.
+
+        Give a table tail first: what is released first is evicted first, and a prefix whose
+        head is gone can no longer be found.
+        """
+        for block_id in block_ids:
+            assert self._ref_counts[block_id] > 0, f"block {block_id} is released but not held"
+            self._ref_counts[block_id] -= 1
+            if self._ref_counts[block_id] > 0:
+                continue
+            if self._hash_of[block_id] is None:
+                self._free.append(block_id)
+            else:
+                self._evictable[block_id] = None
+
+    def register(self, block_id: int, block_hash: bytes) -> bool:
+        """Make a used block findable by its content; returns whether it became so.
+
+        The first writer wins: when another block has the same content, that one stays the
+        findable one and this one remains a private copy.
+        """
+        assert self._ref_counts[block_id] > 0, f"block {block_id} is registered but not held"
+        if block_hash in self._block_of:
+            return False
+        assert self._hash_of[block_id] is None, f"block {block_id} has another hash already"
+        self._block_of[block_hash] = block_id
+        self._hash_of[block_id] = block_hash
+        return True
+
+    def forget(self, block_hash: bytes) -> None:
+        """Make this content unfindable; its block stays with those who hold it."""
+        block_id = self._block_of.pop(block_hash, None)
+        if block_id is None:
+            return
+        self._hash_of[block_id] = None
+        if self._ref_counts[block_id] == 0:
+            del self._evictable[block_id]
+            self._free.append(block_id)
+        self._on_removed(block_hash)
+
+    def reset(self) -> None:
+        """Make all content unfindable, as after a change of weights. Users keep their blocks."""
+        self._block_of.clear()
+        self._hash_of = [None] * self.num_blocks
+        self._free += self._evictable
+        self._evictable.clear()
+
+    def check(self) -> None:
+        """Assert the invariants, in O(num_blocks)."""
+        free, evictable = set(self._free), set(self._evictable)
+        used = {b for b, refs in enumerate(self._ref_counts) if refs > 0}
+        assert min(self._ref_counts, default=0) >= 0
+        assert len(self._free) + len(evictable) + len(used) == self.num_blocks
+        assert free | evictable | used == set(range(self.num_blocks))
+        hashed = {b for b, block_hash in enumerate(self._hash_of) if block_hash is not None}
+        assert evictable <= hashed <= evictable | used
+        assert {self._hash_of[b]: b for b in hashed} == self._block_of
+
+    def _evict(self) -> int:
+        block_id, _ = self._evictable.popitem(last=False)
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None
+        del self._block_of[block_hash]
+        self._hash_of[block_id] = None
+        self._on_removed(block_hash)
+        return block_id

@@ -1,0 +1,1 @@
+"""Who runs next, with how many tokens. No torch in this room."""

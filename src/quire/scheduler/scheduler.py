@@ -1,0 +1,348 @@
+"""Who runs next, with how many tokens.
+
+Owns the life of a request from `add` to its last delta: waiting, running, preempted, finished. It
+does not own blocks (kvcache/manager.py), tensors, or time. No torch.
+
+There is one rule and no phases: a request has known tokens and computed tokens, and each step
+hands out a budget so that computed catches up with known. A long prompt, a chunk of it, the rest
+after a prefix-cache hit, the recomputation after a preemption, and the one token of a decode are
+all this rule.
+
+    token_ids:  [ prompt ........................ | answer ... ] (in flight)
+                [ computed ......... ]
+                                     [ this step ]               <- samples if it reaches the end
+
+Steps may overlap: `schedule` advances lengths at once, so it may be called again before `update`
+has told the tokens. Freed blocks are reused at once because steps run in order on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.config import SchedulerConfig
+from quire.core.messages import EngineStats, RequestDelta
+from quire.core.request import FinishReason, Request, RequestStatus
+from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
+from quire.errors import ConfigError, InvalidRequestError
+from quire.kvcache.manager import KVCacheManager
+from quire.scheduler.plan import PlannedRequest, StepPlan
+from quire.scheduler.queue import WaitingQueue
+
+# A request that was preempted so often is admitted again only with all the blocks that it can
+# ever need, and is then never preempted: the work that preemption throws away is bounded.
+MAX_PREEMPTIONS = 4
+
+NON_FINITE_LOGITS = (
+    "the model produced non-finite logits for this request; send it again, or lower extreme "
+    "logit_bias and penalties"
+)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
+
+    Raises ConfigError when a prompt could never be scheduled whole though it must be.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, max_model_len: int) -> None:
+        budget = config.max_num_batched_tokens
+        if not config.enable_chunked_prefill and budget < max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) is below max_model_len ({max_model_len}), so "
+                "the longest prompts could never run whole; raise the former, lower the latter, "
+                "or set enable_chunked_prefill"
+            )
+        self._config = config
+        self._chunk_limit = config.long_prefill_token_threshold or max(1, budget // 2)
+        self._kv = kv
+        self._requests: dict[str, Request] = {}  # all that have not ended
+        self._waiting = WaitingQueue(config.scheduling_policy)
+        self._running: dict[str, Request] = {}
+        self._removed_ids: list[str] = []  # have left the batch since the last plan
+        self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_recomputed_tokens = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Put a request in line; it has passed RequestLimits.check.
+
+        Raises InvalidRequestError if its id is that of a request that has not ended.
+        """
+        assert 0 < request.num_tokens < request.max_total_tokens
+        assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
+        if request.request_id in self._requests:
+            raise InvalidRequestError(
+                f"request_id: {request.request_id!r} is running already; give each request its own",
+                param="request_id",
+                code="invalid_value",
+            )
+        self._requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
+        """End these requests, in whatever state they are; unknown and ended ids are ignored."""
+        found = (self._requests.get(request_id) for request_id in request_ids)
+        return [self._end(request, FinishReason.ABORT) for request in found if request is not None]
+
+    # ------------------------------------------------------------------ planning a step
+
+    def schedule(self) -> SchedulerOutput | None:
+        """Plan a step: requests that decode first, then prompts under way, then new ones.
+
+        Returns None when nothing can run before the result of a step in flight is known.
+        """
+        step = StepPlan(self._config.max_num_batched_tokens)
+        for request in self._kv.take_ready():
+            self._waiting.push(request)
+        num_preemptions = self._num_preemptions
+        decodes, prompts = self._split_running()
+        for request in decodes:
+            self._advance(step, request, 1)
+        for request in prompts:
+            self._advance(step, request, self._chunk(step, request.num_uncomputed_tokens))
+        if self._num_preemptions == num_preemptions:  # else blocks are short
+            prompts += self._admit(step, prompts)
+        for request in prompts:
+            self._use_rest(step, request)
+        return self._emit(step)
+
+    def _split_running(self) -> tuple[list[Request], list[Request]]:
+        """Those that lack one token, and those in the middle of more."""
+        decodes, prompts = [], []
+        for request in self._running.values():
+            num_known = len(request.token_ids) + request.num_in_flight_tokens
+            lacking = num_known - request.num_computed_tokens
+            if lacking > 1:
+                prompts.append(request)
+            elif num_known < request.max_total_tokens:  # else its last token is in flight
+                decodes.append(request)
+        return decodes, prompts
+
+    def _chunk(self, step: StepPlan, lacking: int) -> int:
+        """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""
+        if self._config.enable_chunked_prefill:
+            return min(lacking, step.budget, self._chunk_limit)
+        return lacking if lacking <= step.budget else 0
+
+    def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
+        """Plan a running request's next tokens; preempt others, or itself, when blocks run out."""
+        while request.status is RequestStatus.RUNNING and num_tokens:
+            new_block_ids = self._kv.allocate_slots(request, num_tokens)
+            if new_block_ids is not None:
+                step.add(request, num_tokens, new_block_ids)
+                return
+            self._preempt(step)
+
+    def _use_rest(self, step: StepPlan, request: Request) -> None:
+        """Give what all others have left of the budget to a prompt that was cut at the limit."""
+        num_tokens = min(request.num_tokens - request.num_computed_tokens, step.budget)
+        if num_tokens and request.status is RequestStatus.RUNNING:
+            new_block_ids = self._kv.allocate_slots(request, num_tokens)
+            if new_block_ids is not None:
+                step.add(request, num_tokens, new_block_ids)
+
+    def _emit(self, step: StepPlan) -> SchedulerOutput | None:
+        if not len(step):
+            assert self._in_flight or not self._requests, "requests wait for nothing"
+            return None
+        planned = list(step)
+        plan = SchedulerOutput(
+            step_id=self._num_steps,
+            removed_ids=self._removed_ids,
+            new_requests=step.new_requests,
+            scheduled=[p.entry for p in planned],
+        )
+        self._in_flight[plan.step_id] = planned
+        self._removed_ids = []
+        self._num_steps += 1
+        return plan
+
+    # ------------------------------------------------------------------ entering the batch
+
+    def _admit(self, step: StepPlan, prompts: list[Request]) -> list[Request]:
+        """Start waiting requests, in their order, while there is room; returns them."""
+        admitted: list[Request] = []
+        promised = sum(self._kv.num_missing_blocks(r, r.num_tokens) for r in prompts)
+        while step.budget and len(self._running) < self._config.max_num_seqs:
+            request = self._waiting.peek()
+            if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
+                break
+            hits = self._kv.get_computed_blocks(request)
+            if self._kv.wait_for_prefix(request, len(hits)):
+                self._waiting.pop()
+                continue
+            if not self._start(step, request, hits, promised):
+                break
+            promised += self._kv.num_missing_blocks(request, request.num_tokens)
+            admitted.append(request)
+        return admitted
+
+    def _start(self, step: StepPlan, request: Request, hits: list[int], promised: int) -> bool:
+        """Move the first in line into the batch, if budget and blocks allow.
+
+        promised: blocks that running requests lack for their prompts. Besides them each running
+        request is left a block to grow into. When nothing runs, everything fits (RequestLimits).
+        """
+        size = self._kv.block_size
+        num_cached, num_final = len(hits) * size, request.num_tokens
+        num_tokens = self._chunk(step, num_final - num_cached)
+        num_slots = num_cached + num_tokens
+        if request.num_preemptions >= MAX_PREEMPTIONS:
+            num_slots = num_final = request.max_total_tokens - 1
+        num_needed = self._kv.num_blocks_for(num_final) - len(hits) + promised + len(self._running)
+        is_short = num_needed > self._kv.num_available_beside(hits)
+        if num_tokens == 0 or (is_short and self._running):
+            return False
+        block_ids = self._kv.admit(request, hits, num_slots)
+        assert block_ids is not None, "a request that passed RequestLimits does not fit alone"
+        self._waiting.pop()
+        self._running[request.request_id] = request
+        self._count_start(request, num_cached)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached
+        step.enter(request)
+        step.add(request, num_tokens, block_ids)
+        return True
+
+    def _count_start(self, request: Request, num_cached: int) -> None:
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = num_cached
+            self._num_prompt_tokens += request.num_prompt_tokens
+        else:  # what it finds now it may have computed itself, which is not the cache's merit
+            request.num_cached_tokens = min(request.num_cached_tokens, num_cached)
+            self._num_recomputed_tokens += max(0, request.num_lost_tokens - num_cached)
+
+    # ------------------------------------------------------------------ leaving the batch
+
+    def _preempt(self, step: StepPlan) -> None:
+        """Take the last in line out of the batch: it will wait, and compute all its tokens again.
+
+        The first in line is taken last, and alone it always fits, so somebody always advances.
+        """
+        unspared = (r for r in self._running.values() if r.num_preemptions < MAX_PREEMPTIONS)
+        request = max(unspared, key=self._waiting.key)
+        step.take_back(request)
+        self._leave_batch(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        request.num_lost_tokens = request.num_computed_tokens
+        request.num_computed_tokens = 0
+        self._waiting.push(request)
+        self._num_preemptions += 1
+
+    def _leave_batch(self, request: Request) -> None:
+        del self._running[request.request_id]
+        self._removed_ids.append(request.request_id)
+        self._kv.free(request)
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._leave_batch(request)
+        else:
+            self._waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        del self._requests[request.request_id]
+
+    def _end(
+        self, request: Request, reason: FinishReason, error: str | None = None
+    ) -> RequestDelta:
+        """End a request, in whatever state it is, without a token."""
+        self._finish(request)
+        return RequestDelta(
+            request_id=request.request_id,
+            num_cached_tokens=request.num_cached_tokens,
+            finish_reason=reason,
+            error=error,
+        )
+
+    # ------------------------------------------------------------------ taking a result
+
+    def update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestDelta]:
+        """Take the result of a step; plans are answered in the order in which they were made.
+
+        Tokens of requests that have ended meanwhile are dropped. A token sampled for a request
+        that was preempted meanwhile is as good as any other.
+        """
+        deltas = []
+        for planned, result in zip(self._settle(plan), output.results, strict=True):
+            request, entry = planned.request, planned.entry
+            if request.is_finished:
+                continue
+            if result.failed:
+                self._kv.forget(request)
+                deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE_LOGITS))
+                continue
+            if planned.holds_blocks:
+                self._kv.cache_blocks(request, entry.start + entry.num_tokens)
+            if entry.samples or result.prompt_logprobs:
+                deltas.append(self._deliver(request, entry, result))
+        return deltas
+
+    def fail(self, plan: SchedulerOutput, message: str) -> list[RequestDelta]:
+        """The step raised: its requests end with an error, and nothing it wrote is kept."""
+        unfinished = [p.request for p in self._settle(plan) if not p.request.is_finished]
+        return [self._end(request, FinishReason.ERROR, message) for request in unfinished]
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters as of now."""
+        prefix = self._kv.prefix_stats
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._requests) - len(self._running),
+            num_blocks=self._kv.pool.num_blocks,
+            num_free_blocks=self._kv.pool.num_free,
+            num_cached_blocks=self._kv.pool.num_evictable,
+            num_steps=self._num_steps,
+            num_preemptions=self._num_preemptions,
+            num_recomputed_tokens=self._num_recomputed_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+            prefix_cache_queries=prefix.queries,
+            prefix_cache_hits=prefix.hits,
+            prefix_cache_misses=prefix.misses.copy(),
+        )
+
+    def _settle(self, plan: SchedulerOutput) -> list[PlannedRequest]:
+        """The requests of a plan that is in flight no more; what they sampled is not either."""
+        assert plan.step_id == next(iter(self._in_flight)), "steps are answered out of order"
+        planned = self._in_flight.pop(plan.step_id)
+        for p in planned:
+            p.request.num_in_flight_tokens -= p.entry.samples
+        return planned
+
+    def _deliver(
+        self, request: Request, entry: ScheduledRequest, result: SampleResult
+    ) -> RequestDelta:
+        """Append the sampled token, if one was due, and tell what is new."""
+        delta = RequestDelta(
+            request_id=request.request_id, num_cached_tokens=request.num_cached_tokens
+        )
+        if result.prompt_logprobs:  # a recomputation gives again what was told before
+            told = max(0, request.num_prompt_logprobs - entry.start)
+            delta.prompt_logprobs = result.prompt_logprobs[told:]
+            request.num_prompt_logprobs += len(delta.prompt_logprobs)
+        if entry.samples:
+            assert result.token_id is not None
+            self._num_generation_tokens += 1
+            delta.token_ids = [result.token_id]
+            if result.logprobs is not None:
+                delta.logprobs = [result.logprobs]
+            reason = request.append(result.token_id)
+            if reason is not None:
+                self._finish(request)
+                delta.finish_reason = reason
+                if (
+                    reason is FinishReason.STOP
+                    and result.token_id in request.sampling.stop_token_ids
+                ):
+                    delta.stop_token_id = result.token_id
+        return delta
