@@ -47,15 +47,13 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step gave one request.
 
     finish_reason: set exactly once, in the last delta. error: message for the caller.
-    prompt_logprobs: scores of the prompt tokens from position prompt_logprobs_start on; position 0
-    has none, and a preempted request may bring the same positions again.
+    prompt_logprobs: scores of the next prompt tokens; the first prompt token has none.
     """
 
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs] = []
-    prompt_logprobs_start: int = 1
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None

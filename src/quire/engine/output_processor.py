@@ -76,7 +76,7 @@ class OutputProcessor:
         ids = [message.request_id for message in prepared.messages]
         caller = _Caller(prepared, RequestTimes(arrival), set(ids))
         if sampling.prompt_logprobs is not None:
-            caller.prompt_logprobs = [None] * len(prepared.prompt_token_ids)
+            caller.prompt_logprobs = [None]  # nothing comes before the first token
         self._callers[prepared.request_id] = caller
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
@@ -127,10 +127,8 @@ class OutputProcessor:
             caller.times.first_token = caller.times.first_token or now
             caller.times.last_token = now
         caller.num_cached_tokens = max(caller.num_cached_tokens, delta.num_cached_tokens)
-        if delta.prompt_logprobs and caller.prompt_logprobs is not None:
-            first = delta.prompt_logprobs_start
-            for position, scores in enumerate(delta.prompt_logprobs, start=first):
-                caller.prompt_logprobs[position] = self._position(scores)
+        if caller.prompt_logprobs is not None and answer.index == 0:  # the same for all answers
+            caller.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
         if part.finish_reason is not None:
             caller.unfinished.discard(delta.request_id)
