@@ -1,0 +1,133 @@
+"""The routes. Owns which path leads where; how requests are read and answered is next door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from quire.errors import OverloadedError, QuireError
+from quire.server import chat, completions
+from quire.server.body import read_body
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.envelope import Envelope
+from quire.server.http_errors import describe
+from quire.server.job import check_model
+from quire.server.settings import ServerSettings
+from quire.server.streaming import Dialect, answer, unless_disconnected
+from quire.version import __version__
+
+Prepare = Callable[[bytes, EngineProtocol], Awaitable[Dialect]]
+
+
+def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
+    """Make the ASGI application; it closes the engine when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await engine.close()
+
+    pages = _Pages(engine)
+    limit = settings.max_body_bytes
+    routes = [
+        _generation("/v1/completions", completions.prepare, engine, limit),
+        _generation("/v1/chat/completions", chat.prepare, engine, limit),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        Route("/version", pages.version),
+        Route("/health", pages.health),
+        Route("/ping", pages.health, methods=["GET", "POST"]),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Envelope, api_key=settings.api_key)],
+        exception_handlers={HTTPException: _on_error, QuireError: _on_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
+    return app
+
+
+def _generation(path: str, prepare: Prepare, engine: EngineProtocol, limit: int) -> Route:
+    return Route(path, _Generation(prepare, engine, limit), methods=["POST"])
+
+
+class _Generation:
+    """A route that runs the model, as an ASGI application of its own."""
+
+    def __init__(self, prepare: Prepare, engine: EngineProtocol, limit: int) -> None:
+        self._prepare = prepare
+        self._engine = engine
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; whatever it started is aborted when the client leaves."""
+        try:
+            body = await read_body(scope, receive, self._limit)
+        except ClientDisconnect:
+            return
+        await unless_disconnected(receive, self._answer(body, send, _request_id(scope)))
+
+    async def _answer(self, body: bytes, send: Send, request_id: str) -> None:
+        dialect = await self._prepare(body, self._engine)
+        await answer(dialect, self._engine, send, request_id)
+
+
+class ModelCard(msgspec.Struct):
+    """A served model, as /v1/models lists it. created: start of the server, Unix seconds."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "quire"
+
+
+class _Pages:
+    """The small routes."""
+
+    def __init__(self, engine: EngineProtocol) -> None:
+        self._engine = engine
+        info = engine.info
+        self._card = ModelCard(info.model_name, int(time.time()), info.limits.max_model_len)
+
+    async def models(self, _request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card]})
+
+    async def model(self, request: Request) -> Response:
+        check_model(request.path_params["name"], self._card.id)
+        return _json(self._card)
+
+    async def version(self, _request: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def health(self, _request: Request) -> Response:
+        if not self._engine.is_alive:
+            raise OverloadedError("the engine has stopped; restart the server", retry_after=5.0)
+        return _json({"status": "ok"})
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    reply = describe(error, _request_id(request.scope))
+    headers = {"content-type": "application/json"} | reply.headers
+    return Response(reply.body(), reply.status, headers)
+
+
+def _request_id(scope: Scope) -> str:
+    request_id = scope["state"]["request_id"]
+    assert isinstance(request_id, str)
+    return request_id

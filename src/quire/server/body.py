@@ -1,0 +1,154 @@
+"""From bytes on the wire to one strictly checked struct. Owns every rule about JSON itself.
+
+Two readers look at a body. msgspec gives the values: strict types, strict JSON and UTF-8, no NaN.
+The standard library's then audits the names only, since msgspec keeps the last of two equal keys
+and cannot say which known name an unknown one resembles.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from quire.errors import InvalidRequestError
+from quire.server.http_errors import HttpError
+
+T = TypeVar("T")
+
+# field → values that ask for nothing, so that they are honoured by doing nothing
+NeutralValues = Mapping[str, Collection[Any]]
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Read a JSON body of at most `limit` bytes, counted as they arrive.
+
+    Raises HttpError 413 or 415, ClientDisconnect if the client leaves meanwhile.
+    """
+    headers = Headers(scope=scope)
+    _check_media_type(headers)
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:
+    """Decode JSON into the decoder's type. Raises InvalidRequestError that names the field.
+
+    path: where the body itself stands, if it was cut from a larger one.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_value(str(error), path) from None
+    except UnicodeDecodeError:
+        raise _malformed("it is not UTF-8") from None
+    except RecursionError:
+        raise _malformed("it is nested too deeply") from None
+    except msgspec.DecodeError as error:
+        raise _malformed(str(error).removeprefix("JSON is malformed: ")) from None
+
+
+def read_names(body: bytes) -> dict[str, Any]:
+    """Read a body that msgspec accepted a second time; refuses an object with two equal keys."""
+    try:
+        parsed = json.loads(body.decode(), object_pairs_hook=_without_duplicates)
+    except RecursionError:
+        raise _malformed("it is nested too deeply") from None
+    except ValueError:  # an integer too long for int(); only a field that nobody knows can hold it
+        raise _malformed("a number in it is too long") from None
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def check_names(
+    found: Mapping[str, Any], known: Collection[str], unsupported: NeutralValues, path: str = ""
+) -> None:
+    """Refuse every field that is not known, unless it is known to ask for nothing.
+
+    Raises InvalidRequestError with the field, and the nearest known one for a misspelt name.
+    """
+    for name, value in found.items():
+        if name in known:
+            continue
+        shown = f"{path}{name[:64]}"
+        if name in unsupported:
+            if any(_is_same(value, neutral) for neutral in unsupported[name]):
+                continue
+            text = f"{shown}: not supported yet; remove it"
+            raise InvalidRequestError(text, param=shown, code="unsupported_parameter")
+        near = difflib.get_close_matches(name[:64], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "remove it"
+        text = f"{shown}: unknown field; {hint}"
+        raise InvalidRequestError(text, param=shown, code="unknown_parameter")
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    return type(value) is type(neutral) and bool(value == neutral)  # True is no 1
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)[:64]
+        raise InvalidRequestError(
+            f"{twice}: it is given twice; give it once", param=twice, code="duplicate_key"
+        )
+    return found
+
+
+def _check_media_type(headers: Headers) -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not re.fullmatch(r"application/([\w.+-]+\+)?json", media_type):
+        text = "the body must be JSON; send it with the header Content-Type: application/json"
+        raise HttpError(415, text, code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        text = "compressed bodies are not read; send it without Content-Encoding"
+        raise HttpError(415, text, code="unsupported_media_type")
+
+
+def _too_large(limit: int) -> HttpError:
+    text = (
+        f"the body is larger than {limit} bytes; send a shorter one, or start the server with a "
+        "larger --max-body-bytes"
+    )
+    # the rest of the body is not read, so the connection cannot serve another request
+    return HttpError(413, text, code="body_too_large", headers={"connection": "close"})
+
+
+def _malformed(reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the body is not valid JSON: {reason}; mend it", code="bad_json")
+
+
+def _wrong_value(problem: str, path: str) -> InvalidRequestError:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" to "max_tokens: expected ..."."""
+    what, _, where = problem.partition(" - at ")
+    places = re.findall(r"\$([^`]*)", where)
+    field = path + (places[-1] if places else "")
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
+    if missing:
+        field, what = f"{field}.{missing[1]}", "it is missing"
+    field = field.removeprefix(".")
+    what = (what[:1].lower() + what[1:]).replace("`", "")
+    if not field:
+        return InvalidRequestError(f"the body: {what}; send a JSON object", code="invalid_value")
+    return InvalidRequestError(f"{field}: {what}; correct it", param=field, code="invalid_value")

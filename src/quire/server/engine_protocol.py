@@ -1,0 +1,91 @@
+"""What the server needs of an engine and its tokenizer. No implementation lives here.
+
+`quire.engine.client.AsyncEngine` fits these protocols, and so does the tests' scripted engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from quire.core.messages import EngineStats
+from quire.core.output import RequestOutput
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+
+Prompt = str | list[int]  # text, or token ids as they are
+
+
+class TokenizerProtocol(Protocol):
+    """Text to token ids and back, as far as HTTP needs it."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Token ids to text."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token as people see it."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, which need not be whole characters."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """A conversation to token ids, through the chat template."""
+
+
+class EngineInfoProtocol(Protocol):
+    """What is fixed once an engine has started."""
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests use."""
+
+    @property
+    def limits(self) -> RequestLimits:
+        """The largest request it can take."""
+
+
+class EngineProtocol(Protocol):
+    """One model, many concurrent streams."""
+
+    @property
+    def info(self) -> EngineInfoProtocol:
+        """Fixed facts."""
+
+    @property
+    def tokenizer(self) -> TokenizerProtocol:
+        """The model's tokenizer."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges and counters after the latest step."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still answer."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream what is new of the answers; closing the generator aborts the request.
+
+        Raises InvalidRequestError before the first item, EngineError if the engine fails.
+        """
+
+    async def close(self) -> None:
+        """Stop; unfinished streams end with EngineError."""

@@ -1,0 +1,125 @@
+"""The error contract: each failure to a status and a body, always in OpenAI's shape.
+
+Texts come from our own catalogue. The words of an unknown exception stay in the server's log.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import Send
+
+from quire.errors import EngineError, InvalidRequestError, OverloadedError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 1000
+
+INVALID_REQUEST = "invalid_request_error"
+
+
+class HttpError(InvalidRequestError):
+    """A request that is refused for what HTTP says of it, before its fields are read."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        kind: str = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.kind = kind
+        self.headers = dict(headers or {})
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct):
+    """A failure ready to be sent, whole or as the last event of a stream."""
+
+    status: int
+    error: ErrorBody
+    headers: dict[str, str]
+
+    def body(self) -> bytes:
+        """The JSON text `{"error": {...}}`."""
+        return _encoder.encode({"error": self.error})
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def describe(error: Exception, request_id: str) -> ErrorReply:
+    """Map an exception to what the client is told; unknown ones are logged with their traceback."""
+    match error:
+        case HttpError():
+            return _reply(error.status, error.kind, error, headers=error.headers)
+        case InvalidRequestError():
+            return _reply(error.status, INVALID_REQUEST, error)
+        case HTTPException():
+            return describe(_from_router(error), request_id)
+        case OverloadedError():
+            wait = str(max(1, math.ceil(error.retry_after)))
+            body = ErrorBody(_text(error), "service_unavailable_error", code="server_is_overloaded")
+            return ErrorReply(503, body, {"retry-after": wait})
+        case EngineError():
+            logger.error("request %s failed: %s", request_id, error)
+            return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"), {})
+    logger.error("request %s: internal error", request_id, exc_info=error)
+    text = f"internal error; see the server log for request id {request_id}"
+    return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
+
+
+async def send_error(send: Send, reply: ErrorReply) -> None:
+    """Send a failure as a whole response."""
+    headers = {"content-type": "application/json"} | reply.headers
+    await send_json(send, reply.status, reply.body(), headers)
+
+
+async def send_json(
+    send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a JSON text as a whole response."""
+    named = {"content-type": "application/json"} | dict(headers or {})
+    named["content-length"] = str(len(body))
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _reply(
+    status: int, kind: str, error: InvalidRequestError, headers: dict[str, str] | None = None
+) -> ErrorReply:
+    return ErrorReply(status, ErrorBody(_text(error), kind, error.param, error.code), headers or {})
+
+
+def _text(error: Exception) -> str:
+    text = str(error)
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _from_router(error: HTTPException) -> HttpError:
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another")
+        text = f"method not allowed on this path; use {allowed}"
+        return HttpError(405, text, code="method_not_allowed", headers={"allow": allowed})
+    if error.status_code == 404:
+        text = "no such path; the API is under /v1, such as /v1/chat/completions"
+        return HttpError(404, text, code="not_found")
+    text = "the request is malformed; check it against the API's description"
+    return HttpError(error.status_code, text, code="bad_request")

@@ -1,0 +1,66 @@
+"""What one HTTP request asks of the engine, whichever route it came by. Running it is next door."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.core.sampling_params import SamplingParams
+from quire.errors import InvalidRequestError, ModelNotFoundError
+from quire.server.engine_protocol import Prompt
+from quire.server.protocol import MAX_CHOICES, GenerationRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-..."."""
+
+    reply_id: str
+    model: str
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    priority: int
+    cache_salt: str
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds of the wall clock
+
+
+def make_job(
+    prefix: str,
+    request: GenerationRequest,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    model: str,
+) -> Job:
+    """Join a request's own fields to what was made of the rest.
+
+    Raises InvalidRequestError for too many answers.
+    """
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        text = f"prompt: {len(prompts)} prompts with n={sampling.n} are too many answers for one "
+        text += f"request; send at most {MAX_CHOICES}"
+        raise InvalidRequestError(text, param="prompt", code="invalid_value")
+    options = request.stream_options
+    return Job(
+        reply_id=f"{prefix}-{uuid.uuid4().hex}",
+        model=model,
+        prompts=prompts,
+        sampling=sampling,
+        stream=bool(request.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        return_token_ids=bool(request.return_token_ids),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+    )
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise ModelNotFoundError if a request names another model than the served one."""
+    if asked is not None and asked != served:
+        raise ModelNotFoundError(
+            f"model: {asked[:128]!r} is not served here; use {served!r}, or leave it out"
+        )

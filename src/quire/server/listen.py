@@ -1,0 +1,75 @@
+"""Listening: a socket taken before the model is loaded, and uvicorn run on it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.errors import ConfigError
+from quire.server.settings import ServerSettings
+
+KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that they end it
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address, so that a port in use is said before any work. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except socket.gaierror:
+        raise ConfigError(
+            f"host {host!r} is no address of this machine; give one, such as 127.0.0.1 or 0.0.0.0"
+        ) from None
+    except OSError as error:
+        raise ConfigError(_why_not(error, host, port)) from None
+
+
+def base_url(sock: socket.socket) -> str:
+    """The address that clients of this machine use, such as "http://127.0.0.1:8000"."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    app: ASGIApp, sock: socket.socket, settings: ServerSettings, on_ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes; then running requests get their time to finish."""
+    config = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.shutdown_timeout,
+    )
+    await _Server(config, on_ready).serve(sockets=[sock])
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; stop what uses it, or give another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has; give a --port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"host {host!r} is no address of this machine; give one, such as 127.0.0.1"
+    return f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"

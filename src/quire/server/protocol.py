@@ -1,0 +1,272 @@
+"""The two request bodies, field by field, and their one conversion to SamplingParams.
+
+Every field here is honoured; what OpenAI or vLLM know besides is listed with the values that ask
+for nothing, and refused by name otherwise. A field that is absent or null takes OpenAI's default:
+temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of the context for chat.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.errors import InvalidRequestError
+from quire.server import body
+
+MAX_CHOICES = 1024  # prompts times n in one HTTP request
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+ShortText = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """include_usage: end the stream with one more chunk that has the token counts."""
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What both routes accept.
+
+    user: accepted, and without any effect on the answer. priority: lower runs first, where the
+    server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
+    the same salt. return_token_ids: also return the ids of prompt and answer.
+    """
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: ShortText | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/completions. prompt: one or several texts or lists of token ids."""
+
+    prompt: msgspec.Raw
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: ShortText | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+NO_EFFECT = ("user",)  # fields that are accepted and never read
+
+_ASKS_FOR_NOTHING: body.NeutralValues = {
+    "allowed_token_ids": (None,),
+    "best_of": (None, 1),
+    "detokenize": (None, True),
+    "extra_body": (None, {}),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "length_penalty": (None, 1, 1.0),
+    "metadata": (None, {}),
+    "prompt_cache_key": (None,),
+    "response_format": (None, {"type": "text"}),
+    "safety_identifier": (None,),
+    "service_tier": (None, "auto", "default"),
+    "spaces_between_special_tokens": (None, True),
+    "structured_outputs": (None,),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+}
+
+COMPLETION_UNSUPPORTED: body.NeutralValues = {
+    **_ASKS_FOR_NOTHING,
+    "add_special_tokens": (None, True),
+    "prompt_embeds": (None,),
+    "suffix": (None, ""),
+}
+
+CHAT_UNSUPPORTED: body.NeutralValues = {
+    **_ASKS_FOR_NOTHING,
+    "add_special_tokens": (None, False),
+    "audio": (None,),
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "reasoning_effort": (None,),
+    "store": (None, False),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+
+# an official client sends an assistant's message back with all of these, empty
+MESSAGE_UNSUPPORTED: body.NeutralValues = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "reasoning": (None, ""),
+    "reasoning_content": (None, ""),
+    "refusal": (None, ""),
+    "tool_call_id": (None,),
+    "tool_calls": (None, []),
+}
+
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+_chat_decoder = msgspec.json.Decoder(ChatRequest)
+_prompt_decoder = msgspec.json.Decoder(str | list[TokenId | str | list[TokenId]])
+
+
+def parse_completion(data: bytes) -> CompletionRequest:
+    """Read a /v1/completions body. Raises InvalidRequestError."""
+    request = body.decode(data, _completion_decoder)
+    prompt = bytes(request.prompt)
+    # a list of token ids has no names to audit, and may be long
+    audited = data.replace(prompt, b"0", 1) if prompt.startswith(b"[") else data
+    _check_request_names(body.read_names(audited), request, COMPLETION_UNSUPPORTED)
+    return request
+
+
+def parse_chat(data: bytes) -> ChatRequest:
+    """Read a /v1/chat/completions body. Raises InvalidRequestError."""
+    request = body.decode(data, _chat_decoder)
+    found = body.read_names(data)
+    _check_request_names(found, request, CHAT_UNSUPPORTED)
+    for place, message in enumerate(found["messages"]):
+        path = f"messages[{place}]."
+        body.check_names(message, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
+        if isinstance(message["content"], list):
+            for part_place, part in enumerate(message["content"]):
+                where = f"{path}content[{part_place}]."
+                body.check_names(part, TextPart.__struct_fields__, {}, where)
+    return request
+
+
+def prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """Bring the four forms of `prompt` into one: a list of texts or lists of token ids."""
+    given = body.decode(bytes(request.prompt), _prompt_decoder, path="prompt")
+    if isinstance(given, str):
+        return [given]
+    ids = [item for item in given if isinstance(item, int)]
+    if ids and len(ids) == len(given):
+        return [ids]
+    several = [item for item in given if not isinstance(item, int)]
+    if not several or ids or len({type(item) for item in several}) > 1:
+        text = "prompt: give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise InvalidRequestError(text, param="prompt", code="invalid_value")
+    return several
+
+
+def completion_sampling(request: CompletionRequest) -> SamplingParams:
+    """The caller's wishes for /v1/completions. Raises InvalidRequestError."""
+    logprobs = request.logprobs
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+    max_tokens = 16 if request.max_tokens is None else request.max_tokens
+    return _sampling(request, max_tokens, logprobs, prompt_logprobs)
+
+
+def chat_sampling(request: ChatRequest) -> SamplingParams:
+    """The caller's wishes for /v1/chat/completions. Raises InvalidRequestError."""
+    if request.top_logprobs is not None and not request.logprobs:
+        text = "top_logprobs: it needs logprobs; set logprobs to true"
+        raise InvalidRequestError(text, param="top_logprobs", code="invalid_value")
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        text = "max_completion_tokens: it differs from max_tokens; give one of them"
+        raise InvalidRequestError(text, param="max_completion_tokens", code="invalid_value")
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    max_tokens = limits.pop() if limits else None
+    return _sampling(request, max_tokens, logprobs, request.prompt_logprobs)
+
+
+def _check_request_names(
+    found: dict[str, Any], request: GenerationRequest, unsupported: body.NeutralValues
+) -> None:
+    body.check_names(found, request.__struct_fields__, unsupported)
+    if request.stream_options is not None:
+        options = found["stream_options"]
+        body.check_names(options, StreamOptions.__struct_fields__, {}, "stream_options.")
+        if not request.stream:
+            text = "stream_options: it needs a stream; set stream to true"
+            raise InvalidRequestError(text, param="stream_options", code="invalid_value")
+    if request.stream and request.prompt_logprobs is not None:
+        text = "prompt_logprobs: not sent in a stream; set stream to false"
+        raise InvalidRequestError(text, param="prompt_logprobs", code="invalid_value")
+
+
+# fields that mean the same in a request and in SamplingParams
+_SAME = tuple(
+    name
+    for name in GenerationRequest.__struct_fields__
+    if name in SamplingParams.__struct_fields__
+    and name not in ("stop", "max_tokens", "prompt_logprobs")
+)
+
+
+def _sampling(
+    request: GenerationRequest,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    stop = request.stop
+    return SamplingParams(
+        **given,
+        stop=[stop] if isinstance(stop, str) else stop or [],
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

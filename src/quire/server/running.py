@@ -1,0 +1,103 @@
+"""Running a job: all of its prompts at once, their news joined into one stream or whole answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from quire.core.output import RequestOutput
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.job import Job
+from quire.server.usage import UsageCounter
+
+T = TypeVar("T")
+
+
+async def run(job: Job, engine: EngineProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Run all prompts at once; yields (prompt index, what is new) in the order it arrives.
+
+    Closing the generator aborts whatever still runs.
+    """
+    streams = [
+        engine.generate(
+            prompt,
+            job.sampling,
+            request_id=f"{job.reply_id}-{index}",
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        for index, prompt in enumerate(job.prompts)
+    ]
+    async with aclosing(merged(streams)) as news:
+        async for index, item in news:
+            yield index, item
+
+
+async def gather(job: Job, engine: EngineProtocol, usage: UsageCounter) -> list[RequestOutput]:
+    """Run all prompts to their end; one whole output per prompt, its answers in order."""
+    whole: dict[int, RequestOutput] = {}
+    async with aclosing(run(job, engine)) as news:
+        async for place, item in news:
+            usage.add(place, item)
+            if place in whole:
+                _extend(whole[place], item)
+            else:
+                whole[place] = item
+    return [whole[place] for place in sorted(whole)]
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[T, None]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """Join generators, each item with its generator's index; closes them all at the end."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(len(streams))
+    pumps = [
+        asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)
+    ]
+    try:
+        running = len(pumps)
+        while running:
+            match await queue.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case news:
+                    yield news
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    stream: AsyncGenerator[T, None],
+    queue: asyncio.Queue[tuple[int, T] | Exception | None],
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put((index, item))
+    except Exception as error:  # handed to the reader, who raises it
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+def _extend(whole: RequestOutput, part: RequestOutput) -> None:
+    by_index = {output.index: output for output in whole.outputs}
+    for output in part.outputs:
+        if output.index in by_index:
+            by_index[output.index].append(output)
+        else:
+            whole.outputs.append(output)
+    whole.outputs.sort(key=lambda output: output.index)
+    whole.prompt_logprobs = part.prompt_logprobs

@@ -1,0 +1,107 @@
+"""One job's answer on the wire: whole, or as server-sent events.
+
+Until the first item is there, a failure still has its own status; after it, the only way to tell
+is an error event, and the missing `[DONE]` keeps a cut answer from looking like a short one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+from starlette.types import Receive, Send
+
+from quire.core.output import RequestOutput
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.http_errors import describe, send_json
+from quire.server.job import Job
+from quire.server.running import gather, run
+from quire.server.usage import Usage, UsageCounter
+
+DONE = b"data: [DONE]\n\n"
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # asks a proxy in between to pass each event on at once
+]
+
+_encoder = msgspec.json.Encoder()
+
+
+class Dialect(Protocol):
+    """How a route words its answers."""
+
+    job: Job
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> msgspec.Struct:
+        """The whole answer."""
+
+    def chunks(self, place: int, item: RequestOutput, /) -> Iterable[msgspec.Struct]:
+        """A stream's next chunks, made of what is new of the prompt with index `place`."""
+
+    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
+        """The stream's last chunk."""
+
+
+async def answer(dialect: Dialect, engine: EngineProtocol, send: Send, request_id: str) -> None:
+    """Run a job and send its answer. Raises only while nothing has been sent."""
+    if dialect.job.stream:
+        await _send_events(events(dialect, engine), send, request_id)
+        return
+    usage = UsageCounter()
+    results = await gather(dialect.job, engine, usage)
+    await send_json(send, 200, _encoder.encode(dialect.reply(results, usage.total())))
+
+
+async def events(dialect: Dialect, engine: EngineProtocol) -> AsyncGenerator[bytes, None]:
+    """Server-sent events; all that one engine step brought come together."""
+    usage = UsageCounter()
+    async with aclosing(run(dialect.job, engine)) as news:
+        async for place, item in news:
+            usage.add(place, item)
+            if data := b"".join([_event(chunk) for chunk in dialect.chunks(place, item)]):
+                yield data
+    if dialect.job.include_usage:
+        yield _event(dialect.usage_chunk(usage.total()))
+    yield DONE
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:
+    """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnect(receive))
+    gone.add_done_callback(lambda _: task.cancel())
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not gone.done() or gone.cancelled():  # it is the server that stops
+            raise
+    finally:
+        gone.cancel()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_events(stream: AsyncGenerator[bytes, None], send: Send, request_id: str) -> None:
+    async with aclosing(stream):
+        first = await anext(stream)
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        try:
+            async for data in stream:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except Exception as error:  # the status is sent; the stream itself has to tell
+            data = b"data: " + describe(error, request_id).body() + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _event(chunk: msgspec.Struct) -> bytes:
+    return b"data: " + _encoder.encode(chunk) + b"\n\n"

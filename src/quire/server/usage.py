@@ -1,0 +1,49 @@
+"""Counting a request's tokens as they pass, in OpenAI's words."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.output import RequestOutput
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """cached_tokens: prompt tokens that the prefix cache gave."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Token counts of one HTTP request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class UsageCounter:
+    """Counts tokens as they pass. A prompt counts once, however many answers it has."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens: dict[int, int] = {}
+        self._cached_tokens: dict[int, int] = {}
+        self._completion_tokens = 0
+
+    def add(self, place: int, item: RequestOutput) -> None:
+        """Take what is new of the prompt with index `place`."""
+        self._prompt_tokens[place] = len(item.prompt_token_ids)
+        cached = max(item.num_cached_tokens, self._cached_tokens.get(place, 0))
+        self._cached_tokens[place] = cached
+        for output in item.outputs:
+            self._completion_tokens += len(output.token_ids)
+
+    def total(self) -> Usage:
+        """The counts so far."""
+        prompt_tokens = sum(self._prompt_tokens.values())
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens.values())),
+        )
