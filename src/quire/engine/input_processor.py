@@ -81,10 +81,15 @@ class InputProcessor:
         return PreparedRequest(request_id, text, token_ids, sampling, messages)
 
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
-        """One set of parameters per answer; only their seeds differ."""
+        """One set of parameters per answer: seeds differ, and one scores the prompt for all."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         return [
-            msgspec.structs.replace(sampling, n=1, seed=_signed64(seed + index * _SEED_STRIDE))
+            msgspec.structs.replace(
+                sampling,
+                n=1,
+                seed=_signed64(seed + index * _SEED_STRIDE),
+                prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
+            )
             for index in range(sampling.n)
         ]
 

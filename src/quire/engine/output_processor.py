@@ -127,7 +127,7 @@ class OutputProcessor:
             caller.times.first_token = caller.times.first_token or now
             caller.times.last_token = now
         caller.num_cached_tokens = max(caller.num_cached_tokens, delta.num_cached_tokens)
-        if caller.prompt_logprobs is not None and answer.index == 0:  # the same for all answers
+        if caller.prompt_logprobs is not None:
             caller.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
         if part.finish_reason is not None:

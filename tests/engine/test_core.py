@@ -1,0 +1,147 @@
+"""The loop, with a runner made of arithmetic: what goes in comes out, whatever breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.config import SchedulerConfig
+from quire.core.messages import AbortRequests, AddRequest, RequestDelta
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core import EngineCore
+from quire.engine.executor import Executor, UniprocExecutor
+from quire.kvcache.manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+
+LIMITS = RequestLimits(max_model_len=64, max_kv_tokens=256, vocab_size=1000, max_num_seqs=8)
+
+
+class CountingRunner:
+    """The next token is always the length of the text so far."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[str, int] = {}
+        self.breaks_at: set[int] = set()
+        self.not_finite: set[str] = set()
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        for request in plan.new_requests:
+            self.lengths[request.request_id] = len(request.token_ids)
+        if plan.step_id in self.breaks_at:
+            raise RuntimeError("planted")
+        return ModelRunnerOutput(results=[self.result(entry) for entry in plan.scheduled])
+
+    def result(self, entry) -> SampleResult:
+        if entry.request_id in self.not_finite:
+            return SampleResult(failed=True)
+        if not entry.samples:
+            return SampleResult()
+        token_id = self.lengths[entry.request_id]
+        self.lengths[entry.request_id] += 1
+        return SampleResult(token_id=token_id)
+
+
+class LateExecutor(UniprocExecutor):
+    """Lets the engine plan a step ahead of the results, as a GPU does."""
+
+    max_in_flight = 2
+
+
+def make_core(executor_type: type = UniprocExecutor) -> tuple[EngineCore, CountingRunner]:
+    runner = CountingRunner()
+    executor: Executor = executor_type(runner)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
+    scheduler = Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
+    return EngineCore(scheduler, executor, LIMITS), runner
+
+
+def add(core: EngineCore, request_id: str, prompt_len: int = 5, **sampling: object) -> None:
+    core.handle(
+        AddRequest(
+            request_id=request_id,
+            prompt_token_ids=list(range(1, prompt_len + 1)),
+            sampling=SamplingParams(**({"max_tokens": 6} | sampling)),
+            eos_token_ids=[999],
+        )
+    )
+
+
+def run_until_idle(core: EngineCore) -> dict[str, list[RequestDelta]]:
+    told: dict[str, list[RequestDelta]] = {}
+    for _ in range(1000):
+        if not core.has_work:
+            return told
+        for delta in core.step().deltas:
+            told.setdefault(delta.request_id, []).append(delta)
+    raise AssertionError("the engine never came to rest")
+
+
+def tokens(deltas: list[RequestDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def ends(deltas: list[RequestDelta]) -> list[str]:
+    return [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+
+
+@pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
+class TestLoop:
+    def test_answers_every_request_once(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(20):
+            add(core, f"r{number}", prompt_len=3 + number)
+        told = run_until_idle(core)
+        for number in range(20):
+            deltas = told[f"r{number}"]
+            assert tokens(deltas) == list(range(3 + number, 9 + number))
+            assert ends(deltas) == ["length"]
+        assert core.stats.num_running == core.stats.num_waiting == 0
+
+    def test_stops_at_a_stop_token_without_surplus(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "r", stop_token_ids=[7])
+        deltas = run_until_idle(core)["r"]
+        assert tokens(deltas) == [5, 6, 7]
+        assert ends(deltas) == ["stop"]
+        assert deltas[-1].stop_token_id == 7
+
+    def test_a_broken_step_ends_its_requests_and_not_the_engine(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.breaks_at = {1}
+        add(core, "unlucky")
+        told = run_until_idle(core)
+        assert ends(told["unlucky"]) == ["error"]
+        assert told["unlucky"][-1].error is not None
+        assert "planted" not in told["unlucky"][-1].error
+        add(core, "lucky")
+        assert tokens(run_until_idle(core)["lucky"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_non_finite_logits_end_one_request(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.not_finite = {"sick"}
+        add(core, "sick", prompt_len=9)
+        add(core, "well")
+        told = run_until_idle(core)
+        assert ends(told["sick"]) == ["error"]
+        assert tokens(told["well"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_abort_is_told_once_and_frees_the_blocks(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "r", max_tokens=50)
+        core.step()
+        core.step()
+        core.handle(AbortRequests(request_ids=["r", "unknown"]))
+        core.handle(AbortRequests(request_ids=["r"]))
+        assert ends(run_until_idle(core)["r"]) == ["abort"]
+        stats = core.stats
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+    def test_what_can_never_run_is_refused_with_numbers(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "long", prompt_len=60, max_tokens=20)
+        add(core, "empty", prompt_len=0)
+        told = run_until_idle(core)
+        assert "80" in str(told["long"][0].error)
+        assert "64" in str(told["long"][0].error)
+        assert ends(told["empty"]) == ["error"]
