@@ -1,0 +1,53 @@
+"""Log-probabilities of the model's own distribution, before any wish changed it.
+
+Owns what is reported for a position: the token itself with its rank, then the most probable
+tokens. Does not own how they are drawn, nor how they are shown.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.core.messages import TokenLogprobs
+from quire.sampling.ranking import padded, ranked, ranks
+
+_CHUNK = 1 << 18  # logits worked on at a time: 1 MiB stays cached, and bounds what is needed
+
+
+def token_logprobs(
+    logits: Tensor, token_ids: list[int], num_logprobs: list[int]
+) -> list[TokenLogprobs]:
+    """What to report for each row of raw float32 logits [N, V].
+
+    token_ids [N]: the tokens that were drawn or given. num_logprobs [N]: how many of the most
+    probable tokens follow the token itself, which may be among them again. They are in descending
+    order, ties in that of their ids. A token that cannot occur has -inf.
+    """
+    size = max(1, _CHUNK // logits.shape[1])
+    report: list[TokenLogprobs] = []
+    for begin in range(0, len(token_ids), size):
+        part = slice(begin, begin + size)
+        report += _report(logits[part], token_ids[part], num_logprobs[part])
+    return report
+
+
+def prompt_logprobs(
+    logits: Tensor, next_token_ids: list[int], num_logprobs: int
+) -> list[TokenLogprobs]:
+    """What to report for prompt tokens: raw float32 logits [N, V] and the tokens after them [N]."""
+    return token_logprobs(logits, next_token_ids, [num_logprobs] * len(next_token_ids))
+
+
+def _report(logits: Tensor, token_ids: list[int], num_logprobs: list[int]) -> list[TokenLogprobs]:
+    logprobs = torch.log_softmax(logits, dim=-1)
+    ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)  # [N, 1]
+    rank = ranks(logits, ids).tolist()
+    width = min(max(num_logprobs), logits.shape[1])
+    if width:
+        ids = torch.cat([ids, ranked(padded(logits), width)], dim=1)
+    columns = zip(num_logprobs, ids.tolist(), logprobs.gather(1, ids).tolist(), rank, strict=True)
+    return [
+        TokenLogprobs(row_ids[: count + 1], values[: count + 1], place)
+        for count, row_ids, values, place in columns
+    ]

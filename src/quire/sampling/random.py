@@ -1,0 +1,48 @@
+"""Counter-based random numbers: a pure function of (seed, position, draw), with no state to keep.
+
+Owns Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3",
+SC'11) and the uniforms made from it; does not own what they are used for. A request therefore
+draws the same numbers alone, in a batch, after a preemption and after a restart. It is numpy, on
+the host: seeds and positions are known before the logits are, and there are few rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]  # 32-bit words, each in 64 bits so that products fit
+
+_ROUNDS = 10
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_MULTIPLIERS = np.array([0xCD9E8D57, 0xD2511F53], np.uint64)  # of words 2 and 0
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)  # golden ratio, sqrt(3) - 1
+_KEY_STEPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL  # [rounds, 1, 2]
+
+
+def philox4x32(counter: Words, key: Words) -> Words:
+    """Encrypt 128-bit counters [S, 4] under 64-bit keys [S, 2]: 32-bit words [S, 4]."""
+    even, odd = counter[:, 0::2], counter[:, 1::2]  # [S, 2]: words 0, 2 and words 1, 3
+    for round_key in (key + _KEY_STEPS) & _MASK:
+        product = even[:, ::-1] * _MULTIPLIERS
+        even, odd = (product >> _SHIFT) ^ odd ^ round_key, product & _MASK
+    return np.stack([even[:, 0], odd[:, 0], even[:, 1], odd[:, 1]], axis=1)
+
+
+def uniforms(
+    seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], draw: int = 0
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each row, a multiple of 2^-53.
+
+    seeds, positions: [S]. draw tells apart several numbers for one position.
+    """
+    seed, position = seeds.astype(np.uint64), positions.astype(np.uint64)
+    key = np.stack([seed & _MASK, seed >> _SHIFT], axis=1)
+    draws = np.full_like(position, draw)
+    counter = np.stack(
+        [position & _MASK, position >> _SHIFT, draws, np.zeros_like(position)], axis=1
+    )
+    words = philox4x32(counter, key)
+    high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)  # 27 and 26 bits
+    return (high * np.float64(2.0**26) + low) * np.float64(2.0**-53)
