@@ -146,7 +146,10 @@ def _wrong_value(problem: str, path: str) -> InvalidRequestError:
     field = path + (places[-1] if places else "")
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
-        field, what = f"{field}.{missing[1]}", "it is missing"
+        field = f"{field}.{missing[1]}".removeprefix(".")
+        return InvalidRequestError(
+            f"{field}: it is missing; give it", param=field, code="missing_field"
+        )
     field = field.removeprefix(".")
     what = (what[:1].lower() + what[1:]).replace("`", "")
     if not field:

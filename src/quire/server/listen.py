@@ -17,13 +17,11 @@ KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that 
 
 def bind(host: str, port: int) -> socket.socket:
     """Take the address, so that a port in use is said before any work. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except socket.gaierror:
-        raise ConfigError(
-            f"host {host!r} is no address of this machine; give one, such as 127.0.0.1 or 0.0.0.0"
-        ) from None
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(_not_ours(host)) from None
     except OSError as error:
         raise ConfigError(_why_not(error, host, port)) from None
 
@@ -35,34 +33,37 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(
-    app: ASGIApp, sock: socket.socket, settings: ServerSettings, on_ready: Callable[[], None]
-) -> None:
-    """Serve until a signal comes; then running requests get their time to finish."""
-    config = uvicorn.Config(
-        app,
-        lifespan="on",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=settings.shutdown_timeout,
-    )
-    await _Server(config, on_ready).serve(sockets=[sock])
+class Server(uvicorn.Server):
+    """Uvicorn with our settings, that says when it is ready.
 
+    `await serve(sockets=[...])` runs until a signal comes; then running requests get their time.
+    """
 
-class _Server(uvicorn.Server):
-    """Uvicorn that says when it is ready."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, on_ready: Callable[[], None]
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=settings.shutdown_timeout,
+        )
         super().__init__(config)
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()
+
+
+def _not_ours(host: str) -> str:
+    return f"host {host!r} is no address of this machine; give one, such as 127.0.0.1 or 0.0.0.0"
 
 
 def _why_not(error: OSError, host: str, port: int) -> str:
@@ -71,5 +72,5 @@ def _why_not(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EACCES:
         return f"port {port} needs more rights than this user has; give a --port above 1023"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"host {host!r} is no address of this machine; give one, such as 127.0.0.1"
+        return _not_ours(host)
     return f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"

@@ -7,7 +7,7 @@ temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -73,17 +73,20 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content."""
+ROLES = ("system", "developer", "user", "assistant")
 
-    type: Literal["text"]
-    text: str
+
+class TextPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only parts of type "text" are taken."""
+
+    type: str
+    text: str = ""
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation."""
+    """One turn of a conversation. role: one of ROLES."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: str
     content: str | list[TextPart]
     name: ShortText | None = None
 
@@ -182,13 +185,8 @@ def parse_chat(data: bytes) -> ChatRequest:
     request = body.decode(data, _chat_decoder)
     found = body.read_names(data)
     _check_request_names(found, request, CHAT_UNSUPPORTED)
-    for place, message in enumerate(found["messages"]):
-        path = f"messages[{place}]."
-        body.check_names(message, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
-        if isinstance(message["content"], list):
-            for part_place, part in enumerate(message["content"]):
-                where = f"{path}content[{part_place}]."
-                body.check_names(part, TextPart.__struct_fields__, {}, where)
+    for place, message in enumerate(request.messages):
+        _check_message(found["messages"][place], message, f"messages[{place}].")
     return request
 
 
@@ -229,6 +227,24 @@ def chat_sampling(request: ChatRequest) -> SamplingParams:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = limits.pop() if limits else None
     return _sampling(request, max_tokens, logprobs, request.prompt_logprobs)
+
+
+def _check_message(found: dict[str, Any], message: Message, path: str) -> None:
+    body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
+    if message.role not in ROLES:
+        raise _not_taken(f"{path}role", message.role, f"give one of {', '.join(ROLES)}")
+    if isinstance(message.content, str):
+        return
+    for place, part in enumerate(message.content):
+        where = f"{path}content[{place}]."
+        if part.type != "text":
+            raise _not_taken(f"{where}type", part.type, "give parts of type text")
+        body.check_names(found["content"][place], TextPart.__struct_fields__, {}, where)
+
+
+def _not_taken(field: str, value: str, fix: str) -> InvalidRequestError:
+    text = f"{field}: {value[:64]!r} is not supported; {fix}"
+    return InvalidRequestError(text, param=field, code="invalid_value")
 
 
 def _check_request_names(

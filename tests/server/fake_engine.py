@@ -1,0 +1,149 @@
+"""A scripted engine for HTTP tests: one character is one token, delays and faults are settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.messages import EngineStats
+from quire.core.output import (
+    CompletionOutput,
+    Logprob,
+    PositionLogprobs,
+    RequestOutput,
+    RequestTimes,
+)
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+
+LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8)
+
+
+@dataclass
+class FakeInfo:
+    model_name: str = "fake"
+    limits: RequestLimits = LIMITS
+
+
+class FakeTokenizer:
+    """Token ids are code points."""
+
+    has_chat_template = True
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids)) + ("" if skip_special_tokens else "</s>")
+
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        turns = [f"<{m['role']}{m.get('name', '')}>{m['content']}" for m in messages]
+        turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
+        return self.encode("".join(turns) + ("<assistant>" if add_generation_prompt else ""))
+
+
+@dataclass
+class FakeEngine:
+    """Answers `script` to everything. delay: seconds before each token; fail_at: tokens until
+    `failure` is raised; aborted: labels of streams that were closed before their end.
+    """
+
+    script: str = "Hello!"
+    delay: float = 0.0
+    fail_at: int | None = None
+    failure: Exception = field(default_factory=lambda: RuntimeError("secret words"))
+    is_alive: bool = True
+    info: FakeInfo = field(default_factory=FakeInfo)
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    stats: EngineStats = field(default_factory=EngineStats)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    aborted: list[str | None] = field(default_factory=list)
+    num_sent: int = 0
+    closed: bool = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self.info.limits.check(ids, sampling)
+        self.calls.append(
+            {"ids": ids, "sampling": sampling, "priority": priority, "cache_salt": cache_salt}
+        )
+        text = self.script * 100 if sampling.ignore_eos else self.script
+        text = text[: sampling.max_tokens]
+        finished = False
+        try:
+            for place, char in enumerate(text):
+                await asyncio.sleep(self.delay)
+                if place == self.fail_at:
+                    raise self.failure
+                finished = place == len(text) - 1
+                self.num_sent += 1
+                yield self._item(prompt, ids, sampling, char, finished)
+        finally:
+            if not finished:
+                self.aborted.append(request_id)
+
+    def _item(
+        self,
+        prompt: str | list[int],
+        ids: list[int],
+        sampling: SamplingParams,
+        char: str,
+        finished: bool,
+    ) -> RequestOutput:
+        reason = "length" if sampling.ignore_eos else "stop"
+        outputs = [
+            CompletionOutput(
+                index,
+                char,
+                self.tokenizer.encode(char),
+                logprobs=None if sampling.logprobs is None else [position(ord(char))],
+                finish_reason=reason if finished else None,
+            )
+            for index in range(sampling.n)
+        ]
+        text = prompt if isinstance(prompt, str) else None
+        asked = sampling.prompt_logprobs is not None
+        return RequestOutput(
+            request_id="fake",
+            prompt=text,
+            prompt_token_ids=ids,
+            outputs=outputs,
+            times=RequestTimes(0.0),
+            prompt_logprobs=[None, *map(position, ids[1:])] if asked else None,
+            num_cached_tokens=len(ids) // 2,
+            finished=finished,
+        )
+
+
+def position(token_id: int) -> PositionLogprobs:
+    """The token itself at rank 2, and better and worse ones."""
+    return {
+        token_id: Logprob(-1.5, 2, chr(token_id)),
+        token_id + 1: Logprob(-0.5, 1, chr(token_id + 1)),
+        token_id + 2: Logprob(float("-inf"), 3, chr(token_id + 2)),
+    }

@@ -1,0 +1,45 @@
+"""Which accepted request fields nobody reads. Used by the house rules, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fake_engine import FakeEngine
+
+from quire.server import chat, completions, protocol
+
+COMPLETION_BODY = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true}}'
+CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true}'
+
+
+def unread_fields() -> set[str]:
+    """Run both routes on requests that note each access; returns the fields without one."""
+    return _unread(
+        protocol.CompletionRequest, completions, "parse_completion", COMPLETION_BODY
+    ) | _unread(protocol.ChatRequest, chat, "parse_chat", CHAT_BODY)
+
+
+def _unread(request_type: Any, route: Any, parser: str, body: bytes) -> set[str]:
+    read: set[str] = set()
+
+    class Noting(request_type):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    prepare: Callable[..., Coroutine[Any, Any, Any]] = route.prepare
+    parse: Callable[[bytes], Any] = getattr(protocol, parser)
+
+    def noting_parse(data: bytes) -> Any:
+        plain = parse(data)
+        values = {name: getattr(plain, name) for name in request_type.__struct_fields__}
+        return Noting(**values)
+
+    setattr(protocol, parser, noting_parse)
+    try:
+        asyncio.run(prepare(body, FakeEngine()))
+    finally:
+        setattr(protocol, parser, parse)
+    return set(request_type.__struct_fields__) - read

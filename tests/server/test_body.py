@@ -1,0 +1,145 @@
+"""JSON hygiene: whatever arrives, the answer is a 4xx that says what to mend."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from asgi_client import JSON, call
+from fake_engine import FakeEngine
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+DEEP = 100_000
+
+MALFORMED = {
+    "empty": b"",
+    "blank": b"  ",
+    "truncated": b'{"prompt": "a',
+    "trailing bytes": b'{"prompt": "a"} x',
+    "trailing comma": b'{"prompt": "a",}',
+    "byte order mark": b'\xef\xbb\xbf{"prompt": "a"}',
+    "not UTF-8": b'{"prompt": "\xff"}',
+    "UTF-16": '{"prompt": "a"}'.encode("utf-16"),
+    "lone surrogate": b'{"prompt": "\\ud83d"}',
+    "lone surrogate inside": b'{"prompt": "\\ud83dabc"}',
+    "NaN": b'{"prompt": "a", "temperature": NaN}',
+    "Infinity": b'{"prompt": "a", "temperature": Infinity}',
+    "raw newline in a string": b'{"prompt": "a\nb"}',
+    "deep array": b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep unknown array": b'{"prompt": "a", "x": ' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep object": b'{"prompt": "a", "x": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
+    "array": b"[]",
+    "string": b'"prompt"',
+    "null": b"null",
+    "huge integer": b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}",
+    "huge unknown integer": b'{"prompt": "a", "x": ' + b"9" * 5000 + b"}",
+    "huge exponent": b'{"prompt": "a", "temperature": 1e999}',
+    "huge token id": b'{"prompt": [' + b"9" * 5000 + b"]}",
+    "long token id": b'{"prompt": [' + b"9" * 300 + b"]}",
+    "same key twice": b'{"prompt": "a", "n": 1, "n": 1}',
+    "same key twice, once escaped": b'{"prompt": "a", "n": 1, "\\u006e": 1}',
+    "same key twice around ids": b'{"prompt": [1], "prompt": [1]}',
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_bodies_are_refused(app: Starlette, body: bytes) -> None:
+    reply = call(app, "/v1/completions", body)
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert ";" in reply.error["message"]  # what is wrong; what to do
+    assert len(reply.body) < 2000
+
+
+def test_same_key_twice_inside_a_message(app: Starlette) -> None:
+    body = b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
+    reply = call(app, "/v1/chat/completions", body)
+    assert (reply.status, reply.error["code"]) == (400, "duplicate_key")
+    assert reply.error["param"] == "content"
+
+
+def test_a_list_prompt_may_repeat_other_texts(app: Starlette) -> None:
+    body = b'{"user": "[1]", "prompt": [1], "stop": "[1]"}'
+    assert call(app, "/v1/completions", body).status == 200
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "\u2028", "\u202eabc", "e" + "\u0301" * 500, "👩‍👩‍👧‍👦", "\ufffe", "\ufeffa"]
+)
+def test_odd_characters_pass(app: Starlette, engine: FakeEngine, text: str) -> None:
+    reply = call(app, "/v1/completions", {"prompt": text, "echo": True})
+    assert reply.status == 200
+    assert reply.json()["choices"][0]["text"] == text + engine.script
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"content-type": "application/vnd.api+json"}, 200),
+        ({"content-type": "APPLICATION/JSON"}, 200),
+        ({}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "application/jsonx"}, 415),
+        (JSON | {"content-encoding": "gzip"}, 415),
+        (JSON | {"content-encoding": "identity"}, 200),
+    ],
+)
+def test_media_types(app: Starlette, headers: dict[str, str], status: int) -> None:
+    reply = call(app, "/v1/completions", {"prompt": "a"}, headers=headers)
+    assert reply.status == status
+    assert status == 200 or reply.error["code"] == "unsupported_media_type"
+
+
+def test_size_is_counted_as_it_arrives(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings(max_body_bytes=100))
+    parts = [b"x" * 60, b"x" * 60, b"never read"]
+    reply = call(app, "/v1/completions", chunks=parts)
+    assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+    assert reply.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("length", ["101", "9" * 18])
+def test_declared_size_is_refused_before_reading(engine: FakeEngine, length: str) -> None:
+    app = build_app(engine, ServerSettings(max_body_bytes=100))
+    reply = call(app, "/v1/completions", b"{}", headers=JSON | {"content-length": length})
+    assert reply.status == 413
+
+
+@pytest.mark.parametrize("length", ["-1", "abc", "²", "9" * 5000])
+def test_odd_declared_sizes_do_no_harm(app: Starlette, length: str) -> None:
+    headers = JSON | {"content-length": length}
+    assert call(app, "/v1/completions", {"prompt": "a"}, headers=headers).status == 200
+
+
+def test_body_in_parts(app: Starlette) -> None:
+    body = json.dumps({"prompt": "añ"}, ensure_ascii=False).encode()
+    assert call(app, "/v1/completions", chunks=[bytes([b]) for b in body]).status == 200
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+FIELDS = ["prompt", "n", "max_tokens", "stop", "logit_bias", "stream_options", "echo", "top_p", "x"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values))
+def test_any_json_object_is_answered(fields: dict[str, object]) -> None:
+    app = build_app(FakeEngine(), ServerSettings())
+    body = json.dumps(fields).encode()
+    assert call(app, "/v1/completions", body).status in (200, 400)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_answered(body: bytes) -> None:
+    app = build_app(FakeEngine(), ServerSettings())
+    assert call(app, "/v1/chat/completions", body).status == 400

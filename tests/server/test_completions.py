@@ -1,0 +1,175 @@
+"""/v1/completions: the shape of whole answers and of streams."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Post
+from fake_engine import FakeEngine
+
+
+def test_whole_answer(complete: Post) -> None:
+    reply = complete(model="fake").json()
+    assert reply["id"].startswith("cmpl-")
+    assert (reply["object"], reply["model"]) == ("text_completion", "fake")
+    assert isinstance(reply["created"], int)
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "text": "Hello!",
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    assert reply["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [[97, 98]]),
+        ([97, 98], [[97, 98]]),
+        (["ab", "c"], [[97, 98], [99]]),
+        ([[97, 98], [99]], [[97, 98], [99]]),
+    ],
+)
+def test_four_forms_of_prompt(
+    complete: Post, engine: FakeEngine, prompt: object, ids: list[list[int]]
+) -> None:
+    reply = complete(prompt=prompt).json()
+    assert [call["ids"] for call in engine.calls] == ids
+    assert [choice["index"] for choice in reply["choices"]] == list(range(len(ids)))
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, ids))
+
+
+def test_choices_come_in_order_of_prompts(complete: Post, engine: FakeEngine) -> None:
+    engine.delay = 0.001
+    reply = complete(prompt=["a", "bc"], n=3, echo=True).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3, 4, 5]
+    texts = [choice["text"] for choice in reply["choices"]]
+    assert texts == ["aHello!"] * 3 + ["bcHello!"] * 3
+    assert reply["usage"]["completion_tokens"] == 36
+    assert reply["usage"]["prompt_tokens"] == 3
+
+
+def test_prompts_run_at_once(complete: Post, engine: FakeEngine) -> None:
+    engine.script, engine.delay = "x", 0.05
+    complete(prompt=["a"] * 30)  # one after the other, this would take longer than the time limit
+    assert len(engine.calls) == 30
+
+
+def test_echo_of_token_ids_is_decoded(complete: Post) -> None:
+    assert complete(prompt=[97, 98], echo=True).json()["choices"][0]["text"] == "abHello!"
+
+
+def test_logprobs(complete: Post, engine: FakeEngine) -> None:
+    engine.script = "xyz"
+    (choice,) = complete(logprobs=1).json()["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["x", "y", "z"],
+        "token_logprobs": [-1.5, -1.5, -1.5],
+        "top_logprobs": [{"x": -1.5, "y": -0.5}, {"y": -1.5, "z": -0.5}, {"z": -1.5, "{": -0.5}],
+        "text_offset": [0, 1, 2],
+    }
+
+
+def test_logprobs_of_zero_lists_the_token_alone(complete: Post, engine: FakeEngine) -> None:
+    engine.script = "x"
+    (choice,) = complete(logprobs=0).json()["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"x": -1.5}]
+
+
+def test_minus_infinity_is_a_number_in_json(complete: Post, engine: FakeEngine) -> None:
+    engine.script = "x"
+    (choice,) = complete(logprobs=5).json()["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"x": -1.5, "y": -0.5, "z": -9999.0}]
+
+
+def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine) -> None:
+    engine.script = "x"
+    (choice,) = complete(prompt="ab", logprobs=0, echo=True).json()["choices"]
+    assert choice["text"] == "abx"
+    assert choice["logprobs"]["tokens"] == ["a", "b", "x"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -1.5]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.5}, {"x": -1.5}]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    assert "prompt_logprobs" not in choice
+
+
+def test_prompt_logprobs(complete: Post) -> None:
+    (choice,) = complete(prompt="ab", prompt_logprobs=1).json()["choices"]
+    first, second = choice["prompt_logprobs"]
+    assert first is None
+    assert second == {
+        "98": {"logprob": -1.5, "rank": 2, "decoded_token": "b"},
+        "99": {"logprob": -0.5, "rank": 1, "decoded_token": "c"},
+    }
+
+
+def test_token_ids_on_request(complete: Post) -> None:
+    (choice,) = complete(return_token_ids=True, max_tokens=2).json()["choices"]
+    assert choice["prompt_token_ids"] == [97, 98, 99]
+    assert choice["token_ids"] == [72, 101]
+
+
+def test_stream(complete: Post) -> None:
+    *chunks, done = complete(stream=True).events
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello!"
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * 5 + ["stop"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_stream_with_usage(complete: Post) -> None:
+    *chunks, last, done = complete(stream=True, stream_options={"include_usage": True}).events
+    assert done == "[DONE]"
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 6
+
+
+def test_stream_equals_whole_answer(complete: Post) -> None:
+    wishes = {"prompt": ["ab", "c"], "n": 2, "echo": True, "logprobs": 2, "return_token_ids": True}
+    whole = complete(**wishes).json()["choices"]
+    *chunks, _ = complete(**wishes, stream=True).events
+    joined = [
+        {"index": i, "text": "", "token_ids": [], "logprobs": {}, "finish_reason": None}
+        for i in range(4)
+    ]
+    for chunk in chunks:
+        (part,) = chunk["choices"]
+        choice = joined[part["index"]]
+        choice["text"] += part["text"]
+        choice["token_ids"] += part["token_ids"]
+        choice["finish_reason"] = part["finish_reason"]
+        for name, values in part["logprobs"].items():
+            choice["logprobs"].setdefault(name, []).extend(values)
+        if "prompt_token_ids" in part:
+            assert "prompt_token_ids" not in choice
+            choice["prompt_token_ids"] = part["prompt_token_ids"]
+    for choice in whole:
+        del choice["stop_reason"]
+    assert joined == whole
+
+
+def test_load_generator_flow(complete: Post) -> None:
+    """What load generators send: token ids, forced length, usage at the end."""
+    *chunks, last, done = complete(
+        model="fake",
+        prompt=list(range(1000, 1100)),
+        max_tokens=20,
+        temperature=0.0,
+        ignore_eos=True,
+        stream=True,
+        stream_options={"include_usage": True},
+    ).events
+    assert (len(chunks), done) == (20, "[DONE]")
+    assert last["usage"]["completion_tokens"] == 20
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"

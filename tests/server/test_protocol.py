@@ -1,0 +1,241 @@
+"""The request fields: each is honoured at its bounds and refused by name beyond them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Post
+from fake_engine import FakeEngine
+from read_fields import unread_fields
+
+from quire.core.sampling_params import SamplingParams
+from quire.server import protocol
+
+# field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
+SHARED: dict[str, tuple[list[Any], list[Any]]] = {
+    "n": ([1, 16, None], [-1, 0, 17, 2**31, 2**63, 2**64, 1.0, 1.5, "1", True]),
+    "temperature": ([0, 0.5, 100, None], [-0.1, 100.1, 1e308, "1", True]),
+    "top_p": ([0.01, 1, None], [-0.1, 0, 1.1, 1e308, "1"]),
+    "top_k": ([-1, 0, 1, 2**31 - 1, None], [-2, 2**31, 2**64, 0.5]),
+    "min_p": ([0, 1, None], [-0.1, 1.1, "0"]),
+    "presence_penalty": ([-2, 2, None], [-2.1, 2.1]),
+    "frequency_penalty": ([-2, 2, None], [-2.1, 2.1]),
+    "repetition_penalty": ([0.1, 1, 100, None], [-1, 0, 100.1]),
+    "logit_bias": (
+        [{}, {"5": 1}, {"5": -100, "6": 100.0}, None],
+        [
+            {"a": 1},
+            {"-1": 1},
+            {"1.5": 1},
+            {"5": 101},
+            {"5": "1"},
+            {"9999999": 1},
+            {"9" * 99: 1},
+            [5],
+        ],
+    ),
+    "seed": ([-(2**63), 0, 2**63 - 1, None], [-(2**63) - 1, 2**63, 2**64, 0.5, "a"]),
+    "stop": (["a", ["a", "b"], [], ["x"] * 16, None], ["", [""], ["x"] * 17, [1], 1, {}]),
+    "stop_token_ids": ([[], [0, 5], None], [[-1], [0x110000], [2**64], ["a"], 5, [True]]),
+    "include_stop_str_in_output": ([True, False, None], [1, "true"]),
+    "max_tokens": ([1, 1021, None], [-1, 0, 1022, 2**31, 2**64, 1.0, "1", True]),
+    "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
+    "ignore_eos": ([True, False, None], [1, "yes"]),
+    "prompt_logprobs": ([0, 20, None], [-1, 21, 2**64, True]),
+    "bad_words": ([[], ["a"], None], [[""], "a", [1]]),
+    "skip_special_tokens": ([True, False, None], [0]),
+    "stream": ([True, False, None], [1, "true"]),
+    "user": (["", "someone", "x" * 512, None], ["x" * 513, 1]),
+    "priority": ([-(2**31), 0, 2**31 - 1, None], [-(2**31) - 1, 2**31, 0.5]),
+    "cache_salt": (["", "x" * 512, None], ["x" * 513, 1]),
+    "return_token_ids": ([True, False, None], [1]),
+    "model": (["fake", None], [1]),
+}
+COMPLETION = SHARED | {
+    "min_tokens": ([0, 16], [17]),  # max_tokens is 16 unless it is given
+    "echo": ([True, False, None], [1, "true"]),
+    "logprobs": ([0, 20, None], [-1, 21, 2**64, True, 1.5]),
+    "prompt": (
+        ["a", ["a", "b"], [5], [[5], [6, 7]], "a" * 1008],
+        [
+            *["", [], [[]], ["a", 5], [5, "a"], [[5], "a"], [[[5]]], None, 5, {"a": 1}],
+            *[[-1], [0x110000], [2**64], [True], [1.0], [5] * 1009, ["a"] * 1025, "a" * 65537],
+        ],
+    ),
+    "suffix": (["", None], ["a"]),
+    "best_of": ([1, None], [2, True]),
+}
+USER = {"role": "user", "content": "hi"}
+CHAT = SHARED | {
+    "max_tokens": ([1, 1005, None], [0, 1006, 2**64]),
+    "max_completion_tokens": ([1, 1005, None], [-1, 0, 1006, 2**31, 2**64, 1.0]),
+    "logprobs": ([True, False, None], [1, 0, "true"]),
+    "top_logprobs": ([None], [1, -1, 21]),  # it needs logprobs
+    "add_generation_prompt": ([True, False, None], [1]),
+    "chat_template_kwargs": (
+        [{}, {"thinking": False}, None],
+        [{"messages": []}, {"tools": []}, {"tokenize": True}, {"chat_template": "x"}, [], "a"],
+    ),
+    "messages": (
+        [
+            [USER],
+            [{"role": "system", "content": ""}, USER],
+            [{**USER, "name": "bob"}],
+            [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+            [USER, {"role": "assistant", "content": "a", "refusal": None, "tool_calls": []}, USER],
+        ],
+        [
+            [],
+            None,
+            "hi",
+            ["hi"],
+            [{}],
+            [{"role": "user"}],
+            [{"content": "a"}],
+            [{**USER, "role": "tool"}],
+            [{**USER, "content": None}],
+            [{**USER, "content": 5}],
+            [{**USER, "nam": "bob"}],
+            [{**USER, "tool_calls": [1]}],
+            [{**USER, "content": "a" * 65537}],
+            [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            [{**USER, "content": [{"type": "text", "text": "a", "x": 1}]}],
+        ],
+    ),
+    "tools": ([[], None], [[{"type": "function"}]]),
+    "tool_choice": (["none", "auto", None], ["required"]),
+    "response_format": ([{"type": "text"}, None], [{"type": "json_object"}]),
+    "store": ([False, None], [True, 0]),
+    "continue_final_message": ([False, None], [True]),
+}
+
+CASES = [
+    (route, field, value, good)
+    for route, table in (("complete", COMPLETION), ("chat", CHAT))
+    for field, (taken, refused) in table.items()
+    for good, values in ((True, taken), (False, refused))
+    for value in values
+]
+
+
+@pytest.mark.parametrize(
+    ("route", "field", "value", "good"), CASES, ids=[f"{c[0]}-{c[1]}-{c[2]!r:.20}" for c in CASES]
+)
+def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, chat: Post) -> None:
+    reply = {"complete": complete, "chat": chat}[route](**{field: value})
+    if good:
+        assert reply.status == 200, reply.body
+        return
+    assert reply.status == 400, reply.body
+    # the numbers of an over-long request are told of the prompt, since either can be mended
+    named = {field, "prompt"} if "context" in str(reply.error["code"]) else {field}
+    assert reply.error["param"].partition("[")[0].partition(".")[0] in named, reply.error
+
+
+def test_tables_cover_every_field() -> None:
+    for table, request in (
+        (COMPLETION, protocol.CompletionRequest),
+        (CHAT, protocol.ChatRequest),
+    ):
+        assert set(request.__struct_fields__) - {"stream_options"} <= set(table)
+
+
+def test_every_accepted_field_is_read() -> None:
+    assert unread_fields() == set(protocol.NO_EFFECT)
+
+
+def test_every_sampling_wish_is_reachable() -> None:
+    fields = set(protocol.ChatRequest.__struct_fields__)
+    assert set(SamplingParams.__struct_fields__) <= fields
+
+
+def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:
+    complete()
+    chat()
+    completion, conversation = (call["sampling"] for call in engine.calls)
+    assert completion == SamplingParams(max_tokens=16)
+    assert conversation == SamplingParams(max_tokens=None)
+
+
+def test_wishes_arrive(complete: Post, engine: FakeEngine) -> None:
+    wishes = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+        "seed": 7,
+        "stop_token_ids": [3],
+        "include_stop_str_in_output": True,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "logprobs": 3,
+        "prompt_logprobs": 2,
+        "bad_words": ["no"],
+        "skip_special_tokens": False,
+    }
+    reply = complete(**wishes, stop="x", logit_bias={"5": 1}, priority=-3, cache_salt="s")
+    assert reply.status == 200
+    (call,) = engine.calls
+    assert call["sampling"] == SamplingParams(**wishes, stop=["x"], logit_bias={5: 1.0})
+    assert (call["priority"], call["cache_salt"]) == (-3, "s")
+
+
+def test_unknown_field_names_the_nearest(complete: Post) -> None:
+    error = complete(max_new_tokens=5).error
+    assert error["message"] == "max_new_tokens: unknown field; did you mean 'max_tokens'?"
+    assert error["param"] == "max_new_tokens"
+
+
+def test_unknown_names_are_cut(complete: Post) -> None:
+    reply = complete(**{"x" * 5000: 1})
+    assert len(reply.body) < 1000
+
+
+def test_unsupported_field_is_refused_by_name(chat: Post) -> None:
+    error = chat(tools=[{"type": "function", "function": {"name": "f"}}]).error
+    assert error["message"] == "tools: not supported yet; remove it"
+    assert error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("options", [{"include_usage": True}, {}])
+def test_stream_options_need_a_stream(complete: Post, options: dict[str, bool]) -> None:
+    assert complete(stream_options=options).error["param"] == "stream_options"
+    assert complete(stream_options=options, stream=True).status == 200
+
+
+def test_stream_options_unknown_name(complete: Post) -> None:
+    error = complete(stream=True, stream_options={"include_usag": True}).error
+    assert "stream_options.include_usag" in error["message"]
+
+
+def test_no_prompt_logprobs_in_a_stream(complete: Post) -> None:
+    assert complete(stream=True, prompt_logprobs=1).error["param"] == "prompt_logprobs"
+
+
+def test_top_logprobs(chat: Post) -> None:
+    assert chat(logprobs=True, top_logprobs=20).status == 200
+    assert chat(logprobs=True, top_logprobs=21).status == 400
+    assert chat(logprobs=False, top_logprobs=1).error["param"] == "top_logprobs"
+
+
+def test_two_limits_must_agree(chat: Post) -> None:
+    assert chat(max_tokens=3, max_completion_tokens=3).status == 200
+    assert chat(max_tokens=3, max_completion_tokens=4).status == 400
+
+
+def test_too_many_answers(complete: Post) -> None:
+    assert complete(prompt=["a"] * 65, n=16).error["param"] == "prompt"
+
+
+def test_neutral_values_are_documented_once() -> None:
+    for unsupported, request in (
+        (protocol.COMPLETION_UNSUPPORTED, protocol.CompletionRequest),
+        (protocol.CHAT_UNSUPPORTED, protocol.ChatRequest),
+        (protocol.MESSAGE_UNSUPPORTED, protocol.Message),
+    ):
+        assert not set(unsupported) & set(request.__struct_fields__)

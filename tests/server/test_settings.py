@@ -1,0 +1,26 @@
+"""The server's settings are checked at birth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.server.settings import ServerSettings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1},
+        {"port": 65536},
+        {"api_key": " "},
+        {"max_body_bytes": 0},
+        {"shutdown_timeout": -1},
+    ],
+)
+def test_wrong_values_are_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        ServerSettings(**wrong)
