@@ -169,12 +169,16 @@ class Option:
 
 def iter_options() -> list[tuple[str, Option]]:
     """Every setting of the tree as (section, Option), in order of declaration."""
+    return [(section, option) for section, cls in _SECTIONS.items() for option in options_of(cls)]
+
+
+def options_of(cls: Any) -> list[Option]:
+    """The fields of one settings class, in order of declaration."""
+    hints = get_type_hints(cls)
     found = []
-    for section, cls in _SECTIONS.items():
-        hints = get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            kind, choices = _plain_type(hints[f.name])
-            found.append((section, Option(f.name, kind, f.default, choices, f.metadata["help"])))
+    for f in dataclasses.fields(cls):
+        kind, choices = _plain_type(hints[f.name])
+        found.append(Option(f.name, kind, f.default, choices, f.metadata["help"]))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from quire.core.output import (
 )
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.errors import InvalidRequestError
 
 LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8)
 
@@ -46,14 +47,20 @@ class FakeTokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> list[int]:
-        turns = [f"<{m['role']}{m.get('name', '')}>{m['content']}" for m in messages]
+        if not self.has_chat_template:
+            raise InvalidRequestError("messages: no template; use completions", param="messages")
+        turns = [f"<{m['role']}{m.get('name', '')}>{text_of(m['content'])}" for m in messages]
         turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
         return self.encode("".join(turns) + ("<assistant>" if add_generation_prompt else ""))
+
+
+def text_of(content: Any) -> str:
+    return content if isinstance(content, str) else "+".join(part["text"] for part in content)
 
 
 @dataclass

@@ -37,7 +37,7 @@ def test_messages_as_the_template_sees_them(chat: Post, engine: FakeEngine) -> N
         {"role": "user", "content": parts, "name": "bob"},
     ]
     chat(messages=messages, chat_template_kwargs={"mood": "calm"}, add_generation_prompt=False)
-    assert rendered(engine) == "<system>be kind<userbob>one\ntwo[mood=calm]"
+    assert rendered(engine) == "<developer>be kind<userbob>one+two[mood=calm]"
 
 
 def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: FakeEngine) -> None:
@@ -48,7 +48,7 @@ def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: Fak
 
 def test_no_template(chat: Post, engine: FakeEngine) -> None:
     engine.tokenizer.has_chat_template = False
-    assert chat().error["code"] == "no_chat_template"
+    assert (chat().status, chat().error["param"]) == (400, "messages")
 
 
 def test_logprobs(chat: Post, engine: FakeEngine) -> None:

@@ -75,7 +75,7 @@ CHAT = SHARED | {
     "add_generation_prompt": ([True, False, None], [1]),
     "chat_template_kwargs": (
         [{}, {"thinking": False}, None],
-        [{"messages": []}, {"tools": []}, {"tokenize": True}, {"chat_template": "x"}, [], "a"],
+        [{"messages": []}, {"tools": []}, {"self": 1}, {"add_generation_prompt": True}, [], "a"],
     ),
     "messages": (
         [

@@ -22,10 +22,8 @@ ENCODE_IN_THREAD_CHARS = 4096
 # A token rarely stands for more; longer text is refused before any work is spent on it.
 MAX_CHARS_PER_TOKEN = 64
 
-# Names that the template gets from other fields, or that would change how it is found.
-RESERVED_TEMPLATE_NAMES = frozenset(
-    {"add_generation_prompt", "chat_template", "messages", "self", "tokenize", "tools"}
-)
+# Arguments of encode_chat, which chat_template_kwargs must not be able to pass a second time.
+RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -103,15 +101,11 @@ async def prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
 
 
 async def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list[int]:
-    if not engine.tokenizer.has_chat_template:
-        text = "messages: the model has no chat template; use /v1/completions"
-        raise InvalidRequestError(text, param="messages", code="no_chat_template")
     variables = request.chat_template_kwargs or {}
-    for name in sorted(RESERVED_TEMPLATE_NAMES & set(variables)):
+    for name in sorted(RESERVED_NAMES & set(variables)):
         text = f"chat_template_kwargs.{name}: it cannot be set here; remove it"
         raise InvalidRequestError(text, param="chat_template_kwargs", code="invalid_value")
-    messages = [_as_template_sees_it(message) for message in request.messages]
-    num_chars = sum(len(message["content"]) for message in messages)
+    num_chars = sum(map(_num_chars, request.messages))
     longest = MAX_CHARS_PER_TOKEN * engine.info.limits.max_model_len
     if num_chars > longest:
         text = f"messages: {num_chars} characters cannot fit a context of "
@@ -120,7 +114,7 @@ async def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list
 
     def encode() -> list[int]:
         return engine.tokenizer.encode_chat(
-            messages,
+            [_plain(message) for message in request.messages],
             add_generation_prompt=request.add_generation_prompt is not False,
             **variables,
         )
@@ -128,14 +122,20 @@ async def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list
     return await asyncio.to_thread(encode) if num_chars > ENCODE_IN_THREAD_CHARS else encode()
 
 
-def _as_template_sees_it(message: protocol.Message) -> dict[str, Any]:
-    """Plain text with the roles that templates know: "developer" is the newer word for "system"."""
+def _num_chars(message: protocol.Message) -> int:
     content = message.content
-    if not isinstance(content, str):
-        content = "\n".join(part.text for part in content)
-    role = "system" if message.role == "developer" else message.role
-    seen = {"role": role, "content": content}
-    return seen if message.name is None else seen | {"name": message.name}
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+
+
+def _plain(message: protocol.Message) -> dict[str, Any]:
+    """A message as the tokenizer takes it."""
+    content: str | list[dict[str, str]]
+    if isinstance(message.content, str):
+        content = message.content
+    else:
+        content = [{"type": part.type, "text": part.text} for part in message.content]
+    plain = {"role": message.role, "content": content}
+    return plain if message.name is None else plain | {"name": message.name}
 
 
 class ChatDialect:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from quire.core.messages import EngineStats
@@ -19,10 +19,6 @@ Prompt = str | list[int]  # text, or token ids as they are
 class TokenizerProtocol(Protocol):
     """Text to token ids and back, as far as HTTP needs it."""
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the model came with a chat template."""
-
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text."""
 
@@ -34,12 +30,15 @@ class TokenizerProtocol(Protocol):
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> list[int]:
-        """A conversation to token ids, through the chat template."""
+        """A conversation to token ids, through the chat template.
+
+        Raises InvalidRequestError, also where the model has no template.
+        """
 
 
 class EngineInfoProtocol(Protocol):
