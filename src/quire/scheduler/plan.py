@@ -20,12 +20,12 @@ class PlannedRequest:
 
     request: Request
     entry: ScheduledRequest
-    num_preemptions: int  # as of the plan: a higher count later means that its blocks are gone
+    num_preemptions: int  # as of the plan
 
     @property
-    def holds_blocks(self) -> bool:
-        """Whether the request still holds the blocks that the step wrote into."""
-        return not self.request.is_finished and self.request.num_preemptions == self.num_preemptions
+    def was_preempted(self) -> bool:
+        """Whether the request has lost, since the plan, the blocks that the step writes into."""
+        return self.request.num_preemptions != self.num_preemptions
 
 
 class StepPlan:

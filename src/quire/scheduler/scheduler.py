@@ -39,6 +39,10 @@ NON_FINITE_LOGITS = (
 )
 
 
+def _is_spared(request: Request) -> bool:
+    return request.num_preemptions >= MAX_PREEMPTIONS
+
+
 class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
@@ -180,46 +184,43 @@ class Scheduler:
             if self._kv.wait_for_prefix(request, len(hits)):
                 self._waiting.pop()
                 continue
-            if not self._start(step, request, hits, promised):
+            num_cached = len(hits) * self._kv.block_size
+            num_tokens = self._chunk(step, request.num_tokens - num_cached)
+            if num_tokens == 0 or not self._has_room(request, hits, promised):
                 break
+            self._start(step, request, hits, num_tokens)
             promised += self._kv.num_missing_blocks(request, request.num_tokens)
             admitted.append(request)
         return admitted
 
-    def _start(self, step: StepPlan, request: Request, hits: list[int], promised: int) -> bool:
-        """Move the first in line into the batch, if budget and blocks allow.
+    def _has_room(self, request: Request, hits: list[int], promised: int) -> bool:
+        """Whether blocks suffice for all that the request lacks, so that it need not be preempted.
 
-        promised: blocks that running requests lack for their prompts. Besides them each running
-        request is left a block to grow into. When nothing runs, everything fits (RequestLimits).
+        promised: blocks that running requests lack for their prompts. Besides them, each running
+        request is left a block to grow into. Alone, every request fits (RequestLimits).
         """
-        size = self._kv.block_size
-        num_cached, num_final = len(hits) * size, request.num_tokens
-        num_tokens = self._chunk(step, num_final - num_cached)
-        num_slots = num_cached + num_tokens
-        if request.num_preemptions >= MAX_PREEMPTIONS:
-            num_slots = num_final = request.max_total_tokens - 1
-        num_needed = self._kv.num_blocks_for(num_final) - len(hits) + promised + len(self._running)
-        is_short = num_needed > self._kv.num_available_beside(hits)
-        if num_tokens == 0 or (is_short and self._running):
-            return False
-        block_ids = self._kv.admit(request, hits, num_slots)
-        assert block_ids is not None, "a request that passed RequestLimits does not fit alone"
-        self._waiting.pop()
-        self._running[request.request_id] = request
-        self._count_start(request, num_cached)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached
-        step.enter(request)
-        step.add(request, num_tokens, block_ids)
-        return True
+        wanted = request.max_total_tokens - 1 if _is_spared(request) else request.num_tokens
+        num_needed = self._kv.num_blocks_for(wanted) - len(hits) + promised + len(self._running)
+        return not self._running or num_needed <= self._kv.num_available_beside(hits)
 
-    def _count_start(self, request: Request, num_cached: int) -> None:
+    def _start(self, step: StepPlan, request: Request, hits: list[int], num_tokens: int) -> None:
+        """Move the first in line into the batch; its first tokens go into this step."""
+        num_cached = len(hits) * self._kv.block_size
+        num_slots = request.max_total_tokens - 1 if _is_spared(request) else num_cached + num_tokens
+        block_ids = self._kv.admit(request, hits, num_slots)
+        assert block_ids is not None, "a request that fits by RequestLimits does not fit"
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = num_cached
             self._num_prompt_tokens += request.num_prompt_tokens
         else:  # what it finds now it may have computed itself, which is not the cache's merit
             request.num_cached_tokens = min(request.num_cached_tokens, num_cached)
             self._num_recomputed_tokens += max(0, request.num_lost_tokens - num_cached)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = num_cached
+        self._waiting.pop()
+        self._running[request.request_id] = request
+        step.enter(request)
+        step.add(request, num_tokens, block_ids)
 
     # ------------------------------------------------------------------ leaving the batch
 
@@ -228,8 +229,8 @@ class Scheduler:
 
         The first in line is taken last, and alone it always fits, so somebody always advances.
         """
-        unspared = (r for r in self._running.values() if r.num_preemptions < MAX_PREEMPTIONS)
-        request = max(unspared, key=self._waiting.key)
+        candidates = (r for r in self._running.values() if not _is_spared(r))
+        request = max(candidates, key=self._waiting.key)
         step.take_back(request)
         self._leave_batch(request)
         request.status = RequestStatus.PREEMPTED
@@ -275,13 +276,13 @@ class Scheduler:
         deltas = []
         for planned, result in zip(self._settle(plan), output.results, strict=True):
             request, entry = planned.request, planned.entry
-            if request.is_finished:
+            if request.is_finished:  # by an earlier token, or from outside
                 continue
             if result.failed:
                 self._kv.forget(request)
                 deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE_LOGITS))
                 continue
-            if planned.holds_blocks:
+            if not planned.was_preempted:
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
             if entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
@@ -331,18 +332,19 @@ class Scheduler:
             delta.prompt_logprobs = result.prompt_logprobs[told:]
             request.num_prompt_logprobs += len(delta.prompt_logprobs)
         if entry.samples:
-            assert result.token_id is not None
-            self._num_generation_tokens += 1
-            delta.token_ids = [result.token_id]
-            if result.logprobs is not None:
-                delta.logprobs = [result.logprobs]
-            reason = request.append(result.token_id)
-            if reason is not None:
-                self._finish(request)
-                delta.finish_reason = reason
-                if (
-                    reason is FinishReason.STOP
-                    and result.token_id in request.sampling.stop_token_ids
-                ):
-                    delta.stop_token_id = result.token_id
+            self._take_token(request, result, delta)
         return delta
+
+    def _take_token(self, request: Request, result: SampleResult, delta: RequestDelta) -> None:
+        assert result.token_id is not None, "a request was due a token and got none"
+        self._num_generation_tokens += 1
+        delta.token_ids = [result.token_id]
+        if result.logprobs is not None:
+            delta.logprobs = [result.logprobs]
+        reason = request.append(result.token_id)
+        if reason is None:
+            return
+        self._finish(request)
+        delta.finish_reason = reason
+        if reason is FinishReason.STOP and result.token_id in request.sampling.stop_token_ids:
+            delta.stop_token_id = result.token_id

@@ -1,0 +1,145 @@
+"""Any order of events: what must always hold, holds, and nobody is kept waiting for ever."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulation import VOCAB_SIZE, Simulation
+
+from quire.core.request import Request
+from quire.scheduler.scheduler import MAX_PREEMPTIONS
+
+PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests come, go, fail and are preempted while 1 to 3 steps are in flight."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4, 8]),
+        extra_blocks=st.integers(0, 30),
+        max_num_seqs=st.integers(1, 6),
+        extra_budget=st.integers(0, 40),
+        depth=st.integers(1, 3),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        chunked=st.booleans(),
+        threshold=st.sampled_from([0, 1, 5]),
+        caching=st.booleans(),
+    )
+    def start(
+        self,
+        block_size: int,
+        extra_blocks: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        depth: int,
+        policy: str,
+        chunked: bool,
+        threshold: int,
+        caching: bool,
+    ) -> None:
+        max_model_len = 40
+        self.sim = Simulation(
+            block_size=block_size,
+            num_blocks=-(-(max_model_len - 1) // block_size) + extra_blocks // block_size,
+            max_model_len=max_model_len,
+            depth=depth,
+            enable_prefix_caching=caching,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=(max_num_seqs if chunked else max_model_len) + extra_budget,
+            scheduling_policy=policy,
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=threshold,
+        )
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        tail=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8),
+        max_tokens=st.one_of(st.none(), st.integers(1, 11)),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from(["", "", "tenant"]),
+        ignore_eos=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, None, 1]),
+    )
+    def add(
+        self,
+        prefix: list[int],
+        tail: list[int],
+        max_tokens: int | None,
+        priority: int,
+        salt: str,
+        ignore_eos: bool,
+        prompt_logprobs: int | None,
+    ) -> None:
+        self.sim.add(
+            prefix + tail,
+            max_tokens,
+            priority=priority,
+            salt=salt,
+            ignore_eos=ignore_eos,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    @precondition(lambda self: len(self.sim.in_flight) < self.sim.depth)
+    @rule()
+    def schedule(self) -> None:
+        self.sim.schedule()
+
+    @precondition(lambda self: self.sim.in_flight)
+    @rule()
+    def settle(self) -> None:
+        self.sim.settle()
+
+    @rule(turns=st.integers(1, 8))
+    def run_on(self, turns: int) -> None:
+        for _ in range(turns):
+            self.sim.step()
+
+    @precondition(lambda self: self.sim.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """In any state; finished ids, unknown ids and ids given twice are no-ops."""
+        chosen = data.draw(st.lists(st.sampled_from([*self.sim.requests, "unknown"]), max_size=3))
+        self.sim.abort(*chosen)
+
+    @precondition(lambda self: self.sim.requests and len(self.sim.in_flight) < self.sim.depth)
+    @rule(data=st.data())
+    def schedule_with_damage(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.sets(st.sampled_from([*self.sim.requests]), min_size=1, max_size=2))
+        self.sim.schedule(failing=chosen)
+
+    @precondition(lambda self: len(self.sim.in_flight) < self.sim.depth)
+    @rule()
+    def schedule_and_raise(self) -> None:
+        self.sim.schedule(raises=True)
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.sim.kv.reset_prefix_cache()
+
+    @invariant()
+    def everything_holds(self) -> None:
+        self.sim.check()
+
+    def teardown(self) -> None:
+        """Without new arrivals everything ends, within a bound, and nothing stays held."""
+        unfinished = [r for r in self.sim.requests.values() if not r.is_finished]
+        self.sim.drain(max_steps=10 + bound(unfinished))
+        self.sim.check_idle()
+
+
+def bound(requests: list[Request]) -> int:
+    """Turns that suffice if only one token were computed in each, and all were preempted."""
+    return sum(r.max_total_tokens for r in requests) * (MAX_PREEMPTIONS + 2)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=400,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+)
