@@ -1,0 +1,1 @@
+"""Measuring an OpenAI-compatible server from outside, over HTTP alone. No torch."""

@@ -1,0 +1,144 @@
+"""One streamed request over a plain socket, with the time of each token. Knows HTTP and SSE only.
+
+A connection serves one request, so that nothing but asyncio is needed and no pool is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+MAX_LINE = 1 << 20  # bytes of one line, headers and events alike
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request and what came back. Times in seconds of one monotonic clock.
+
+    first, last: when the first and the last token event came. gaps: between token events.
+    error: why it failed, in words; None for an answer that is whole.
+    """
+
+    sent: float
+    first: float | None = None
+    last: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    text: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token, in seconds."""
+        return None if self.first is None else self.first - self.sent
+
+    def take_token_event(self, text: str) -> None:
+        """Note that a part of the answer came now."""
+        now = time.perf_counter()
+        if self.last is None:
+            self.first = now
+        else:
+            self.gaps.append(now - self.last)
+        self.last = now
+        self.text += text
+
+
+class HttpFailureError(Exception):
+    """The server answered, but not with a stream."""
+
+
+async def stream_request(url: str, body: bytes, *, timeout: float = 120.0) -> Exchange:
+    """POST a body that asks for a stream with usage; a failure is a result, never raised.
+
+    url: the whole endpoint, such as http://127.0.0.1:8000/v1/chat/completions.
+    """
+    exchange = Exchange(time.perf_counter())
+    try:
+        async with asyncio.timeout(timeout):
+            await _exchange(url, body, exchange)
+    except TimeoutError:
+        exchange.error = f"no answer within {timeout:g} s"
+    except (OSError, EOFError, ValueError, HttpFailureError, msgspec.DecodeError) as error:
+        exchange.error = str(error) or type(error).__name__
+    return exchange
+
+
+async def _exchange(url: str, body: bytes, exchange: Exchange) -> None:
+    where = urlsplit(url)
+    port = where.port or 80
+    reader, writer = await asyncio.open_connection(where.hostname, port, limit=MAX_LINE)
+    try:
+        head = (
+            f"POST {where.path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        status, headers = await _read_head(reader)
+        chunks = _read_chunks(reader, headers)
+        if status != 200:
+            text = b"".join([chunk async for chunk in chunks])
+            raise HttpFailureError(f"HTTP {status}: {text[:300].decode(errors='replace')}")
+        await _read_events(chunks, exchange)
+    finally:
+        writer.close()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    first = (await reader.readline()).split()
+    if len(first) < 2 or not first[0].startswith(b"HTTP/"):
+        raise HttpFailureError("the server does not speak HTTP")
+    headers = {}
+    while (line := (await reader.readline()).strip()) != b"":
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return int(first[1]), headers
+
+
+async def _read_chunks(
+    reader: asyncio.StreamReader, headers: dict[str, str]
+) -> AsyncIterator[bytes]:
+    """The body as it arrives, whichever of HTTP's three framings it has."""
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        while size := int(await reader.readline(), 16):
+            yield (await reader.readexactly(size + 2))[:-2]
+    elif "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+    else:
+        while data := await reader.read(65536):
+            yield data
+
+
+async def _read_events(chunks: AsyncIterator[bytes], exchange: Exchange) -> None:
+    """Take every server-sent event; the last one must be [DONE]."""
+    rest, done = b"", False
+    async for chunk in chunks:
+        *events, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            if event == b"data: [DONE]":
+                done = True
+            elif event.startswith(b"data:"):
+                _take(msgspec.json.decode(event[5:]), exchange)
+    if not done and exchange.error is None:
+        exchange.error = "the stream ended without [DONE]"
+
+
+def _take(event: dict[str, Any], exchange: Exchange) -> None:
+    if "error" in event:
+        exchange.error = str(event["error"].get("message", event["error"]))
+    for choice in event.get("choices", ()):
+        part = choice.get("delta", choice)
+        if "role" not in part and ("content" in part or "text" in part):
+            exchange.take_token_event(part.get("content") or part.get("text") or "")
+    if usage := event.get("usage"):
+        exchange.num_prompt_tokens = usage["prompt_tokens"]
+        exchange.num_tokens = usage["completion_tokens"]
+        details = usage.get("prompt_tokens_details") or {}
+        exchange.num_cached_tokens = details.get("cached_tokens") or 0

@@ -1,0 +1,172 @@
+"""The demonstration: the bundled model's two jobs, sent all at once, with answers and figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from quire.bench.client import Exchange
+from quire.bench.load import closed_loop
+from quire.bench.local_server import local_server
+from quire.bench.report import Summary, summarize, table
+from quire.errors import ConfigError
+
+EXAMPLES = Path(__file__).parents[1] / "bundled" / "examples.json"
+
+MAX_TOKENS = 64
+
+NEXT = """\
+what next:
+  quire chat                                 talk to it
+  quire serve                                the same server, on port 8000
+  quire serve Qwen/Qwen3-0.6B                another model, from the hub
+  quire generate --file prompts.txt --json   many prompts, without a server"""
+
+
+class Example(msgspec.Struct):
+    """A conversation to be continued. expected: the one right answer, where there is one."""
+
+    task: str
+    messages: list[dict[str, str]]
+    expected: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """What was asked, what came back, and what it amounts to."""
+
+    examples: list[Example]
+    exchanges: list[Exchange]
+    summary: Summary
+
+    @property
+    def failed(self) -> bool:
+        """Whether any request failed."""
+        return self.summary.num_failed > 0
+
+    def as_json(self) -> str:
+        """One JSON object for programs."""
+        answers = [
+            {
+                "task": example.task,
+                "input": example.messages[-1]["content"],
+                "output": exchange.text,
+                "expected": example.expected,
+                "ttft_ms": None if exchange.ttft is None else round(exchange.ttft * 1000, 3),
+                "error": exchange.error,
+            }
+            for example, exchange in zip(self.examples, self.exchanges, strict=True)
+        ]
+        found: dict[str, Any] = {"summary": dataclasses.asdict(self.summary), "answers": answers}
+        return json.dumps(found, ensure_ascii=False, indent=1)
+
+
+def read_examples(path: Path = EXAMPLES) -> list[Example]:
+    """The examples that come with the bundled model. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Example])
+    except FileNotFoundError:
+        raise ConfigError(f"the examples are missing at {path}; install quire again") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the examples at {path} are damaged ({error}); install again") from None
+
+
+async def run_demo(
+    examples: list[Example], *, url: str | None, concurrency: int, console: Console
+) -> DemoResult:
+    """Send all examples to the server at `url`, or to one started for the occasion.
+
+    console: where progress is shown. Raises UserError or EngineError if no server starts.
+    """
+    async with AsyncExitStack() as stack:
+        if url is None:
+            with console.status("starting a server with the bundled model"):
+                url = await stack.enter_async_context(local_server(["--log-level", "warning"]))
+        endpoint = f"{url.rstrip('/')}/v1/chat/completions"
+        bodies = [_body(example) for example in examples]
+        with _Progress(console, len(bodies)) as progress:
+            exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count)
+    return DemoResult(examples, exchanges, summarize(exchanges))
+
+
+def print_result(result: DemoResult, console: Console) -> None:
+    """Show the answers, the figures, and what to try next."""
+    pairs = list(zip(result.examples, result.exchanges, strict=True))
+    for task in dict.fromkeys(example.task for example in result.examples):
+        own = [pair for pair in pairs if pair[0].task == task]
+        console.print(_heading(task, own), style="bold")
+        for example, exchange in own:
+            console.print(_answer_line(example, exchange))
+        console.print()
+    console.print(table(result.summary))
+    console.print(f"\n{NEXT}", highlight=False)
+
+
+def _body(example: Example) -> bytes:
+    return msgspec.json.encode(
+        {
+            "messages": example.messages,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+def _is_exact(example: Example, exchange: Exchange) -> bool:
+    return example.expected is not None and exchange.text.strip() == example.expected.strip()
+
+
+def _heading(task: str, pairs: Sequence[tuple[Example, Exchange]]) -> str:
+    known = [pair for pair in pairs if pair[0].expected is not None]
+    title = task.replace("_", " ")
+    if not known:
+        return title
+    return f"{title}: {sum(_is_exact(*pair) for pair in known)} of {len(known)} exactly as expected"
+
+
+def _answer_line(example: Example, exchange: Exchange) -> Text:
+    line = Text("  ")
+    if exchange.error is not None:
+        line.append("✗ ", "red")
+    elif _is_exact(example, exchange):
+        line.append("✓ ", "green")
+    else:
+        line.append("· ", "dim")
+    line.append(example.messages[-1]["content"], "dim").append(" → ")
+    line.append(exchange.error or exchange.text.strip())
+    if example.expected is not None and not _is_exact(example, exchange):
+        line.append(f"  (expected: {example.expected})", "dim")
+    return line
+
+
+class _Progress:
+    """A bar of answered requests and of the tokens they brought."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        bar = (TextColumn("answers"), BarColumn(), MofNCompleteColumn())
+        self._bar = Progress(*bar, TextColumn("{task.fields[tokens]} tokens"), console=console)
+        self._task = self._bar.add_task("", total=total, tokens=0)
+        self._num_tokens = 0
+
+    def __enter__(self) -> _Progress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._bar.__exit__(*details)
+
+    def count(self, exchange: Exchange) -> None:
+        self._num_tokens += exchange.num_tokens
+        self._bar.update(self._task, advance=1, tokens=self._num_tokens)

@@ -1,0 +1,27 @@
+"""Driving load: a fixed number of requests in flight, each lane sending as soon as it is free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from quire.bench.client import Exchange, stream_request
+
+
+async def closed_loop(
+    url: str,
+    bodies: Sequence[bytes],
+    concurrency: int,
+    on_done: Callable[[Exchange], None] = lambda _: None,
+) -> list[Exchange]:
+    """Send every body, at most `concurrency` at once; results in the order of the bodies."""
+    waiting = iter(enumerate(bodies))
+    done: dict[int, Exchange] = {}
+
+    async def lane() -> None:
+        for place, body in waiting:
+            done[place] = await stream_request(url, body)
+            on_done(done[place])
+
+    await asyncio.gather(*(lane() for _ in range(concurrency)))
+    return [done[place] for place in range(len(bodies))]

@@ -1,0 +1,82 @@
+"""The command line: which word starts which command, and how every failure ends.
+
+A command's module is imported only when its word is given, so that `quire --help` is instant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from quire.errors import ConfigError, QuireError, UserError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP with OpenAI's API",
+    "chat": "talk to a model in the terminal",
+    "generate": "answer a file or a list of prompts, without a server",
+    "demo": "see the bundled model at work: answers, latency, throughput",
+}
+
+HELP = """\
+usage: quire COMMAND [options]
+
+A small, fast LLM inference and serving engine.
+
+commands:
+{commands}
+
+options:
+  --version   print the version
+  --help      print this; `quire COMMAND --help` prints a command's options
+
+examples:
+  quire demo
+  quire chat
+  quire serve meta-llama/Llama-3.2-1B-Instruct --max-model-len 8K
+  quire generate --chat --prompt "Name three rivers." --temperature 0
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except UserError as error:
+        return _fail(error, 2)
+    except QuireError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+
+
+def _run(argv: list[str]) -> int:
+    word = argv[0] if argv else "--help"
+    if word in ("-h", "--help", "help"):
+        commands = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+        print(HELP.format(commands=commands), end="")
+        return 0
+    if word == "--version":
+        from quire.version import __version__
+
+        print(f"quire {__version__}")
+        return 0
+    if word not in COMMANDS:
+        near = difflib.get_close_matches(word, [*COMMANDS, "--version", "--help"], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(COMMANDS)}"
+        raise ConfigError(f"unknown command {word[:64]!r}; {hint}")
+    command = importlib.import_module(f"quire.cli.{word}")
+    status: int = command.run(argv[1:])
+    return status
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,193 @@
+"""`quire chat`: a conversation in the terminal, or with whatever is piped in."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from quire.cli.options import CommandParser, add_engine_options, engine_config
+from quire.cli.sampling import add_sampling_options, sampling_params
+from quire.core.output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.errors import InvalidRequestError
+
+EXAMPLES = (
+    "quire chat",
+    "quire chat Qwen/Qwen3-0.6B --temperature 0.7 --system 'Answer in one sentence.'",
+    "echo 'What is a quire?' | quire chat",
+)
+
+COMMANDS_HELP = """\
+/help          this
+/system TEXT   begin anew with a system message; without TEXT, with none
+/reset         begin anew
+/quit          leave (or Ctrl-D); Ctrl-C stops an answer"""
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer that a chat needs."""
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """A conversation to token ids."""
+
+
+class ChatEngine(Protocol):
+    """The part of an engine that a chat needs."""
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer."""
+
+    def generate(
+        self, prompt: list[int], sampling: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream an answer."""
+
+
+def make_parser() -> CommandParser:
+    """All options of the command."""
+    parser = CommandParser(
+        "chat", f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}", EXAMPLES
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_options(parser, max_tokens="the rest of the context")
+    add_engine_options(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Chat until the input ends."""
+    args = make_parser().parse(argv)
+    sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
+    from quire.engine.client import AsyncEngine
+
+    with asyncio.Runner() as runner:
+        engine = runner.run(AsyncEngine.start(config))
+        try:
+            print(f"{engine.info.model_name}: /help for commands", file=sys.stderr)
+            chat = Chat(engine, sampling, runner.run, system=vars(args).get("system", ""))
+            return chat.run(read_lines())
+        finally:
+            runner.run(engine.close())
+
+
+class Chat:
+    """One conversation. Answers go to stdout, everything about them to stderr."""
+
+    def __init__(
+        self, engine: ChatEngine, sampling: SamplingParams, run: Run, *, system: str = ""
+    ) -> None:
+        self._engine = engine
+        self._sampling = sampling
+        self._run = run
+        self._num_failures = 0
+        self.messages: list[dict[str, str]] = []
+        self._begin(system)
+
+    def run(self, lines: Iterator[str]) -> int:
+        """Answer each line; returns the exit status."""
+        for line in lines:
+            word, _, rest = line.strip().partition(" ")
+            if word == "/quit":
+                break
+            if word.startswith("/"):
+                self._command(word, rest.strip())
+            elif word:
+                self._exchange(line.strip())
+        return 1 if self._num_failures else 0
+
+    def _command(self, word: str, rest: str) -> None:
+        match word:
+            case "/help":
+                say(COMMANDS_HELP)
+            case "/system":
+                self._begin(rest)
+            case "/reset":
+                self._begin(self._system)
+            case _:
+                say(f"unknown command {word}; /help lists them")
+
+    def _begin(self, system: str) -> None:
+        self._system = system
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def _exchange(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        try:
+            self._run(self._answer(answer))
+        except InvalidRequestError as error:
+            say(f"error: {error}")
+            self._num_failures += 1
+            self.messages.pop()
+            return
+        except KeyboardInterrupt:
+            say("\n[stopped]")
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+    async def _answer(self, answer: list[str]) -> None:
+        """Print an answer as it comes, and append its parts to `answer`."""
+        speed = Speed()
+        prompt = self._engine.tokenizer.encode_chat(list(self.messages))
+        async with aclosing(self._engine.generate(prompt, self._sampling)) as news:
+            async for item in news:
+                for output in item.outputs:
+                    speed.count(len(output.token_ids))
+                    answer.append(output.text)
+                    print(output.text, end="", flush=True)
+        print(flush=True)
+        say(dim(str(speed)))
+
+
+class Speed:
+    """Tokens and time of one answer."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+        self._first = self._last = self._begin
+        self._num_first = self._num_tokens = 0
+
+    def count(self, num_tokens: int) -> None:
+        """Take note of tokens that came now."""
+        self._last = time.perf_counter()
+        if not self._num_tokens:
+            self._first, self._num_first = self._last, num_tokens
+        self._num_tokens += num_tokens
+
+    def __str__(self) -> str:
+        first = f"first token after {(self._first - self._begin) * 1000:.0f} ms"
+        if self._last > self._first:
+            rate = (self._num_tokens - self._num_first) / (self._last - self._first)
+            return f"[{self._num_tokens} tokens, {rate:.1f} tokens/s, {first}]"
+        return f"[{self._num_tokens} tokens, {first}]"
+
+
+def read_lines() -> Iterator[str]:
+    """Lines of the terminal with a prompt and a history, or of whatever is piped in."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401  # gives input() a history and line editing
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+
+
+def say(text: str) -> None:
+    """Tell the user something that is not the model's."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def dim(text: str) -> str:
+    """Grey on a terminal."""
+    return f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text

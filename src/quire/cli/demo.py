@@ -1,0 +1,56 @@
+"""`quire demo`: the bundled model behind a real server, under load, with answers and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from quire.cli.options import CommandParser, human_int
+from quire.errors import ConfigError
+
+EXAMPLES = ("quire demo", "quire demo --json", "quire demo --url http://127.0.0.1:8000")
+
+DEFAULT_CONCURRENCY = 16
+
+
+def make_parser() -> CommandParser:
+    """All options of the command."""
+    text = "Send the bundled model's two jobs to a server, all at once, and show how it went."
+    parser = CommandParser("demo", text, EXAMPLES, words="")
+    parser.add_argument("--url", help="a running server; default: one is started on a free port")
+    parser.add_argument(
+        "--concurrency",
+        type=human_int,
+        metavar="N",
+        default=DEFAULT_CONCURRENCY,
+        help=f"requests in flight (default: {DEFAULT_CONCURRENCY})",
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=False, help="print one JSON object instead"
+    )
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run it; the exit status is 1 if any request failed."""
+    args = make_parser().parse(argv)
+    url = vars(args).get("url")
+    if args.concurrency < 1:
+        raise ConfigError(f"concurrency is {args.concurrency}; give at least 1")
+    if url is not None and not url.startswith("http://"):
+        raise ConfigError(f"url {url!r} is not an address; give one, such as http://127.0.0.1:8000")
+    from rich.console import Console
+
+    from quire.bench.demo import print_result, read_examples, run_demo
+
+    examples = read_examples()
+    progress = Console(stderr=True, quiet=not sys.stderr.isatty())
+    result = asyncio.run(
+        run_demo(examples, url=url, concurrency=args.concurrency, console=progress)
+    )
+    if args.json:
+        print(result.as_json())
+    else:
+        print_result(result, Console())
+    return 1 if result.failed else 0

@@ -1,0 +1,133 @@
+"""Command-line options made from settings: one name, one default, one help text everywhere."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from quire.config import EngineConfig, Option, iter_options
+from quire.errors import ConfigError
+
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+_SECTION_TITLES = {
+    "model": "model",
+    "cache": "KV cache",
+    "scheduler": "scheduler",
+    "device": "device",
+}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse whose mistakes are ConfigErrors, and which knows the nearest option."""
+
+    def __init__(
+        self, command: str, description: str, examples: Sequence[str], *, words: str = "[MODEL] "
+    ) -> None:
+        super().__init__(
+            prog=f"quire {command}",
+            usage=f"quire {command} {words}[options]",
+            description=description,
+            epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+        )
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of argv. Raises ConfigError."""
+        args, unknown = self.parse_known_args(argv)
+        for word in unknown:
+            if word.startswith("-"):
+                name = word.partition("=")[0]
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+                raise ConfigError(f"unknown option {name[:64]}; {hint}")
+        if unknown:
+            raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and leaving."""
+        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def human_int(text: str) -> int:
+    """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
+    match = re.fullmatch(r"(-?\d{1,18}(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""))
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4K or 4k")
+    number, unit = match.groups()
+    value = float(number) * _FACTORS[unit] if "." in number else int(number) * _FACTORS[unit]
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) -> None:
+    """Add one setting as `--its-name`. It is absent from the namespace unless it was given."""
+    flag = "--" + option.name.replace("_", "-")
+    help_text = option.help.replace("%", "%%")
+    if option.default is not None and "default" not in option.help:
+        help_text += f" (default: {_shown(option.default)})"
+    if option.kind is bool:
+        parser.add_argument(
+            flag, *flags, action=argparse.BooleanOptionalAction, help=help_text, default=absent()
+        )
+        return
+    kind: Any = human_int if option.kind is int else option.kind
+    kind_name = {"int": "N", "float": "X"}.get(option.kind.__name__, option.name.upper())
+    parser.add_argument(
+        flag,
+        *flags,
+        type=kind,
+        choices=option.choices,
+        metavar=None if option.choices else kind_name,
+        help=help_text,
+    )
+
+
+def absent() -> str:
+    """The default of options that were not given."""
+    return argparse.SUPPRESS
+
+
+def add_engine_options(parser: CommandParser) -> None:
+    """Add the model as an optional word, and every engine setting as an option."""
+    groups = {
+        section: parser.add_argument_group(title) for section, title in _SECTION_TITLES.items()
+    }
+    for section, option in iter_options():
+        if option.name == "model":
+            parser.add_argument("model", nargs="?", metavar="MODEL", help=_model_help(option))
+        else:
+            add_option(groups[section], option)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine settings that were given, ready for EngineConfig.from_options or LLM."""
+    return chosen(args, [option.name for _, option in iter_options()])
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The whole settings tree. Raises ConfigError."""
+    return EngineConfig.from_options(**engine_options(args))
+
+
+def chosen(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of `names` that were given."""
+    given = vars(args)
+    return {name: given[name] for name in names if name in given}
+
+
+def _model_help(option: Option) -> str:
+    return f"{option.help} (default: {option.default})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,0 +1,66 @@
+"""SamplingParams as command-line options, for the commands that ask the model directly."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from quire.cli.options import CommandParser, absent, chosen, human_int
+from quire.core.sampling_params import SamplingParams
+from quire.errors import ConfigError, InvalidRequestError
+
+# The engine's --seed serves requests as well. Log-probabilities and biases are for programs.
+LEFT_OUT = ("seed", "logit_bias", "logprobs", "prompt_logprobs")
+
+HELP = {
+    "n": "answers per prompt",
+    "temperature": "0 is greedy",
+    "top_p": "keep the most probable tokens that make up this share",
+    "top_k": "keep this many of the most probable tokens; 0 keeps all",
+    "min_p": "keep tokens at least this probable, as a share of the best one's",
+    "presence_penalty": "subtracted from logits of tokens already in the answer",
+    "frequency_penalty": "the same, once for each time",
+    "repetition_penalty": "divides logits of tokens in prompt or answer",
+    "stop": "text that ends the answer; may be given several times",
+    "stop_token_ids": "token id that ends the answer; may be given several times",
+    "include_stop_str_in_output": "keep the text that ended the answer",
+    "max_tokens": "longest answer in tokens",
+    "min_tokens": "no end before this many tokens",
+    "ignore_eos": "go on past the model's end token",
+    "bad_words": "text that is never produced; may be given several times",
+    "skip_special_tokens": "leave special tokens out of the text",
+}
+
+
+def add_sampling_options(parser: CommandParser, *, max_tokens: str) -> None:
+    """Add an option for each wish. max_tokens: its default, in words."""
+    group = parser.add_argument_group("sampling")
+    defaults = msgspec.structs.asdict(SamplingParams())
+    for name, text in HELP.items():
+        default = defaults[name]
+        shown = max_tokens if name == "max_tokens" else default
+        flag = "--" + name.replace("_", "-")
+        if isinstance(default, bool):
+            shown = "on" if default else "off"
+            action: Any = argparse.BooleanOptionalAction
+            group.add_argument(
+                flag, action=action, help=f"{text} (default: {shown})", default=absent()
+            )
+        elif isinstance(default, list):
+            kind: Any = human_int if name == "stop_token_ids" else str
+            group.add_argument(flag, action="append", type=kind, metavar="X", help=text)
+        else:
+            kind = float if isinstance(default, float) else human_int
+            metavar = "X" if kind is float else "N"
+            group.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {shown})")
+
+
+def sampling_params(args: argparse.Namespace, *, max_tokens: int | None) -> SamplingParams:
+    """The wishes that were given. Raises ConfigError for a wrong one."""
+    wishes: dict[str, Any] = {"max_tokens": max_tokens} | chosen(args, HELP)
+    try:
+        return SamplingParams(**wishes)
+    except InvalidRequestError as error:
+        raise ConfigError(str(error)) from None
