@@ -1,0 +1,97 @@
+"""From a model's name to a folder on this machine. No torch, and no look at what is in the folder.
+
+A name is, in this order: the name of a bundled model, a local folder, a repository on the hub.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.errors import CheckpointError
+
+BUNDLED = ("quire-tiny", "quire-tiny-draft")
+_BUNDLED_FOLDER = Path(__file__).parent / "bundled"
+# what a model needs to run; no pickles, no other frameworks' weights, no original checkpoints
+_PATTERNS = [
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+]
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """The folder with the model's files, downloaded if need be.
+
+    revision: branch, tag or commit on the hub; only for hub names. With HF_HUB_OFFLINE=1 only what
+    was downloaded before is used. Raises CheckpointError, with the fix, when nothing is found.
+    """
+    if name in BUNDLED:
+        return _bundled(name)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise CheckpointError(
+                f"revision is {revision!r}, but {name} is a local folder; leave revision out"
+            )
+        return folder
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise CheckpointError(f"there is no folder {name!r}; give a folder or a hub name")
+    return _download(name, revision)
+
+
+def _bundled(name: str) -> Path:
+    folder = _BUNDLED_FOLDER / name
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"the bundled model {name} is not in this installation ({folder}); install quire again "
+            "or name another model"
+        )
+    return folder
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Fetch a snapshot from the hub, or find it in the local cache."""
+    from huggingface_hub import snapshot_download  # takes half a second to import
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{name!r} is neither a folder nor a name that the hub could have; "
+            "give a folder, or a name such as 'meta-llama/Llama-3.2-1B-Instruct'"
+        ) from error
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{name} needs its owner's permission; ask for it on its page, then set HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{name} has no revision {revision!r} on the hub; leave revision out for the newest"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{name} is not a folder here, and the hub does not know it; check the spelling, or "
+            "set HF_TOKEN if it is private"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{name} is not a folder here, was not downloaded before, and the hub cannot be "
+            "reached; check the network (and HF_HUB_OFFLINE), or give a folder"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"{name} cannot be downloaded ({error}); try again") from error

@@ -1,0 +1,1 @@
+"""Fast CPU versions of the operations whose plain twin is slow there."""

@@ -1,0 +1,71 @@
+"""Which function serves an operation on which device. Owns the choice, made once per device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.cpu import attention as cpu_attention
+from quire.kernels.cpu import matmul as cpu_matmul
+from quire.kernels.layout import BatchLayout
+
+# operation → {device type: function}; a device without an entry runs the reference twin
+Table = Mapping[str, Mapping[str, Callable[..., Any]]]
+
+TABLE: Table = {
+    "rms_norm": {"reference": reference.rms_norm},
+    "rms_norm_residual": {"reference": reference.rms_norm_residual},
+    "silu_and_mul": {"reference": reference.silu_and_mul},
+    "rotary": {"reference": reference.rotary},
+    "write_kv": {"reference": reference.write_kv},
+    "attention": {"reference": reference.attention, "cpu": cpu_attention.attention},
+    "prepare_linear": {
+        "reference": reference.prepare_linear,
+        "cpu": cpu_matmul.prepare_linear,
+    },
+    "linear": {"reference": reference.linear, "cpu": cpu_matmul.linear},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The operations as one device runs them; shapes are told by the twins in `reference`."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
+    prepare_linear: Callable[[Tensor], Tensor]
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def select(table: Table, device_type: str) -> Kernels:
+    """Choose each operation's function for a device type, such as "cpu" or "cuda".
+
+    Raises ValueError for an operation without a reference twin: nothing could tell if it is right.
+    """
+    orphans = sorted(op for op, row in table.items() if "reference" not in row)
+    if orphans:
+        raise ValueError(f"no reference twin for {', '.join(orphans)}; write one in reference.py")
+    return Kernels(**{op: row.get(device_type, row["reference"]) for op, row in table.items()})
+
+
+@functools.cache
+def kernels_for(device_type: str) -> Kernels:
+    """The kernels of a device type."""
+    return select(TABLE, device_type)
+
+
+def describe(device: torch.device | str = "cpu") -> str:
+    """The choice for a device as a table of text, one line an operation."""
+    kernels = kernels_for(torch.device(device).type)
+    rows = [(field.name, getattr(kernels, field.name)) for field in fields(kernels)]
+    return "\n".join(f"{op:18} {f.__module__}.{f.__qualname__}" for op, f in rows)

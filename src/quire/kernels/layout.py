@@ -1,0 +1,77 @@
+"""How one step's ragged batch lies in memory. Owns the description, not the tensors it points to.
+
+A step is a flat list of T tokens of B requests, one after the other; nothing is padded to the
+longest request. Requests with a single query token (decodes) come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """B requests, T tokens, and where their keys and values are.
+
+    The KV cache of a layer is a pair of [num_blocks, block_size, num_kv_heads, head_dim]; slot =
+    block_id * block_size + offset. Lists named `_host` repeat on the host what kernels would
+    otherwise have to read back from tensors.
+    """
+
+    query_start_loc: Tensor  # int32 [B + 1], first token of each request, then T
+    seq_lens: Tensor  # int32 [B], tokens in the cache after this step
+    block_table: Tensor  # int32 [B, max_blocks], only the blocks in use have a meaning
+    slot_mapping: Tensor  # int64 [T], where each token's key and value go
+    query_lens_host: list[int]  # B
+    seq_lens_host: list[int]  # B
+    first_slots_host: list[int | None]  # B; first slot if the blocks are consecutive, else None
+    num_decodes: int
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: np.ndarray,
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> BatchLayout:
+        """Derive everything from host data.
+
+        query_lens: tokens each request computes now, at least 1, ones first. seq_lens: its
+        tokens in the cache after the step. block_table: int32 [B, max_blocks].
+        """
+        queries = np.asarray(query_lens, dtype=np.int64)
+        lens = np.asarray(seq_lens, dtype=np.int64)
+        starts = np.concatenate([[0], np.cumsum(queries)])
+        num_decodes = int((queries == 1).sum())
+        assert (queries[:num_decodes] == 1).all(), "decodes come first in the batch"
+        rows = np.repeat(np.arange(len(queries)), queries)
+        # position of each token: its place in the batch, moved to where its request goes on
+        positions = np.arange(starts[-1]) - np.repeat(starts[1:] - lens, queries)
+        blocks = block_table[rows, positions // block_size].astype(np.int64)
+        return cls(
+            query_start_loc=torch.from_numpy(starts.astype(np.int32)).to(device),
+            seq_lens=torch.from_numpy(lens.astype(np.int32)).to(device),
+            block_table=torch.from_numpy(block_table).to(device),
+            slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size).to(device),
+            query_lens_host=queries.tolist(),
+            seq_lens_host=lens.tolist(),
+            first_slots_host=_first_slots(lens, block_table, block_size),
+            num_decodes=num_decodes,
+        )
+
+
+def _first_slots(lens: np.ndarray, block_table: np.ndarray, block_size: int) -> list[int | None]:
+    """Where a request's slots start if they are one run, so that a slice can stand for a gather."""
+    used = -(-lens // block_size)  # [B]
+    jumps = np.diff(block_table, axis=1) != 1  # [B, max_blocks - 1]
+    inner = np.arange(1, block_table.shape[1])[None, :] < used[:, None]
+    scattered = (jumps & inner).any(axis=1)
+    firsts = block_table[:, 0].astype(np.int64) * block_size
+    return [None if s else f for s, f in zip(scattered.tolist(), firsts.tolist(), strict=True)]

@@ -1,0 +1,104 @@
+"""Plain PyTorch twins of all operations: the oracle in tests, the documentation, the fallback.
+
+Written to be read, not to be fast. They run on every device and never wait for it: whatever they
+need to know about lengths comes from the layout's host lists.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.layout import BatchLayout
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
+
+    x [..., H], weight [H]; the result has x's shape and dtype. (Zhang & Sennrich, 2019)
+    """
+    x32 = x.float()
+    normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def rms_norm_residual(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Add x to the residual stream and normalise the sum: (normed, new residual), all [T, H]."""
+    residual = residual + x
+    return rms_norm(residual, weight, eps), residual
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(gate) · up for x [T, 2I] = (gate, up); the result is [T, I]. (Shazeer, 2020)"""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + R/2) of the first R dimensions by its token's angles; keep the rest.
+
+    x [T, heads, D]; cos, sin [T, R/2] in x's dtype, R <= D. (Su et al., 2021; NeoX's half layout)
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+
+
+def write_kv(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Put keys and values [T, Hkv, D] in their slots [T] of the cache [blocks, size, Hkv, D]."""
+    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slot_mapping, key)
+    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slot_mapping, value)
+
+
+def attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Causal attention of each request's queries over its own blocks, softmax in float32.
+
+    query [T, Hq, D]; caches [blocks, size, Hkv, D], Hq a multiple of Hkv; the result is [T, Hq, D].
+    The query at position p sees keys (p - sliding_window, p], or [0, p] without a window.
+    """
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = query.shape[1] // num_kv_heads
+    parts = []
+    queries = query.split(layout.query_lens_host)
+    for row, (q, seq_len) in enumerate(zip(queries, layout.seq_lens_host, strict=True)):
+        blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
+        k = k_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)  # [S, Hq, D]
+        v = v_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+        hidden = ~visible(len(q), seq_len, sliding_window, query.device)
+        probs = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", probs, v.float()).to(query.dtype))
+    return torch.cat(parts)
+
+
+def visible(
+    num_queries: int, seq_len: int, sliding_window: int | None, device: torch.device
+) -> Tensor:
+    """Which keys each of the last num_queries positions sees: bool [num_queries, seq_len]."""
+    keys = torch.arange(seq_len, device=device)[None]
+    positions = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
+    seen = keys <= positions
+    return seen if sliding_window is None else seen & (keys > positions - sliding_window)
+
+
+def prepare_linear(weight: Tensor) -> Tensor:
+    """Bring a weight [N, K] into the form that `linear` reads; here: as it is."""
+    return weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N]."""
+    return F.linear(x, weight, bias)

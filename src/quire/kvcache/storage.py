@@ -1,0 +1,37 @@
+"""Where the KV cache's bytes lie. Owns allocation and its arithmetic, not who holds which block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def block_bytes(
+    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Bytes of one block: keys and values of block_size tokens in all layers."""
+    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+
+
+def allocate_kv(
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> list[tuple[Tensor, Tensor]]:
+    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, head_dim].
+
+    Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
+    On the CPU they cost nothing before they are written: the system hands out zero pages.
+    """
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    return [
+        (
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+        )
+        for _ in range(num_layers)
+    ]

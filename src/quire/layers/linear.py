@@ -1,0 +1,142 @@
+"""Linear layers by the way their weights are cut among ranks, and how a weight is multiplied.
+
+Owns which rows of a fused weight a checkpoint's tensor fills, and the `LinearMethod` seam through
+which quantized weights come in. One rank today: a rank's share is the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.kernels.dispatch import Kernels
+from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
+
+
+class LinearMethod(Protocol):
+    """How a linear layer's weight is stored and multiplied."""
+
+    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
+        """Add the weight parameters that a checkpoint fills."""
+
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Turn what was loaded into what `apply` reads."""
+
+    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out]."""
+
+
+class UnquantizedLinear:
+    """Weights in the model's own data type, in the form that the device's matmul likes best."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
+        """One weight [out, in]."""
+        data = options.empty(layer.out_features, layer.in_features)
+        layer.weight = Weight(data, layer.load_rows)
+
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Replace the weight by its prepared form, so that only one of them stays in memory."""
+        plain = layer.weight.detach()
+        del layer.weight
+        layer.register_buffer("weight", self.kernels.prepare_linear(plain), persistent=False)
+
+    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out]."""
+        return self.kernels.linear(x, layer.weight, layer.bias)
+
+
+class LinearBase(LoadedModule):
+    """y = W x + b with W [out, in]."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        options: LayerOptions,
+        *,
+        bias: bool = False,
+        method: LinearMethod | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.method: LinearMethod = method or UnquantizedLinear(options.kernels)
+        self.method.create_weights(self, options)
+        self.bias = Weight(options.empty(out_features), self.load_rows) if bias else None
+
+    def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
+        """Fill a parameter whose first dimension is the output's."""
+        copy_whole(param, loaded, part)
+
+    def process_after_load(self) -> None:
+        """Let the method bring the weight into its run-time form."""
+        self.method.process_after_load(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out]."""
+        return self.method.apply(self, x)
+
+
+class ColumnParallelLinear(LinearBase):
+    """Ranks share the output; the input is whole."""
+
+
+class RowParallelLinear(LinearBase):
+    """Ranks share the input; their outputs are summed."""
+
+
+class MergedColumnParallelLinear(ColumnParallelLinear):
+    """Several column-parallel weights stacked into one, so that one product serves all.
+
+    parts: output features of each part by its name, in order of their rows. A checkpoint may hold
+    the parts or, loaded with part None, the stack.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: dict[str, int],
+        options: LayerOptions,
+        *,
+        bias: bool = False,
+        method: LinearMethod | None = None,
+    ) -> None:
+        self.parts = parts
+        super().__init__(in_features, sum(parts.values()), options, bias=bias, method=method)
+
+    def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
+        """Fill one part's rows, or all."""
+        if part is None:
+            return copy_whole(param, loaded)
+        start = 0
+        for name, rows in self.parts.items():
+            if name == part:
+                return copy_whole(param.narrow(0, start, rows), loaded)
+            start += rows
+        raise AssertionError(f"no part {part!r} in {list(self.parts)}")
+
+
+class QKVParallelLinear(MergedColumnParallelLinear):
+    """Query, key and value projections in one; its output is all heads, [T, Hq + 2 Hkv, D] flat."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        head_dim: int,
+        num_heads: int,
+        num_kv_heads: int,
+        options: LayerOptions,
+        *,
+        bias: bool = False,
+        method: LinearMethod | None = None,
+    ) -> None:
+        parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim}
+        parts["v"] = parts["k"]
+        super().__init__(hidden_size, parts, options, bias=bias, method=method)

@@ -1,0 +1,34 @@
+"""What a rotary embedding needs to know. No torch; read from config files in `models/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeSettings:
+    """The rotary embedding: its kind, and what that kind needs (the rest keeps its default).
+
+    theta: base of the wavelengths. rotary_dim: how many dimensions of a head turn.
+    max_position: the model's context limit; original_max_position: the one it was trained with.
+    attention_factor: multiplies cos and sin; None lets the kind derive it.
+    """
+
+    kind: str
+    theta: float
+    rotary_dim: int
+    max_position: int
+    original_max_position: int
+    factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()

@@ -1,0 +1,142 @@
+"""Rotary position embeddings: from a token's position to its angles.
+
+Owns the frequencies of each kind of scaling; the turning itself is a kernel. A token's angles
+depend on its own position alone, never on the batch or on how a prompt was cut into chunks:
+otherwise cached keys could not be shared. Two kinds are defined otherwise in transformers:
+
+- dynamic: there, the frequencies follow the length of the sequence at each forward pass. Here a
+  token at position p gets those of a sequence that ends with it. Both agree up to the trained
+  length, and beyond it when tokens come one at a time; not for one long prefill.
+- longrope: there, a sequence changes from short to long factors once it outgrows the trained
+  length, and all its keys become stale. Here one set serves for good: the long one if sequences
+  may grow beyond the trained length, else the short one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from quire.layers.parameter import LayerOptions
+from quire.layers.rope_settings import RopeSettings
+
+
+class RotaryEmbedding(nn.Module):
+    """Angles of a model's rotary embedding, computed once a step and shared by all layers.
+
+    max_model_len: how long sequences may grow; longrope chooses its factors by it.
+    """
+
+    inv_freq: Tensor  # float32 [R / 2]
+
+    def __init__(self, rope: RopeSettings, max_model_len: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.rope = rope
+        self.dtype = options.dtype
+        self.scale = attention_factor(rope)
+        frequencies = inverse_frequencies(rope, max_model_len).to(options.device)
+        self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """positions int64 [T] → (cos, sin), each [T, R/2] in the model's data type."""
+        inv_freq = self.inv_freq
+        if self.rope.kind == "dynamic":
+            inv_freq = _dynamic_frequencies(self.rope, positions)  # [T, R/2]
+        angles = positions[:, None].float() * inv_freq
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+
+def inverse_frequencies(rope: RopeSettings, max_model_len: int) -> Tensor:
+    """Radians per position of each pair of dimensions: float32 [R/2]."""
+    if rope.kind == "linear":
+        assert rope.factor is not None
+        return 1.0 / _wavelengths(rope) / rope.factor
+    if rope.kind == "llama3":
+        return _llama3_frequencies(rope)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope)
+    if rope.kind == "longrope":
+        long = max_model_len > rope.original_max_position
+        factors = torch.tensor(rope.long_factor if long else rope.short_factor)
+        return 1.0 / (factors * _wavelengths(rope))
+    return 1.0 / _wavelengths(rope)
+
+
+def attention_factor(rope: RopeSettings) -> float:
+    """What multiplies cos and sin, and so the attention's temperature. 1 for most kinds."""
+    if rope.kind not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor = _stretch(rope)
+    if factor <= 1.0:
+        return 1.0
+    if rope.kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(rope.original_max_position))
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_mscale(factor, rope.mscale) / _yarn_mscale(factor, rope.mscale_all_dim)
+    return _yarn_mscale(factor, 1.0)
+
+
+def _wavelengths(rope: RopeSettings) -> Tensor:
+    """theta^(2i / R): positions per radian, float32 [R/2]."""
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    return rope.theta**exponents
+
+
+def _stretch(rope: RopeSettings) -> float:
+    """How many times longer than trained the context may be."""
+    return rope.factor or rope.max_position / rope.original_max_position
+
+
+def _dynamic_frequencies(rope: RopeSettings, positions: Tensor) -> Tensor:
+    """NTK-aware scaling: the base grows with the length; float32 [T, R/2]."""
+    assert rope.factor is not None
+    dim, limit = rope.rotary_dim, rope.max_position
+    lengths = (positions + 1).clamp(min=limit)  # int64 [T]
+    growth = rope.factor * lengths / limit - (rope.factor - 1)
+    bases = rope.theta * growth ** (dim / (dim - 2))
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
+    return 1.0 / bases[:, None] ** exponents
+
+
+def _llama3_frequencies(rope: RopeSettings) -> Tensor:
+    """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
+    assert rope.factor is not None
+    inv_freq = 1.0 / _wavelengths(rope)
+    wavelengths = 2 * math.pi / inv_freq
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    kept = (rope.original_max_position / wavelengths - low) / (high - low)  # 1 keeps, 0 stretches
+    between = (1 - kept) * inv_freq / rope.factor + kept * inv_freq
+    stretched = torch.where(
+        wavelengths > rope.original_max_position / low, inv_freq / rope.factor, between
+    )
+    return torch.where(wavelengths < rope.original_max_position / high, inv_freq, stretched)
+
+
+def _yarn_frequencies(rope: RopeSettings) -> Tensor:
+    """YaRN (Peng et al., 2023): a ramp over the dimensions from kept to stretched frequencies."""
+    wavelengths = _wavelengths(rope)
+    low = _yarn_dimension(rope, rope.beta_fast)
+    high = _yarn_dimension(rope, rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    steps = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
+    return (1.0 / (_stretch(rope) * wavelengths)) * (1 - kept) + (1.0 / wavelengths) * kept
+
+
+def _yarn_dimension(rope: RopeSettings, rotations: float) -> float:
+    """The dimension that turns `rotations` times over the trained context."""
+    ratio = rope.original_max_position / (rotations * 2 * math.pi)
+    return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0

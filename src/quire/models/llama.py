@@ -1,0 +1,151 @@
+"""Llama 2, 3, 3.1, 3.2 and Mistral: the decoder that the other families vary.
+
+What differs without changing the story (biases, windows, rope scaling) comes from the architecture;
+a family with another story overrides one module class or the weight table.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from quire.layers.attention import Attention
+from quire.layers.context import ForwardContext
+from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from quire.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from quire.layers.norm import RMSNorm
+from quire.layers.parameter import LayerOptions
+from quire.layers.rotary import RotaryEmbedding
+from quire.models.architecture import ModelArchitecture
+
+# cos and sin of the step's positions, each [T, R/2]
+Rope = tuple[Tensor, Tensor]
+
+
+class LlamaAttention(nn.Module):
+    """Project to heads, turn, attend, project back."""
+
+    def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self.head_dim = shape.head_dim
+        self.kernels = options.kernels
+        self.qkv_proj = QKVParallelLinear(
+            shape.hidden_size,
+            shape.head_dim,
+            shape.num_heads,
+            shape.num_kv_heads,
+            options,
+            bias=shape.qkv_bias,
+        )
+        self.o_proj = RowParallelLinear(
+            shape.num_heads * shape.head_dim, shape.hidden_size, options, bias=shape.output_bias
+        )
+        self.attn = Attention(layer_id, shape.head_dim, shape.sliding_windows[layer_id], options)
+
+    def forward(self, hidden: Tensor, rope: Rope, ctx: ForwardContext) -> Tensor:
+        """hidden [T, H] → [T, H]."""
+        heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
+        query, key, value = heads.split(self.heads, dim=1)
+        query, key = self.turn(query, key, rope)
+        return self.o_proj(self.attn(query, key, value, ctx))  # type: ignore[no-any-return]
+
+    def turn(self, query: Tensor, key: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Apply the rotary embedding to query [T, Hq, D] and key [T, Hkv, D]."""
+        return self.kernels.rotary(query, *rope), self.kernels.rotary(key, *rope)
+
+
+class LlamaMLP(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, shape: ModelArchitecture, options: LayerOptions) -> None:
+        super().__init__()
+        self.kernels = options.kernels
+        parts = {"gate": shape.intermediate_size, "up": shape.intermediate_size}
+        self.gate_up_proj = MergedColumnParallelLinear(
+            shape.hidden_size, parts, options, bias=shape.mlp_bias
+        )
+        self.down_proj = RowParallelLinear(
+            shape.intermediate_size, shape.hidden_size, options, bias=shape.mlp_bias
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, H] → [T, H]."""
+        return self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(hidden)))  # type: ignore[no-any-return]
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm that also adds to the residual stream."""
+
+    attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
+
+    def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
+        self.self_attn = self.attention_class(shape, layer_id, options)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
+        self.mlp = LlamaMLP(shape, options)
+
+    def forward(
+        self, hidden: Tensor, residual: Tensor | None, rope: Rope, ctx: ForwardContext
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer before left → what this one leaves: (hidden, residual), each [T, H]."""
+        if residual is None:
+            hidden, residual = self.input_layernorm(hidden), hidden
+        else:
+            hidden, residual = self.input_layernorm.add(hidden, residual)
+        hidden = self.self_attn(hidden, rope, ctx)
+        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
+        return self.mlp(hidden), residual
+
+
+class LlamaModel(nn.Module):
+    """Token ids to the last hidden states."""
+
+    def __init__(
+        self,
+        shape: ModelArchitecture,
+        max_model_len: int,
+        options: LayerOptions,
+        layer_class: type[LlamaDecoderLayer],
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, options)
+        self.rotary = RotaryEmbedding(shape.rope, max_model_len, options)
+        self.layers = nn.ModuleList(
+            layer_class(shape, layer_id, options) for layer_id in range(shape.num_layers)
+        )
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """input_ids, positions int64 [T] → [T, H]."""
+        rope = self.rotary(positions)
+        hidden, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            hidden, residual = layer(hidden, residual, rope, ctx)
+        return self.norm.add(hidden, residual)[0]
+
+
+class LlamaForCausalLM(nn.Module):
+    """The model with its head. packed_modules: checkpoint name → (name here, part of it)."""
+
+    layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
+    packed_modules: ClassVar[dict[str, dict[str, str]]] = {
+        "qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
+        "gate_up_proj": {"gate_proj": "gate", "up_proj": "up"},
+    }
+
+    def __init__(self, shape: ModelArchitecture, max_model_len: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.model = LlamaModel(shape, max_model_len, options, self.layer_class)
+        tied = self.model.embed_tokens if shape.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(shape.vocab_size, shape.hidden_size, options, tied)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """input_ids, positions int64 [T] → hidden states [T, H]."""
+        return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] → float32 [S, V]."""
+        return self.lm_head(hidden)  # type: ignore[no-any-return]

@@ -1,0 +1,158 @@
+"""From a folder to a model that is ready to run.
+
+Owns the match between a checkpoint's names and the model's parameters, and the order of things: the
+model is first built without memory (on the meta device) and the load is rehearsed there, so that
+whatever does not fit is told before anything large is allocated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from quire.config import ModelConfig
+from quire.errors import CheckpointError
+from quire.kernels.dispatch import kernels_for
+from quire.layers.parameter import LayerOptions, LoadedModule, Weight, WeightShapeError
+from quire.models.architecture import ModelArchitecture
+from quire.models.checkpoint import Checkpoint, TensorEntry
+from quire.models.dummy import fill_with_dummies
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import MODELS
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_BIG = 1_000_000_000  # bytes from which on a progress bar is shown
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# checkpoint name → the parameter it fills, and which part of it
+Targets = dict[str, tuple[Weight, str | None]]
+
+
+def resolve_dtype(name: str, architecture: ModelArchitecture) -> torch.dtype:
+    """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
+
+    float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
+    """
+    wanted = architecture.dtype if name == "auto" else name
+    if wanted not in _DTYPES:
+        raise CheckpointError(
+            f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[wanted]
+
+
+def load_model(
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LlamaForCausalLM:
+    """Build the model of a folder and fill it, converting weights to `dtype`.
+
+    With load_format "dummy" the weights are random and only the config files are read.
+    Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
+    """
+    if config.load_format == "dummy":
+        model = _build(config, architecture, device, dtype)
+        fill_with_dummies(model, config.seed)
+    else:
+        checkpoint = Checkpoint.open(path)
+        plan = _build(config, architecture, torch.device("meta"), dtype)
+        names = _rehearse(checkpoint, plan, architecture)
+        model = _build(config, architecture, device, dtype)
+        _fill(model, checkpoint, names)
+    for module in model.modules():
+        if isinstance(module, LoadedModule):
+            module.process_after_load()
+    return model.eval()
+
+
+def _build(
+    config: ModelConfig, architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype
+) -> LlamaForCausalLM:
+    max_model_len = config.max_model_len or architecture.max_position_embeddings
+    options = LayerOptions(dtype, device, kernels_for(device.type))
+    return MODELS[architecture.family](architecture, max_model_len, options)
+
+
+def weight_targets(model: LlamaForCausalLM) -> Targets:
+    """Every name that a checkpoint must have. Fused parameters are known by their parts' names."""
+    targets: Targets = {}
+    for name, param in model.named_parameters():
+        assert isinstance(param, Weight)
+        module, leaf = name.rsplit(".", 1)
+        parent, _, own = module.rpartition(".")
+        parts = model.packed_modules.get(own)
+        if parts is None:
+            targets[name] = (param, None)
+        else:
+            for theirs, part in parts.items():
+                targets[f"{parent}.{theirs}.{leaf}"] = (param, part)
+    return targets
+
+
+def _rehearse(
+    checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelArchitecture
+) -> set[str]:
+    """Load tensors without content into a model without memory; returns the names to load."""
+    targets = weight_targets(plan)
+    missing = [name for name in targets if name not in checkpoint.entries]
+    left_over = [
+        name
+        for name in checkpoint.entries
+        if name not in targets and not _is_harmless(name, architecture)
+    ]
+    if missing or left_over:
+        raise CheckpointError(
+            f"{checkpoint.folder}: its tensors are not those of {architecture.architecture}"
+            f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
+            "config.json and the safetensors files belong together"
+        )
+    for name, (param, part) in targets.items():
+        _check(checkpoint.entries[name], param, part)
+    return set(targets)
+
+
+def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
+    if entry.dtype not in _FLOATS:
+        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {_FLOATS}")
+    try:
+        param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
+    except WeightShapeError as error:
+        raise entry.wrong(str(error)) from error
+
+
+def _is_harmless(name: str, architecture: ModelArchitecture) -> bool:
+    """Tensors that old checkpoints carry and nothing needs."""
+    return name.endswith(".rotary_emb.inv_freq") or (
+        name == "lm_head.weight" and architecture.tie_word_embeddings
+    )
+
+
+def _listed(what: str, names: list[str], most: int = 8) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"; {what}: {', '.join(names[:most])}{more}"
+
+
+def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str]) -> None:
+    """Copy the weights from the mapped files, each once, converting on the way."""
+    targets = weight_targets(model)
+    total = sum(checkpoint.entries[name].num_bytes for name in names)
+    console = Console(stderr=True)
+    quiet = total < _BIG or not console.is_terminal
+    with Progress(console=console, transient=True, disable=quiet) as progress:
+        task = progress.add_task("Loading weights", total=total)
+        for entry, tensor in checkpoint.tensors(names):
+            param, part = targets[entry.name]
+            param.weight_loader(param, tensor, part)
+            progress.advance(task, entry.num_bytes)

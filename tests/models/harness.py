@@ -1,0 +1,120 @@
+"""Drives a model over paged requests without a scheduler. For tests of anything that has a model."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from quire.config import ModelConfig
+from quire.kernels.layout import BatchLayout
+from quire.kvcache.storage import allocate_kv
+from quire.layers.context import ForwardContext
+from quire.models.architecture import ModelArchitecture
+from quire.models.llama import LlamaForCausalLM
+from quire.models.loader import load_model, resolve_dtype
+from torch import Tensor
+
+
+@dataclass
+class PagedRequest:
+    """Known tokens, how many of them are in the cache, and the blocks it holds."""
+
+    token_ids: list[int]
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+
+
+class PagedModel:
+    """A model with a KV cache; blocks are given out in random order unless told otherwise."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        shape: ModelArchitecture,
+        *,
+        num_blocks: int = 128,
+        block_size: int = 16,
+        scattered: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.model, self.block_size, self.device = model, block_size, device
+        self.kv = allocate_kv(
+            shape.num_layers,
+            num_blocks,
+            block_size,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype,
+            device,
+        )
+        self.free = list(range(num_blocks))
+        if scattered:
+            random.Random(0).shuffle(self.free)
+
+    @torch.inference_mode()
+    def step(self, work: list[tuple[PagedRequest, int]]) -> list[Tensor]:
+        """Compute the next n tokens of each request; returns logits [n, V] of each, on the CPU."""
+        order = sorted(range(len(work)), key=lambda i: work[i][1] != 1)  # decodes first
+        batch = [work[i] for i in order]
+        layout = self._layout(batch)
+        ids = [r.token_ids[r.num_computed : r.num_computed + n] for r, n in batch]
+        positions = [range(r.num_computed, r.num_computed + n) for r, n in batch]
+        hidden = self.model(
+            torch.tensor([i for row in ids for i in row], device=self.device),
+            torch.tensor([p for row in positions for p in row], device=self.device),
+            ForwardContext(layout, self.kv),
+        )
+        parts = self.model.compute_logits(hidden).cpu().split(layout.query_lens_host)
+        for request, n in batch:
+            request.num_computed += n
+        return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda p: p[0])]
+
+    def _layout(self, batch: list[tuple[PagedRequest, int]]) -> BatchLayout:
+        for request, n in batch:
+            needed = -(-(request.num_computed + n) // self.block_size)
+            while len(request.block_ids) < needed:
+                request.block_ids.append(self.free.pop(0))
+        table = np.zeros((len(batch), max(len(r.block_ids) for r, _ in batch)), dtype=np.int32)
+        for row, (request, _) in enumerate(batch):
+            table[row, : len(request.block_ids)] = request.block_ids
+        return BatchLayout.build(
+            [n for _, n in batch],
+            [r.num_computed + n for r, n in batch],
+            table,
+            self.block_size,
+            self.device,
+        )
+
+    def prefill(self, token_ids: list[int], chunk: int | None = None) -> Tensor:
+        """Logits [T, V] of a new request at all its positions, computed chunk by chunk."""
+        request = PagedRequest(list(token_ids))
+        return self.catch_up(request, chunk)
+
+    def catch_up(self, request: PagedRequest, chunk: int | None = None) -> Tensor:
+        """Compute what is left of a request; logits of what was computed."""
+        parts = []
+        while left := len(request.token_ids) - request.num_computed:
+            parts += self.step([(request, min(left, chunk or left))])
+        return torch.cat(parts)
+
+    def greedy(self, token_ids: list[int], num_tokens: int) -> list[int]:
+        """The num_tokens most probable continuations, one decode step each."""
+        request = PagedRequest(list(token_ids))
+        for _ in range(num_tokens):
+            logits = self.catch_up(request)
+            request.token_ids.append(int(logits[-1].argmax()))
+        return request.token_ids[len(token_ids) :]
+
+
+def load_folder(
+    folder: Path, dtype: str = "float32", **options: object
+) -> tuple[LlamaForCausalLM, ModelArchitecture]:
+    """A model and its shape from a folder, on the CPU; options go to ModelConfig."""
+    shape = ModelArchitecture.from_folder(folder)
+    config = ModelConfig(model=str(folder), dtype=dtype, **options)
+    torch_dtype = resolve_dtype(config.dtype, shape)
+    return load_model(config, shape, folder, torch.device("cpu"), torch_dtype), shape
