@@ -1,0 +1,97 @@
+"""A model's chat template: from messages to one text.
+
+The template decides the words; messages.py checks what goes in and sandbox.py runs it. This file
+knows no tokens but the texts of the named ones, which templates write themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from quire.errors import CheckpointError, InvalidRequestError
+from quire.tokenizer.folder import TOKEN_NAMES
+from quire.tokenizer.messages import TextMap, plain, prepare_messages, prepare_tools, wrong
+from quire.tokenizer.sandbox import Sandbox, TemplateLimitError
+
+_OWN_NAMES = frozenset(
+    {"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"}
+    | {"continue_final_message", "conversation", "return_dict"}
+)
+_PLAIN_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+
+
+class ChatTemplate:
+    """One template, compiled. origin: its file, for messages.
+
+    special_tokens: name → text, such as bos_token. Raises CheckpointError for a damaged template.
+    """
+
+    def __init__(self, source: str, *, origin: str, special_tokens: Mapping[str, str]) -> None:
+        sandbox = Sandbox()
+        try:
+            self._template = sandbox.from_string(source)
+            names = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(
+                f"{origin}: the chat template is damaged ({error}); mend it, or remove it to serve "
+                "the model without chat"
+            ) from error
+        self._special_tokens = dict(special_tokens)
+        taken = _OWN_NAMES.union(TOKEN_NAMES, sandbox.globals)
+        self.option_names = sorted(n for n in names - taken if _PLAIN_NAME.fullmatch(n))
+
+    def render(
+        self,
+        messages: Any,
+        *,
+        tools: Any,
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+        map_text: TextMap = str,
+    ) -> str:
+        """The conversation as the model's text, equal to what `transformers` renders.
+
+        options: further values for the template, under names that it reads (`option_names`).
+        map_text: applied to each string that comes from the caller, roles apart.
+        Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
+        """
+        self._check_option_names(options)
+        variables = self._special_tokens | {
+            "documents": None,
+            **plain(dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"),
+            "messages": prepare_messages(messages, map_text),
+            "tools": prepare_tools(tools, map_text),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._run(variables)
+
+    def _check_option_names(self, options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in self.option_names:
+                readable = ", ".join(self.option_names) or "none"
+                raise wrong(
+                    "chat_template_kwargs",
+                    f"{name!r} is no option of this model's chat template; it has: {readable}",
+                )
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        environment = self._template.environment
+        try:
+            return environment.concat(self._template.generate(variables))
+        except TemplateLimitError as error:
+            problem = f"the model's chat template was stopped ({error}); send fewer messages"
+        except jinja2.UndefinedError as error:
+            problem = f"the model's chat template needs a value that is missing ({error}); send it"
+        except jinja2.TemplateError as error:
+            problem = f"the model's chat template refuses them: {error}"
+        except Exception as error:  # a template is foreign code and can fail in any way
+            problem = (
+                f"the model's chat template fails on them ({type(error).__name__}: {error}); send "
+                "them in another form"
+            )
+        raise InvalidRequestError(f"messages: {problem}", param="messages", code="invalid_value")

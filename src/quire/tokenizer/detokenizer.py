@@ -1,0 +1,107 @@
+"""Incremental decoding: from an answer's tokens, as they come, to text that is safe to send.
+
+It owns the bytes of a character that is not complete yet and the text that may become a stop
+string. What the bytes of a token are is the tokenizer's knowledge.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from quire.tokenizer.stop_strings import StopMatcher
+from quire.tokenizer.tokenizer import Tokenizer
+
+_LONGEST_CHARACTER = 4  # bytes in UTF-8
+_NewDecoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """The text of one answer.
+
+    All parts that `push` and `finish` return, joined, are exactly what the answer adds to the
+    prompt: `decode(prompt + answer)` without `decode(prompt)`, and `decode(answer)` where the
+    prompt has no text. A character that the prompt begins and the answer completes belongs to the
+    answer. U+FFFD stands only for bytes that can no longer become a character. Time is linear in
+    the bytes, for any tokens.
+
+    stop: strings that end the text before them, or after them with include_stop_str_in_output.
+    The match that ends first counts, the longest of those that end together; none counts that
+    ends before token number min_tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output)
+        self._utf8 = _NewDecoder("replace")
+        self._is_first, self._prompt_tail = self._read_prompt(prompt_token_ids)
+        self.num_tokens = 0
+        """Tokens taken; after a stop string, up to the token that completed it."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Take further tokens; returns the new text that can be sent. Empty after a stop."""
+        parts = []
+        for token_id in token_ids:
+            if self.stop_reason is not None:
+                break
+            self.num_tokens += 1
+            if text := self._utf8.decode(self._bytes_of(token_id)):
+                parts.append(self._feed_stops(text))
+        return "".join(parts)
+
+    def finish(self) -> str:
+        """No more tokens come: returns what was held back. A stop string may end in it."""
+        if self.stop_reason is not None:
+            return ""
+        return self._feed_stops(self._utf8.decode(b"", final=True)) + self._stops.flush()
+
+    def _feed_stops(self, text: str) -> str:
+        return self._stops.feed(text, may_match=self.num_tokens >= self._min_tokens)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if not self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
+            return b""
+        data = self._tokenizer.token_bytes(token_id, first=self._is_first)
+        self._is_first = False
+        if self._prompt_tail and data:
+            data, self._prompt_tail = _continued(self._prompt_tail, data), b""
+        return data
+
+    def _read_prompt(self, token_ids: Sequence[int]) -> tuple[bool, bytes]:
+        """Whether the answer begins the text, and the prompt's last, incomplete character."""
+        tail, is_first = b"", True
+        for token_id in reversed(token_ids):
+            if not self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
+                continue
+            is_first = False
+            tail = self._tokenizer.token_bytes(token_id) + tail
+            if len(tail) >= _LONGEST_CHARACTER:
+                break
+        decoder = _NewDecoder("replace")
+        decoder.decode(tail)
+        return is_first, decoder.getstate()[0]
+
+
+def _continued(tail: bytes, data: bytes) -> bytes:
+    """The prompt's incomplete character before the answer's bytes, if they go on with it.
+
+    If they do not, its U+FFFD is the prompt's text, not the answer's.
+    """
+    decoder = _NewDecoder("replace")
+    return data if decoder.decode(tail + data[:1]).startswith("\ufffd") else tail + data

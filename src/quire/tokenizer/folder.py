@@ -1,0 +1,173 @@
+"""What a model's folder says about its tokenizer: reads and checks the files, keeps nothing.
+
+tokenizer.json is the tokenizer itself, tokenizer_config.json (with special_tokens_map.json in
+older folders) names the special tokens, and the chat template is in one of four places.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def read_backend(folder: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of tokenizer.json. Raises CheckpointError with the fix."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises the bare class
+        raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _how_to_get_one(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder; give one that holds a model's tokenizer files"
+    if (folder / "tokenizer.model").is_file():
+        return (
+            "convert tokenizer.model once: pip install transformers sentencepiece, then python -c "
+            "\"from transformers import AutoTokenizer as A; p = '" + str(folder) + "'; "
+            'A.from_pretrained(p).save_pretrained(p)"'
+        )
+    return "copy it from the model's page, or name another folder with the setting 'tokenizer'"
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; special_tokens_map.json on top in folders of the older kind."""
+    settings = _read_object(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" in settings:
+        return settings
+    return settings | _read_object(folder / "special_tokens_map.json")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: damaged ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a JSON object; download it again")
+    return content
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); download it again") from error
+
+
+def named_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Name → text of the special tokens that have a role, such as eos_token."""
+    texts = {name: _token_text(settings.get(name)) for name in TOKEN_NAMES}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def add_missing_tokens(backend: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """Register tokens that only the settings list, as control tokens where they say so.
+
+    A named token that has no id in tokenizer.json is left out: the model has no row for it.
+    Raises CheckpointError if a token would get another id than the one listed.
+    """
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token_id, flags in _listed_tokens(settings):
+        if flags["content"] not in known:
+            _add_token(backend, token_id, flags)
+            known.add(flags["content"])
+    for name, text in named_tokens(settings).items():
+        own_id = backend.token_to_id(text)
+        if text not in known and own_id is not None:
+            flags = settings[name] if isinstance(settings[name], dict) else {"content": text}
+            _add_token(backend, own_id, flags | {"special": True})
+            known.add(text)
+
+
+def _listed_tokens(settings: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    listed = settings.get("added_tokens_decoder") or {}
+    try:
+        pairs = [(int(key), flags) for key, flags in listed.items()]
+        texts = [flags["content"] for _, flags in pairs]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("content is not a string")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "tokenizer_config.json: added_tokens_decoder is not a map of ids to tokens; download "
+            "the file again"
+        ) from error
+    return sorted(pairs, key=lambda pair: pair[0])
+
+
+def _add_token(backend: tokenizers.Tokenizer, token_id: int, flags: dict[str, Any]) -> None:
+    from tokenizers import AddedToken
+
+    options = {name: bool(flags[name]) for name in _FLAGS if name in flags}
+    backend.add_tokens([AddedToken(flags["content"], **options)])
+    if backend.token_to_id(flags["content"]) != token_id:
+        raise CheckpointError(
+            f"tokenizer_config.json: {flags['content']!r} has id {token_id} there, but "
+            f"{backend.token_to_id(flags['content'])} after tokenizer.json; download both again"
+        )
+
+
+def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Name → (file, source) of the chat templates; "default" is the one without a name.
+
+    Files of their own come before entries in tokenizer_config.json.
+    """
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    found = {n: (str(p), _read_text(p)) for n, p in sorted(files.items()) if p.is_file()}
+    if found:
+        return found
+    legacy = folder / "chat_template.json"
+    for path, value in (
+        (legacy, _read_object(legacy).get("chat_template")),
+        (folder / "tokenizer_config.json", settings.get("chat_template")),
+    ):
+        if value is not None:
+            return {name: (str(path), source) for name, source in _entries(path, value)}
+    return {}
+
+
+def _entries(path: Path, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        return [("default", value)]
+    entries = value if isinstance(value, list) else []
+    pairs = [(e.get("name"), e.get("template")) for e in entries if isinstance(e, dict)]
+    named = [(n, t) for n, t in pairs if isinstance(n, str) and isinstance(t, str)]
+    if not named or len(named) != len(entries):
+        raise CheckpointError(
+            f"{path}: chat_template must be a string or a list of names with templates; mend it"
+        )
+    return named

@@ -1,0 +1,148 @@
+"""What a conversation must look like before a template sees it.
+
+Checks shape and roles, brings OpenAI's spellings to those that templates read, and copies every
+value into plain JSON types, so that nothing with methods reaches the template. It renders nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from quire.errors import InvalidRequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+BREAK = "\ufdd0"
+"""A code point that Unicode reserves for use inside programs: no text may hold it, so a program
+may mark places with it (the tokenizer does, in control tokens that a user typed)."""
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+TextMap = Callable[[str], str]
+
+
+def check_text(text: str, param: str) -> None:
+    """Refuse what is no Unicode text. Raises InvalidRequestError that names `param`."""
+    if not isinstance(text, str):
+        raise wrong(param, f"{type(text).__name__} is not text; give a string")
+    if BREAK in text:
+        raise wrong(param, "it holds U+FDD0, which is reserved for use inside programs; remove it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise wrong(
+            param,
+            f"half of a surrogate pair, U+{ord(text[error.start]):04X}, at character "
+            f"{error.start}; send whole characters",
+        ) from error
+
+
+def wrong(param: str, problem: str, *, where: str | None = None) -> InvalidRequestError:
+    """The error for a field; where: the place inside it, such as messages[2].role."""
+    return InvalidRequestError(f"{where or param}: {problem}", param=param, code="invalid_value")
+
+
+def prepare_messages(messages: Any, map_text: TextMap) -> list[dict[str, Any]]:
+    """Messages as templates read them, `map_text` applied to each string but the role.
+
+    As `transformers` does, keys whose value is null are dropped and a message's reasoning is given
+    under each name that templates use. Content parts of type text are joined by line ends, as vLLM
+    and llama.cpp do; arguments of tool calls, JSON in OpenAI's form, become objects.
+    Raises InvalidRequestError (param "messages").
+    """
+    if not isinstance(messages, list) or not messages:
+        raise wrong("messages", "give a list with at least one message")
+    return [_prepare(m, f"messages[{i}]", map_text) for i, m in enumerate(messages)]
+
+
+def _prepare(message: Any, where: str, map_text: TextMap) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise wrong("messages", "give an object with role and content", where=where)
+    message = {key: value for key, value in message.items() if value is not None}
+    role = message.get("role")
+    if role not in ROLES:
+        raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
+    if "content" in message:
+        message["content"] = _joined(message["content"], f"{where}.content")
+    elif role != "assistant":  # whose message may be tool calls alone
+        raise wrong("messages", "it is missing; give a string", where=f"{where}.content")
+    if "tool_calls" in message:
+        message["tool_calls"] = _with_parsed_arguments(message["tool_calls"], f"{where}.tool_calls")
+    reasoning = next((message[n] for n in _REASONING_NAMES if n in message), None)
+    if reasoning is not None:
+        message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
+    prepared = plain(message, map_text, "messages", where)
+    return {**prepared, "role": role}
+
+
+def _joined(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong("messages", "give a string or a list of text parts", where=where)
+    return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise wrong("messages", f"the type {kind!r} is not supported; only text is", where=where)
+    if not isinstance(part.get("text"), str):
+        raise wrong("messages", "give a string", where=f"{where}.text")
+    text: str = part["text"]
+    return text
+
+
+def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise wrong("messages", "give a list of objects", where=where)
+    return [_with_parsed(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (json.JSONDecodeError, RecursionError) as error:
+        place = f"{where}.function.arguments"
+        raise wrong("messages", f"not JSON ({error}); send the object", where=place) from error
+    return call | {"function": function | {"arguments": arguments}}
+
+
+def prepare_tools(tools: Any, map_text: TextMap) -> list[dict[str, Any]] | None:
+    """Tools as plain JSON objects. Raises InvalidRequestError (param "tools")."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise wrong("tools", "give a list of objects")
+    prepared: list[dict[str, Any]] = plain(tools, map_text, "tools", "tools")
+    return prepared
+
+
+def plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
+    """A copy made of exact JSON types, strings (keys too) passed through `map_text`.
+
+    Raises InvalidRequestError for any other type, for broken text, and for too deep nesting.
+    """
+    try:
+        return _plain(value, map_text, param, where)
+    except RecursionError as error:
+        raise wrong(param, "nested too deeply; flatten it", where=where) from error
+
+
+def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
+    if value is None or type(value) in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        check_text(value, param)
+        return map_text(str.__str__(value))
+    if isinstance(value, dict):
+        return {
+            _plain(k, map_text, param, where): _plain(v, map_text, param, where)
+            for k, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, map_text, param, where) for item in value]
+    raise wrong(param, f"{type(value).__name__} is no JSON type; give plain values", where=where)

@@ -1,0 +1,231 @@
+"""The one place where Jinja runs: sandboxed, and bounded in time and size.
+
+A chat template is code that came with a checkpoint. The sandbox keeps it away from Python; this
+file adds the bounds that the sandbox lacks. Templates are compiled to Python, and a call that
+looks at the thread's CPU clock is put at the head of each loop and function of that Python, so
+that no loop, macro or recursion outlives the limit; every joined string, and every operator or
+count that multiplies sizes, is checked before it takes memory. What remains is what a single
+filter makes of values that passed these checks, the square of their size at worst: whoever serves
+checkpoints of strangers gives the process a memory limit besides.
+
+It does not know messages, roles or tokens.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import functools
+import json
+import re
+import string
+import time
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_CPU_SECONDS = 1.0
+MAX_CHARACTERS = 2**24  # of the text, and of any string that is joined on the way
+MAX_COUNT = 100_000  # of repetitions, widths and indents
+_MAX_INT_BITS = 64
+_WIDE = re.compile(r"\d{6}")
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #\d.]*(\*|\d{6})")
+_WIDTH_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
+
+
+class TemplateLimitError(TemplateError):
+    """The template takes too long or makes too much."""
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja as chat templates expect it (the names and options of `transformers`), with bounds."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        self.context_class = _MeteredContext
+        self.filters["tojson"] = _to_json
+        self.filters["format"] = _format
+        for name in _WIDTH_FILTERS:
+            self.filters[name] = _with_small_counts(self.filters[name])
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = _strftime_now
+        del self.globals["lipsum"]
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Join a template's pieces, of a block or of the whole, up to the size limit."""
+        kept, size = [], 0
+        for part in parts:
+            size += len(part)
+            _check_size(size)
+            kept.append(part)
+        return "".join(kept)
+
+    def join_operands(self, operands: Iterable[Any]) -> str:
+        """The `~` operator."""
+        return self.concat(map(str, operands))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Bound what `*`, `**`, `+` and `%` can make of small operands."""
+        if operator == "**":
+            _check_count(right)
+        elif operator == "*":
+            _check_size(_repeated(left, right))
+        elif operator == "+":
+            _check_size(_length(left) + _length(right))
+        elif isinstance(left, str):
+            _check_percents(left)
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int) and result.bit_length() > _MAX_INT_BITS:
+            raise TemplateLimitError("a number of more than 64 bits")
+        return result
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Bound the widths that string methods take."""
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, (str, bytes, int)):
+            for argument in (*args, *kwargs.values()):
+                _check_count(argument)
+        return super().call(context, function, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Bound the widths in `str.format`."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _check_braces(value.__self__)
+        return wrapped
+
+    def _compile(self, source: str, filename: str) -> CodeType:
+        tree = _Metering().visit(ast.parse(source, filename))
+        return compile(ast.fix_missing_locations(tree), filename, "exec")
+
+
+class _MeteredContext(Context):
+    """A render's variables, and when it must be done: by its thread's CPU clock, so that a busy
+    machine does not fail an honest template."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline = time.thread_time() + MAX_CPU_SECONDS
+
+    def tick(self) -> None:
+        """Called by the compiled template in each turn of a loop and each call of a macro."""
+        if time.thread_time() > self._deadline:
+            raise TemplateLimitError(f"more than {MAX_CPU_SECONDS:g} s of computing")
+
+
+class _Metering(ast.NodeTransformer):
+    """Puts the ticks into a compiled template, and the size check under its `~` operator."""
+
+    _TICK = "context.tick()"
+    _JOIN = "environment.join_operands"
+
+    def _with_tick(self, node: ast.For | ast.While | ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.body.insert(0, ast.parse(self._TICK).body[0])
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        return self._with_tick(node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        return self._with_tick(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._with_tick(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.parse(self._JOIN, mode="eval").body if node.id == "str_join" else node
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`: marks the assistant's words for training; here only its body counts."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, bytes, list, tuple)) else 0
+
+
+def _repeated(left: Any, right: Any) -> int:
+    """Length of a sequence times an integer; 0 for other products."""
+    count = right if isinstance(right, int) else left
+    return (_length(left) + _length(right)) * count if isinstance(count, int) else 0
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_CHARACTERS:
+        raise TemplateLimitError(f"more than {MAX_CHARACTERS} characters")
+
+
+def _check_count(value: Any) -> None:
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise TemplateLimitError(f"the count {value}, above {MAX_COUNT}")
+
+
+def _check_percents(template: str) -> None:
+    if _WIDE_PERCENT.search(template):
+        raise TemplateLimitError("a format whose width is not small")
+
+
+def _check_braces(template: str) -> None:
+    for _, _, spec, _ in string.Formatter().parse(template):
+        if spec and ("{" in spec or _WIDE.search(spec)):
+            raise TemplateLimitError("a format whose width is not small")
+
+
+def _with_small_counts(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)  # keeps Jinja's marks on the function
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            _check_count(argument)
+        return function(*args, **kwargs)
+
+    return bounded
+
+
+def _format(template: str, *args: Any, **kwargs: Any) -> str:
+    _check_percents(template)
+    return template % (kwargs or args)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without Jinja's HTML escapes."""
+    _check_count(indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    _check_percents(pattern)
+    return datetime.datetime.now().strftime(pattern)

@@ -1,0 +1,282 @@
+"""A model's tokenizer: text to token ids and back, and conversations to ids.
+
+It wraps the `tokenizers` library, reads the same files as `transformers`, and gives the same ids.
+Text comes from the tokens' bytes (spelling.py), so `decode`, `token_bytes` and the incremental
+detokenizer agree by construction. It differs from the library in one case: where SentencePiece's
+byte tokens spell broken UTF-8, only the broken bytes become U+FFFD, not the sound characters
+beside them, since a stream cannot take back what it has sent.
+
+Control tokens. Text typed by people must not steer the model: `encode` reads the name of a control
+token as plain text unless parse_special is given, and `encode_chat` lets only the template write
+control tokens, never the messages, tools or options. The text stays as it was typed. A caller who
+writes the whole prompt, template included, asks for parse_special, as `transformers` and other
+engines always do. Control tokens are those that the tokenizer marks as special; other added
+tokens, such as <think>, are recognised everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import InvalidRequestError
+from quire.tokenizer.folder import (
+    add_missing_tokens,
+    named_tokens,
+    read_backend,
+    read_settings,
+    read_templates,
+)
+from quire.tokenizer.messages import BREAK, check_text
+from quire.tokenizer.spelling import Spelling
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from quire.tokenizer.chat_template import ChatTemplate
+
+
+class Tokenizer:
+    """Encodes and decodes; safe to share between threads.
+
+    backend: the library's tokenizer. names: role → text of special tokens, such as eos_token.
+    templates: name → (file, source) of chat templates.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        names: dict[str, str] | None = None,
+        templates: dict[str, tuple[str, str]] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._names = names or {}
+        self._templates = _compile(templates or {}, self._names)
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._control = _beginnings_of(added[i].content for i in self._special_ids)
+        self._spelling = Spelling(backend.decoder)
+        self._bytes: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Tokenizer:
+        """The tokenizer of a model's folder.
+
+        Reads tokenizer.json, tokenizer_config.json, special_tokens_map.json and the chat template
+        from chat_template.jinja, additional_chat_templates/, chat_template.json or
+        tokenizer_config.json. Raises CheckpointError, which names the file and the fix.
+        """
+        path = Path(path)
+        backend = read_backend(path)
+        settings = read_settings(path)
+        add_missing_tokens(backend, settings)
+        return cls(backend, names=named_tokens(settings), templates=read_templates(path, settings))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One above the highest token id; ids between may be unused."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id that ends a text, where the files name one."""
+        return self._named_id("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text, where the files name one."""
+        return self._named_id("bos_token")
+
+    def _named_id(self, name: str) -> int | None:
+        text = self._names.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    # Text to ids
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text.
+
+        add_special_tokens: as tokenizer.json says, such as a BOS in front. parse_special: read
+        names of control tokens in the text as these tokens; without it they are plain text.
+        Raises InvalidRequestError (param "prompt") for what is no Unicode text.
+        """
+        check_text(text, "prompt")
+        return self._encode(text if parse_special else self._as_prose(text), add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        backend = self._careful if BREAK in text else self._backend
+        # the batch form skips offsets, which makes it twice as fast
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def _as_prose(self, text: str) -> str:
+        """Break each control token's name behind its first character."""
+        return self._control.sub(rf"\g<0>{BREAK}", text)
+
+    @cached_property
+    def _careful(self) -> tokenizers.Tokenizer:
+        """Drops the breaks after it has looked for control tokens: as ids, the text is whole.
+
+        A copy, made when the first text with a control token's name comes, so that other texts
+        take exactly the library's path.
+        """
+        import tokenizers
+
+        spec = json.loads(self._backend.to_str())
+        drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
+        rest = [spec["normalizer"]] if spec["normalizer"] else []
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
+        for token in spec["added_tokens"]:
+            token["normalized"] &= not token["special"]  # look for them before the break goes
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+    def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:
+        """Each word as token ids, as it is spelled inside a text with and without a space before.
+
+        Raises InvalidRequestError (param "bad_words").
+        """
+        found: list[list[int]] = []
+        for word in words:
+            check_text(word, "bad_words")
+            for spelled in (word, f" {word}"):
+                if (ids := self._inner_ids(spelled)) and ids not in found:
+                    found.append(ids)
+        return found
+
+    def _inner_ids(self, text: str) -> list[int]:
+        """Ids of a text that follows other text, without the space that some put in front."""
+        before = self._encode("\n", add_special_tokens=False)
+        ids = self._encode(f"\n{text}", add_special_tokens=False)
+        if ids[: len(before)] == before:
+            return ids[len(before) :]
+        return self._encode(text, add_special_tokens=False)
+
+    # Ids to text
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; ids without a token add nothing. No space is tidied away."""
+        return b"".join(self._spelled(ids, skip_special_tokens)).decode(errors="replace")
+
+    def _spelled(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterator[bytes]:
+        first = True
+        for token_id in ids:
+            if self.shows(token_id, skip_special_tokens=skip_special_tokens):
+                yield self.token_bytes(token_id, first=first)
+                first = False
+
+    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether the id takes part in decoded text: it has a token that is not skipped."""
+        if token_id in self._special_ids:
+            return not skip_special_tokens
+        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether it is a control token, which skip_special_tokens leaves out."""
+        return token_id in self._special_ids
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """The bytes that a token adds to a text: any part of a character, nothing if unknown.
+
+        first: at the very start of a text, where SentencePiece's leading space is dropped.
+        """
+        key = (token_id, first)
+        if (known := self._bytes.get(key)) is None:
+            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+            known = b"" if token is None else self._spelling.bytes_of(token, first=first)
+            self._bytes[key] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """A token for people to see; U+FFFD where it holds only part of a character."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    # Conversations
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+        return bool(self._templates)
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The text that the chat template makes, to look at: encode_chat makes the ids.
+
+        template_kwargs: further values for the template, under names that it reads.
+        Raises InvalidRequestError (param "messages", "tools" or "chat_template_kwargs").
+        """
+        template = self._template_for(tools)
+        return template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            options=template_kwargs,
+        )
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation, with the special tokens that the template writes and no
+        others: no second BOS, and none from names of control tokens in the messages.
+
+        Arguments and errors as for render_chat.
+        """
+        text = self._template_for(tools).render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            options=template_kwargs,
+            map_text=self._as_prose,
+        )
+        return self._encode(text, add_special_tokens=False)
+
+    def _template_for(self, tools: Any) -> ChatTemplate:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" in self._templates:
+            return self._templates["default"]
+        raise InvalidRequestError(
+            "messages: this model has no chat template; use plain completions, or put a "
+            "chat_template.jinja into the model's folder and start again",
+            param="messages",
+        )
+
+
+def _compile(
+    templates: dict[str, tuple[str, str]], names: dict[str, str]
+) -> dict[str, ChatTemplate]:
+    if not templates:
+        return {}
+    from quire.tokenizer.chat_template import ChatTemplate  # brings Jinja, which takes a while
+
+    return {
+        name: ChatTemplate(source, origin=origin, special_tokens=names)
+        for name, (origin, source) in templates.items()
+    }
+
+
+def _beginnings_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches the first character of any of them, wherever one stands, also inside another.
+
+    Texts of one character are left out: there is no place to break them.
+    """
+    texts = sorted(text for text in texts if len(text) > 1)
+    return re.compile("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in texts) or "(?!)")

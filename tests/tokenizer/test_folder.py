@@ -1,0 +1,191 @@
+"""Reading a model's folder: each file, each damage, each fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import WriteFolder
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from quire.errors import CheckpointError
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder; give one"):
+        Tokenizer.from_folder(tmp_path / "nothing")
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: it does not exist; copy it"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_only_a_sentencepiece_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
+    with pytest.raises(CheckpointError, match=r"convert tokenizer\.model once: pip install"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 5}', b"\xff\xfe", b"null"])
+def test_damaged_tokenizer(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: damaged .*; download it again"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json"]
+)
+def test_damaged_settings(write: WriteFolder, name: str, content: bytes) -> None:
+    folder = write()
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: .*download it again"):
+        Tokenizer.from_folder(folder)
+
+
+def test_settings_may_be_absent(write: WriteFolder) -> None:
+    folder = write()
+    (folder / "tokenizer_config.json").unlink()
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.eos_token_id is None
+    assert tokenizer.bos_token_id is None
+    assert not tokenizer.has_chat_template
+
+
+def test_older_folders_name_tokens_in_the_map(write: WriteFolder) -> None:
+    folder = write(eos_token="<|end|>")
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>", "lstrip": False}, "pad_token": None})
+    )
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.eos_token_id == tokenizer.encode("<|im_end|>", parse_special=True)[0]
+    assert tokenizer.eos_token_id == PreTrainedTokenizerFast.from_pretrained(folder).eos_token_id
+
+
+def test_a_named_token_becomes_a_control_token(write: WriteFolder) -> None:
+    folder = write(eos_token="fox")  # an ordinary word of the vocabulary
+    tokenizer, oracle = (
+        Tokenizer.from_folder(folder),
+        PreTrainedTokenizerFast.from_pretrained(folder),
+    )
+    assert tokenizer.eos_token_id == oracle.eos_token_id
+    assert tokenizer.is_special(oracle.eos_token_id)
+    assert tokenizer.encode("a fox", parse_special=True) == oracle.encode("a fox")
+
+
+def test_a_named_token_without_an_id_is_left_out(write: WriteFolder) -> None:
+    tokenizer = Tokenizer.from_folder(write(pad_token="[PAD]", eos_token="[EOS]"))
+    assert tokenizer.eos_token_id is None
+    assert tokenizer.decode(tokenizer.encode("[PAD]", parse_special=True)) == "[PAD]"
+
+
+def test_tokens_that_only_the_settings_list(write: WriteFolder) -> None:
+    size = Tokenizer.from_folder(write()).vocab_size
+    flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False}
+    listed = {
+        str(size + 1): {"content": "<tool>", "special": False, **flags},
+        str(size): {"content": "<image>", "special": True, **flags},
+    }
+    folder = write(added_tokens_decoder=listed)
+    tokenizer, oracle = (
+        Tokenizer.from_folder(folder),
+        PreTrainedTokenizerFast.from_pretrained(folder),
+    )
+    assert tokenizer.encode("a<image> b<tool> c", parse_special=True) == oracle.encode(
+        "a<image> b<tool> c"
+    )
+    assert tokenizer.is_special(size)
+    assert not tokenizer.is_special(size + 1)
+
+
+def test_a_listed_token_with_another_id(write: WriteFolder) -> None:
+    with pytest.raises(CheckpointError, match=r"'<tool>' has id 9999 there, but \d+"):
+        Tokenizer.from_folder(write(added_tokens_decoder={"9999": {"content": "<tool>"}}))
+
+
+@pytest.mark.parametrize(
+    "listed", [[1], {"x": {"content": "a"}}, {"1": "a"}, {"1": {"content": 2}}]
+)
+def test_malformed_listed_tokens(write: WriteFolder, listed: object) -> None:
+    with pytest.raises(CheckpointError, match="added_tokens_decoder is not a map"):
+        Tokenizer.from_folder(write(added_tokens_decoder=listed))
+
+
+def test_truncation_and_padding_are_off(write: WriteFolder) -> None:
+    folder = write()
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=16)
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode(tokenizer.encode("1 2 3 4 5 6 7 8")) == "1 2 3 4 5 6 7 8"
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        {"type": "CTC", "pad_token": "p", "word_delimiter_token": "|", "cleanup": True},
+        {"type": "BPEDecoder", "suffix": "</w>"},
+        {"type": "Strip", "content": " ", "start": 0, "stop": 1},
+        {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "BPEDecoder", "suffix": "w"}]},
+    ],
+)
+def test_decoders_that_rewrite_are_refused(write: WriteFolder, decoder: object) -> None:
+    folder = write()
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(spec | {"decoder": decoder}))
+    with pytest.raises(CheckpointError, match=r"cannot give text token by token; use"):
+        Tokenizer.from_folder(folder)
+
+
+def render(folder: Path, **tools: object) -> str:
+    return Tokenizer.from_folder(folder).render_chat([{"role": "user", "content": "hi"}], **tools)
+
+
+def test_templates_by_precedence(write: WriteFolder) -> None:
+    folder = write(chat_template="config")
+    assert render(folder) == "config"
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
+    assert render(folder) == "legacy"
+    (folder / "chat_template.jinja").write_text("file")
+    assert render(folder) == "file"
+
+
+def test_templates_by_name(write: WriteFolder) -> None:
+    entries = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    folder = write(chat_template=entries)
+    oracle = PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [{"role": "user", "content": "hi"}]
+    for tools in (None, [], [{"type": "function"}]):
+        expected = oracle.apply_chat_template(messages, tools=tools, tokenize=False)
+        assert render(folder, tools=tools) == expected
+
+
+def test_additional_template_files(write: WriteFolder) -> None:
+    folder = write()
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    assert render(folder) == "plain"
+    assert render(folder, tools=[]) == "tools"
+
+
+@pytest.mark.parametrize("value", [5, [], [{"name": "default"}], ["x"], {"default": "x"}])
+def test_malformed_templates(write: WriteFolder, value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template must be"):
+        Tokenizer.from_folder(write(chat_template=value))
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{{ x|nofilter }}", "{% include 'a' %}{%"])
+def test_templates_that_do_not_compile(write: WriteFolder, source: str) -> None:
+    folder = write()
+    (folder / "chat_template.jinja").write_text(source)
+    with pytest.raises(
+        CheckpointError, match=r"chat_template\.jinja: the chat template is damaged"
+    ):
+        Tokenizer.from_folder(folder)

@@ -1,0 +1,91 @@
+"""What is taken as a conversation, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.tokenizer.messages import BREAK, prepare_messages, prepare_tools
+
+
+def prepare(message: Any) -> dict[str, Any]:
+    (prepared,) = prepare_messages([message], str)
+    return prepared
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([], "messages: give a list"),
+        (None, "messages: give a list"),
+        ("hi", "messages: give a list"),
+        (["hi"], r"messages\[0\]: give an object"),
+        ([{"content": "hi"}], r"messages\[0\]\.role: None; give one of system, developer"),
+        ([{"role": "im_end", "content": "hi"}], r"messages\[0\]\.role: 'im_end'; give one of"),
+        ([{"role": ["user"], "content": "hi"}], r"messages\[0\]\.role: \['user'\]; give"),
+        ([{"role": "user"}], r"messages\[0\]\.content: it is missing; give a string"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content: it is missing"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content: give a string or a list"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            r"messages\[0\]\.content\[0\]: the type 'image_url' is not supported; only text is",
+        ),
+        ([{"role": "user", "content": ["hi"]}], r"content\[0\]: the type None is not supported"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\]\.text: give a string"),
+        ([{"role": "user", "content": "\ud800"}], r"half of a surrogate pair, U\+D800"),
+        ([{"role": "user", "content": BREAK}], r"U\+FDD0, which is reserved"),
+        ([{"role": "user", "content": "hi", "name": object()}], "object is no JSON type"),
+        ([{"role": "assistant", "tool_calls": {}}], r"tool_calls: give a list of objects"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+            r"messages\[0\]\.tool_calls\[0\]\.function\.arguments: not JSON",
+        ),
+    ],
+)
+def test_refuses(messages: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        prepare_messages(messages, str)
+    assert caught.value.param == "messages"
+
+
+def test_refuses_deep_nesting() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequestError, match="nested too deeply; flatten it"):
+        prepare({"role": "user", "content": "hi", "extra": deep})
+
+
+def test_joins_text_parts() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert prepare({"role": "user", "content": parts})["content"] == "one\ntwo"
+
+
+def test_parses_arguments_of_tool_calls() -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    prepared = prepare(message)
+    assert prepared["tool_calls"][0]["function"]["arguments"] == {"x": [1, None]}
+    assert prepared == prepare(prepared)
+    assert call["function"]["arguments"] == '{"x": [1, null]}', "the caller's messages stay"
+    assert "content" not in prepared
+
+
+def test_maps_every_string_but_the_role() -> None:
+    call = {"function": {"name": "f", "arguments": {"user": "user"}}}
+    message = {"role": "user", "content": "user", "name": "user", "tool_calls": [call]}
+    (prepared,) = prepare_messages([message], lambda text: text.replace("user", "*"))
+    assert prepared["role"] == "user"
+    assert prepared["content"] == prepared["name"] == "*"
+    assert prepared["tool_calls"][0]["function"]["arguments"] == {"*": "*"}
+
+
+def test_tools() -> None:
+    assert prepare_tools(None, str) is None
+    assert prepare_tools([{"type": "function", "n": 1.5}], str) == [{"type": "function", "n": 1.5}]
+    for tools in ({}, "f", [1]):
+        with pytest.raises(InvalidRequestError, match="tools: give a list of objects") as caught:
+            prepare_tools(tools, str)
+        assert caught.value.param == "tools"

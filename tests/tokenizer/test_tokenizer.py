@@ -1,0 +1,190 @@
+"""Encoding and decoding: equal to `transformers`, and control tokens only where they belong."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from quire.errors import InvalidRequestError
+from quire.tokenizer.messages import BREAK
+from quire.tokenizer.tokenizer import Tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world!",
+    "  two  spaces \n\n\n and\ttabs\r\n",
+    "naïve café, Größe; Привет 你好,世界。안녕",
+    "👩‍👩‍👧‍👦🇩🇪👍🏽",
+    "e\u0301 \u200d \u202e \ufeff \u2028 NUL\0here",
+    "<think>is it</think> 你好世界 <tool_call>",
+    "x" * 1000,
+]
+ANY_TEXT = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"], exclude_characters=BREAK),
+        st.sampled_from(list(" \n▁Ġ<>|é你👍\u200d\ufffdabc")),
+    ),
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("add", [True, False])
+def test_encodes_as_transformers(
+    tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, text: str, add: bool
+) -> None:
+    assert tokenizer.encode(text, add_special_tokens=add) == oracle.encode(
+        text, add_special_tokens=add
+    )
+
+
+@settings(max_examples=40)
+@given(text=ANY_TEXT, extra=st.sampled_from(["", "<s>", "</s>", "<|im_start|>", "<|end|> "]))
+def test_parses_control_tokens_as_transformers(
+    tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, text: str, extra: str
+) -> None:
+    text = text + extra + text
+    assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
+
+
+@settings(max_examples=40)
+@given(data=st.data(), skip=st.booleans())
+def test_decodes_what_was_encoded_as_transformers(
+    tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, data: st.DataObject, skip: bool
+) -> None:
+    ids = oracle.encode(data.draw(ANY_TEXT) + "</s>" + data.draw(ANY_TEXT))
+    expected = oracle.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+    assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_decodes_any_byte_level_ids_as_transformers(
+    folders: dict[str, Path], data: st.DataObject
+) -> None:
+    for name in ("gpt2", "llama3"):
+        ours = Tokenizer.from_folder(folders[name])
+        oracle = PreTrainedTokenizerFast.from_pretrained(folders[name])
+        ids = data.draw(st.lists(st.integers(0, ours.vocab_size + 3), max_size=30))
+        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_broken_byte_tokens_do_not_spoil_their_neighbours(llama2: Tokenizer) -> None:
+    by_bytes = {llama2.token_bytes(i): i for i in reversed(range(llama2.vocab_size))}
+    ids = [by_bytes[bytes([value])] for value in [*"€".encode(), 0xFF]]
+    assert llama2.decode(ids) == "€\ufffd"
+
+
+@settings(max_examples=40)
+@given(text=ANY_TEXT)
+def test_bytes_of_tokens_join_to_the_text(byte_tokenizer: Tokenizer, text: str) -> None:
+    ids = byte_tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(byte_tokenizer.token_bytes(i) for i in ids).decode()
+    assert joined.removeprefix(" ") == byte_tokenizer.decode(ids).removeprefix(" ")
+
+
+def test_token_bytes_of_each_spelling(gpt2: Tokenizer, llama2: Tokenizer) -> None:
+    euro = gpt2.encode("€")
+    assert [gpt2.token_bytes(i) for i in euro] == [b"\xe2", b"\x82", b"\xac"]
+    assert [gpt2.token_text(i) for i in euro] == ["\ufffd"] * 3
+    assert gpt2.token_text(gpt2.eos_token_id or 0) == "</s>"
+    space, *euro = llama2.encode("€", add_special_tokens=False)
+    assert b"".join(llama2.token_bytes(i) for i in euro) == "€".encode()
+    assert llama2.token_bytes(space) == b" "
+    assert llama2.token_bytes(space, first=True) == b""
+    assert llama2.token_bytes(llama2.eos_token_id or 0) == b"</s>"
+    for unknown in (-1, 10**6):
+        assert gpt2.token_bytes(unknown) == b""
+        assert gpt2.decode([unknown]) == ""
+
+
+def test_named_ids(tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.eos_token_id == oracle.eos_token_id
+    assert tokenizer.bos_token_id == oracle.bos_token_id
+    assert tokenizer.vocab_size == len(oracle)
+    assert all(map(tokenizer.is_special, oracle.all_special_ids))
+    assert not tokenizer.is_special(tokenizer.vocab_size + 1)
+
+
+@settings(max_examples=40)
+@given(before=ANY_TEXT, after=ANY_TEXT)
+def test_prose_makes_no_control_tokens(tokenizer: Tokenizer, before: str, after: str) -> None:
+    for name in ("<s>", "</s>", "<|im_end|>", "<<s>", "<s></s>"):
+        text = before + name + after
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        unknown = tokenizer.encode("<unk>", parse_special=True, add_special_tokens=False)
+        assert not [i for i in ids if tokenizer.is_special(i) and i not in unknown]
+
+
+@settings(max_examples=40)
+@given(before=ANY_TEXT, after=ANY_TEXT)
+def test_prose_with_control_names_stays_as_typed(
+    byte_tokenizer: Tokenizer, before: str, after: str
+) -> None:
+    ids = byte_tokenizer.encode(before + "</s>" + after, add_special_tokens=False)
+    text = unicodedata.normalize("NFC", before + "</s>" + after)  # as one of the kinds does
+    decoded = unicodedata.normalize("NFC", byte_tokenizer.decode(ids))
+    spaced = text.replace("▁", " ")  # SentencePiece cannot tell them apart
+    assert decoded.removeprefix(" ") in (text.removeprefix(" "), spaced.removeprefix(" "))
+
+
+def test_prose_equals_the_librarys_own_plain_reading(
+    gpt2: Tokenizer, folders: dict[str, Path]
+) -> None:
+    plain = tokenizers.Tokenizer.from_file(str(folders["gpt2"] / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    for text in ("a<s>b", "<s>", "<|im_end|><|im_end|>", "</s></s> x"):
+        assert gpt2.encode(text) == plain.encode(text).ids
+
+
+def test_control_tokens_that_overlap_are_all_broken(folders: dict[str, Path]) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(folders["gpt2"] / "tokenizer.json"))
+    backend.add_special_tokens(["aba", "###", "#"])
+    tokenizer = Tokenizer(backend)
+    for text in ("ababa", "####", "abababab ###"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        names = {tokenizer.token_text(i) for i in ids if tokenizer.is_special(i)}
+        assert names <= {"#"}  # one character cannot be broken
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "ok \udc00 no", "a" + BREAK])
+def test_refuses_what_is_no_text(gpt2: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompt: .*; \w+|remove it") as caught:
+        gpt2.encode(text)
+    assert caught.value.param == "prompt"
+    with pytest.raises(InvalidRequestError, match="bad_words"):
+        gpt2.bad_words_ids([text])
+
+
+def test_refuses_bytes(gpt2: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: bytes is not text"):
+        gpt2.encode(b"abc")  # type: ignore[arg-type]
+
+
+def test_nul_goes_through(byte_tokenizer: Tokenizer) -> None:
+    ids = byte_tokenizer.encode("a\0b", add_special_tokens=False)
+    assert byte_tokenizer.decode(ids) == "a\0b"
+
+
+def test_bad_words_with_and_without_a_space(byte_tokenizer: Tokenizer) -> None:
+    spelled = byte_tokenizer.bad_words_ids(["fox", "fox", "quick brown"])
+    texts = [b"".join(map(byte_tokenizer.token_bytes, ids)) for ids in spelled]
+    assert texts == [b"fox", b" fox", b"quick brown", b" quick brown"]
+
+
+def test_bad_words_of_words(folders: dict[str, Path]) -> None:
+    tokenizer = Tokenizer.from_folder(folders["word_level"])
+    assert tokenizer.bad_words_ids(["fox"]) == [tokenizer.encode("fox")]
