@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,9 @@ class Reply:
         assert all(event.startswith("data: ") for event in events)
         data = [event.removeprefix("data: ") for event in events]
         return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+Post = Callable[..., Reply]  # fields of a request to its reply
 
 
 def _refuse(constant: str) -> None:

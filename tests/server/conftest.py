@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from asgi_client import Reply, call
+from asgi_client import Post, Reply, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
@@ -22,9 +21,6 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def app(engine: FakeEngine) -> Starlette:
     return build_app(engine, ServerSettings())
-
-
-Post = Callable[..., Reply]
 
 
 @pytest.fixture

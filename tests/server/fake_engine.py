@@ -26,6 +26,12 @@ LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x1100
 class FakeInfo:
     model_name: str = "fake"
     limits: RequestLimits = LIMITS
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_blocks: int = 256
+    block_size: int = 16
+    kv_cache_bytes: int = 3 << 20
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class FakeTokenizer:

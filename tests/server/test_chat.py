@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from conftest import Post
+from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
 
 

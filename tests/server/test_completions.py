@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Post
+from asgi_client import Post
 from fake_engine import FakeEngine
 
 

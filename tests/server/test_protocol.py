@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import Post
+from asgi_client import Post
 from fake_engine import FakeEngine
 from read_fields import unread_fields
 

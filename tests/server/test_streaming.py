@@ -7,8 +7,7 @@ import logging
 import time
 
 import pytest
-from asgi_client import call, request
-from conftest import Post
+from asgi_client import Post, call, request
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 

@@ -1,0 +1,87 @@
+"""One streamed request: framings, cuts, failures, and the times of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
+
+from quire.bench.client import Exchange, stream_request
+
+
+def ask(script: Script, *, timeout: float = 5.0) -> Exchange:
+    async def run() -> Exchange:
+        async with scripted_server(script) as url:
+            return await stream_request(f"{url}/v1/x", b"{}", timeout=timeout)
+
+    return asyncio.run(run())
+
+
+def test_chat_answer() -> None:
+    exchange = ask(chunked(chat_events("héy")))
+    assert exchange.error is None
+    assert exchange.text == "héy"
+    assert (exchange.num_tokens, exchange.num_prompt_tokens) == (3, 10)
+    assert exchange.num_cached_tokens == 2
+    assert len(exchange.gaps) == 2
+
+
+def test_completion_answer() -> None:
+    parts = [{"choices": [{"text": char}]} for char in "abc"]
+    exchange = ask(chunked([*map(event, parts), b"data: [DONE]\n\n"]))
+    assert (exchange.text, exchange.error) == ("abc", None)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100, 10_000])
+def test_any_cut_gives_the_same(size: int) -> None:
+    whole = b"".join(chat_events("añb€c")) + b": a comment\n\n"
+    parts = [whole[i : i + size] for i in range(0, len(whole), size)]
+    exchange = ask(chunked(parts))
+    assert (exchange.text, exchange.error) == ("añb€c", None)
+
+
+@pytest.mark.parametrize("framing", ["length", "close"])
+def test_other_framings(framing: str) -> None:
+    body = b"".join(chat_events("abc")).replace(b"\n", b"\r\n")
+    length = b"Content-Length: %d\r\n" % len(body) if framing == "length" else b""
+    exchange = ask(raw(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + body))
+    assert (exchange.text, exchange.error) == ("abc", None)
+
+
+def test_times_are_those_of_the_tokens() -> None:
+    exchange = ask(chunked(chat_events("abc"), delay=0.03))
+    assert exchange.ttft is not None
+    assert exchange.ttft > 0.05  # the role comes before the first token
+    assert all(0.02 < gap < 1.0 for gap in exchange.gaps)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (chunked(chat_events("abc")[:-1]), r"without \[DONE\]"),
+        (chunked([*chat_events("abc")[:2], event({"error": {"message": "it broke"}})]), "it broke"),
+        (chunked([b'{"error": {}}'], status="503 Service Unavailable"), "HTTP 503"),
+        (chunked([b"data: {\n\n"]), "malformed|truncated"),
+        (raw(b""), "does not speak HTTP"),
+        (raw(b"SSH-2.0-x\r\n"), "does not speak HTTP"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nabc"), "expected"),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "."),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"), "."),
+    ],
+)
+def test_failures_are_results(script: Script, words: str) -> None:
+    exchange = ask(script)
+    assert exchange.error is not None
+    assert re.search(words, exchange.error)
+
+
+def test_time_limit() -> None:
+    exchange = ask(chunked(chat_events("abc"), delay=0.2), timeout=0.05)
+    assert exchange.error == "no answer within 0.05 s"
+
+
+def test_nobody_listens() -> None:
+    exchange = asyncio.run(stream_request("http://127.0.0.1:1/x", b"{}"))
+    assert exchange.error

@@ -1,0 +1,30 @@
+"""The closed loop: order kept, concurrency bounded, everybody sent once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from scripted_server import Seen, chat_events, chunked, scripted_server
+
+from quire.bench.client import Exchange
+from quire.bench.load import closed_loop
+
+
+@pytest.mark.parametrize(("count", "concurrency"), [(0, 3), (1, 4), (20, 4), (5, 1)])
+def test_closed_loop(count: int, concurrency: int) -> None:
+    seen = Seen()
+    done: list[Exchange] = []
+
+    async def run() -> list[Exchange]:
+        bodies = [json.dumps({"n": n}).encode() for n in range(count)]
+        async with scripted_server(chunked(chat_events("ab"), delay=0.002), seen) as url:
+            return await closed_loop(f"{url}/x", bodies, concurrency, done.append)
+
+    exchanges = asyncio.run(run())
+    assert [exchange.error for exchange in exchanges] == [None] * count
+    assert sorted(body["n"] for body in seen.bodies) == list(range(count))
+    assert seen.most_open <= concurrency
+    assert sorted(map(id, done)) == sorted(map(id, exchanges))
+    assert [exchange.sent for exchange in exchanges] == sorted(e.sent for e in exchanges)
