@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineMessage,
+    EngineStats,
+    RequestDelta,
+    StepOutput,
+    TokenLogprobs,
+)
+from quire.core.request import FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import (
+    ModelRunnerOutput,
+    NewRequest,
+    SampleResult,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+
+SAMPLING = SamplingParams(temperature=0.5, logit_bias={3: -1.5}, stop=["\n"], seed=-1)
+LOGPROBS = TokenLogprobs(token_ids=[5, 6], logprobs=[-0.5, -1.25], rank=1)
+
+ADD = AddRequest(
+    request_id="a",
+    prompt_token_ids=[1, 2, 2**31],
+    sampling=SAMPLING,
+    eos_token_ids=[0],
+    bad_words_ids=[[7, 8], [9]],
+    priority=-2,
+    cache_salt="tenant é",
+)
+ABORT = AbortRequests(request_ids=["a", "b"])
+STEP = StepOutput(
+    deltas=[
+        RequestDelta(request_id="a", token_ids=[5], logprobs=[LOGPROBS], num_cached_tokens=16),
+        RequestDelta(request_id="b", finish_reason="stop", stop_token_id=4),
+        RequestDelta(request_id="c", finish_reason="error", error="it broke; send it again"),
+    ],
+    stats=EngineStats(num_running=2, prefix_cache_misses={"cold": 32}),
+)
+PLAN = SchedulerOutput(
+    step_id=3,
+    removed_ids=["old"],
+    new_requests=[
+        NewRequest(
+            request_id="a",
+            token_ids=[1, 2, 3],
+            num_prompt_tokens=2,
+            sampling=SAMPLING,
+            bad_words_ids=[],
+            eos_token_ids=[0],
+        )
+    ],
+    scheduled=[
+        ScheduledRequest(request_id="b", start=8, num_tokens=1, new_block_ids=[], samples=True),
+        ScheduledRequest(request_id="a", start=0, num_tokens=3, new_block_ids=[4], samples=True),
+    ],
+)
+RESULT = ModelRunnerOutput(
+    results=[SampleResult(token_id=5, logprobs=LOGPROBS), SampleResult(failed=True)]
+)
+
+
+@pytest.mark.parametrize(
+    "message", [ADD, ABORT, STEP, PLAN, RESULT], ids=lambda m: type(m).__name__
+)
+def test_what_goes_into_a_frame_comes_out_of_it(message: Any) -> None:
+    frame = msgspec.msgpack.encode(message)
+    assert msgspec.msgpack.decode(frame, type=type(message)) == message
+
+
+@pytest.mark.parametrize("message", [ADD, ABORT])
+def test_the_engine_can_tell_messages_apart(message: EngineMessage) -> None:
+    frame = msgspec.msgpack.encode(message)
+    decoded = msgspec.msgpack.decode(frame, type=AddRequest | AbortRequests)
+    assert decoded == message
+    assert type(decoded) is type(message)
+
+
+def test_a_finish_reason_travels_as_its_name() -> None:
+    delta = RequestDelta(request_id="a", finish_reason=FinishReason.LENGTH)
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(delta), type=RequestDelta)
+    assert decoded.finish_reason == "length"
+
+
+def test_a_delta_without_news_is_small() -> None:
+    """One such frame is sent for each request in each step."""
+    delta = RequestDelta(request_id="a", token_ids=[5])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta)) == {
+        "request_id": "a",
+        "token_ids": [5],
+    }
+
+
+def test_messages_do_not_share_their_empty_lists() -> None:
+    first, second = RequestDelta(request_id="a"), RequestDelta(request_id="b")
+    first.token_ids.append(1)
+    assert second.token_ids == []
+
+
+def test_the_length_of_a_plan_is_that_of_its_batch() -> None:
+    assert PLAN.num_tokens == 4

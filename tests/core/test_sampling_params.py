@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+from quire.errors import InvalidRequestError
+
+# field, lowest, just below it, highest, just above it
+RANGES: list[tuple[str, Any, Any, Any, Any]] = [
+    ("n", 1, 0, MAX_N, MAX_N + 1),
+    ("temperature", 0.0, -1e-9, 100.0, 100.1),
+    ("top_p", 1e-9, 0.0, 1.0, 1.0001),
+    ("top_k", -1, -2, 2**31 - 1, 2**31),
+    ("min_p", 0.0, -1e-9, 1.0, 1.0001),
+    ("presence_penalty", -2.0, -2.001, 2.0, 2.001),
+    ("frequency_penalty", -2.0, -2.001, 2.0, 2.001),
+    ("repetition_penalty", 1e-9, 0.0, 100.0, 100.1),
+    ("seed", -(2**63), -(2**63) - 1, 2**63 - 1, 2**63),
+    ("max_tokens", 1, 0, 2**31 - 1, 2**31),
+    ("min_tokens", 0, -1, 16, 17),  # the default of max_tokens is 16
+    ("logprobs", 0, -1, MAX_LOGPROBS, MAX_LOGPROBS + 1),
+    ("prompt_logprobs", 0, -1, MAX_LOGPROBS, MAX_LOGPROBS + 1),
+]
+INTS = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
+FLOATS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+]
+BOOLS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+OPTIONAL = ["seed", "max_tokens", "logprobs", "prompt_logprobs"]
+
+
+def refusal(**fields: Any) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**fields)
+    return caught.value
+
+
+def assert_names(error: InvalidRequestError, field: str) -> None:
+    """The message starts with the field and ends with what to do."""
+    assert error.param == field
+    assert error.code == "invalid_value"
+    assert error.status == 400
+    assert str(error).startswith(f"{field}: ")
+    fix = str(error).rpartition(";")[2] if ";" in str(error) else str(error)
+    assert any(word in fix for word in ("give", "lower")), f"no fix in {error}"
+
+
+@pytest.mark.parametrize(("field", "low", "below", "high", "above"), RANGES)
+def test_ranges_include_their_ends_and_nothing_beyond(
+    field: str, low: Any, below: Any, high: Any, above: Any
+) -> None:
+    assert getattr(SamplingParams(**{field: low}), field) == low
+    assert getattr(SamplingParams(**{field: high}), field) == high
+    assert_names(refusal(**{field: below}), field)
+    assert_names(refusal(**{field: above}), field)
+
+
+@pytest.mark.parametrize("field", FLOATS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_floats_must_be_finite(field: str, value: float) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
+@pytest.mark.parametrize("field", INTS)
+@pytest.mark.parametrize("value", [1.0, True, "1", [1], math.nan])
+def test_integers_are_integers(field: str, value: Any) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
+@pytest.mark.parametrize("field", FLOATS)
+@pytest.mark.parametrize("value", [True, "0.5", None, [0.5]])
+def test_numbers_are_numbers(field: str, value: Any) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
+@pytest.mark.parametrize("field", FLOATS)
+def test_a_whole_number_is_a_number(field: str) -> None:
+    assert getattr(SamplingParams(**{field: 1}), field) == 1
+
+
+@pytest.mark.parametrize("field", BOOLS)
+@pytest.mark.parametrize("value", [1, "true", None])
+def test_switches_are_true_or_false(field: str, value: Any) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
+@pytest.mark.parametrize("field", INTS)
+def test_only_some_may_be_left_out(field: str) -> None:
+    if field in OPTIONAL:
+        assert getattr(SamplingParams(**{field: None}), field) is None
+    else:
+        assert_names(refusal(**{field: None}), field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", "END"),
+        ("stop", [""]),
+        ("stop", [1]),
+        ("stop", None),
+        ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
+        ("bad_words", "word"),
+        ("bad_words", [""]),
+        ("bad_words", [b"word"]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", [True]),
+        ("logit_bias", [1]),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: 100.5}),
+        ("logit_bias", {1: -100.5}),
+        ("logit_bias", {1: "1"}),
+        ("logit_bias", {1: None}),
+        ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
+    ],
+)
+def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
+    assert_names(refusal(**{field: value}), field)
+
+
+def test_lists_and_maps_at_their_limits() -> None:
+    params = SamplingParams(
+        stop=["x"] * MAX_STOP_STRINGS,
+        bad_words=["never"],
+        stop_token_ids=[0, 7],
+        logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), -100) | {0: 100.0},
+    )
+    assert params.stop_token_ids == [0, 7]
+
+
+def test_fewer_tokens_at_most_than_at_least() -> None:
+    error = refusal(max_tokens=3, min_tokens=4)
+    assert_names(error, "min_tokens")
+    assert "max_tokens (3)" in str(error)
+    assert SamplingParams(max_tokens=None, min_tokens=4).min_tokens == 4
+
+
+def test_a_field_cannot_be_misspelt() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_the_checks_hold_for_what_comes_over_the_wire() -> None:
+    frame = msgspec.msgpack.encode({"top_p": 1.5})
+    with pytest.raises(InvalidRequestError, match="top_p"):
+        msgspec.msgpack.decode(frame, type=SamplingParams)
+
+
+def test_greedy_and_penalties() -> None:
+    assert SamplingParams(temperature=0).is_greedy
+    assert not SamplingParams().is_greedy
+    assert not SamplingParams().uses_penalties
+    for field in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        assert SamplingParams(**{field: 0.5}).uses_penalties
+
+
+anything = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers() | st.text(max_size=3), max_size=3),
+    st.dictionaries(st.integers() | st.text(max_size=3), st.floats() | st.text(max_size=3)),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(field=st.sampled_from(SamplingParams.__struct_fields__), value=anything)
+def test_any_value_is_taken_or_refused_by_name(field: str, value: Any) -> None:
+    refused = None
+    try:
+        SamplingParams(**{field: value})
+    except InvalidRequestError as error:
+        refused = error.param
+    # what is wrong may be the pair: max_tokens below min_tokens
+    assert refused in (None, field, "min_tokens")
