@@ -7,7 +7,7 @@ temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of th
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -195,14 +195,13 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
     given = body.decode(bytes(request.prompt), _prompt_decoder, path="prompt")
     if isinstance(given, str):
         return [given]
-    ids = [item for item in given if isinstance(item, int)]
-    if ids and len(ids) == len(given):
-        return [ids]
-    several = [item for item in given if not isinstance(item, int)]
-    if not several or ids or len({type(item) for item in several}) > 1:
+    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if kinds not in ({str}, {list}):
         text = "prompt: give a text, a list of texts, a list of token ids, or a list of such lists"
         raise InvalidRequestError(text, param="prompt", code="invalid_value")
-    return several
+    return cast(list[str | list[int]], given)
 
 
 def completion_sampling(request: CompletionRequest) -> SamplingParams:
