@@ -175,7 +175,7 @@ def parse_completion(data: bytes) -> CompletionRequest:
     request = body.decode(data, _completion_decoder)
     prompt = bytes(request.prompt)
     # a list of token ids has no names to audit, and may be long
-    audited = data.replace(prompt, b"0", 1) if prompt.startswith(b"[") else data
+    audited = _without(data, prompt) if prompt.startswith(b"[") else data
     _check_request_names(body.read_names(audited), request, COMPLETION_UNSUPPORTED)
     return request
 
@@ -226,6 +226,15 @@ def chat_sampling(request: ChatRequest) -> SamplingParams:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = limits.pop() if limits else None
     return _sampling(request, max_tokens, logprobs, request.prompt_logprobs)
+
+
+def _without(data: bytes, part: bytes) -> bytes:
+    """`data` with a 0 in the place of `part`; bytes.replace takes long over a long part."""
+    beginning = part[:64]
+    place = data.index(beginning)
+    while not data.startswith(part, place):
+        place = data.index(beginning, place + 1)
+    return data[:place] + b"0" + data[place + len(part) :]
 
 
 def _check_message(found: dict[str, Any], message: Message, path: str) -> None:
