@@ -14,8 +14,9 @@ from quire.errors import EngineError, QuireError, UserError
 READY = """
 import os, sys, time
 print("loading", flush=True)
-print("Quire is ready at http://127.0.0.1:1234 after 0.1 s", os.getpid(), flush=True)
-open(sys.argv[-1], "w").write(str(os.getpid()))
+with open(sys.argv[-1], "w") as note:
+    note.write(str(os.getpid()))
+print("Quire is ready at http://127.0.0.1:1234 after 0.1 s", flush=True)
 time.sleep(60)
 """
 
