@@ -1,4 +1,4 @@
-"""Drives a model over paged requests without a scheduler. For tests of anything that has a model."""
+"""Drives a model over paged requests without a scheduler, for tests that have a model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from quire.config import ModelConfig
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv
@@ -15,7 +17,6 @@ from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
 from quire.models.llama import LlamaForCausalLM
 from quire.models.loader import load_model, resolve_dtype
-from torch import Tensor
 
 
 @dataclass

@@ -72,7 +72,7 @@ def attention(
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = query.shape[1] // num_kv_heads
     parts = []
-    queries = query.split(layout.query_lens_host)
+    queries = torch.split(query, layout.query_lens_host)
     for row, (q, seq_len) in enumerate(zip(queries, layout.seq_lens_host, strict=True)):
         blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
         k = k_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)  # [S, Hq, D]

@@ -121,14 +121,19 @@ class LlamaModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → [T, H]."""
         rope = self.rotary(positions)
-        hidden, residual = self.embed_tokens(input_ids), None
+        hidden: Tensor = self.embed_tokens(input_ids)
+        residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rope, ctx)
+        assert residual is not None  # there is at least one layer
         return self.norm.add(hidden, residual)[0]
 
 
 class LlamaForCausalLM(nn.Module):
-    """The model with its head. packed_modules: checkpoint name → (name here, part of it)."""
+    """The model with its head.
+
+    packed_modules: name here → the names in checkpoints, and which part of it each is.
+    """
 
     layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
     packed_modules: ClassVar[dict[str, dict[str, str]]] = {

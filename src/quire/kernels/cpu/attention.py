@@ -27,7 +27,7 @@ def attention(
     num_kv_heads, head_dim = k_cache.shape[2:]
     heads = (num_kv_heads, query.shape[1] // num_kv_heads, head_dim)  # Hkv, G, D
     parts = []
-    for row, q in enumerate(query.split(layout.query_lens_host)):
+    for row, q in enumerate(torch.split(query, layout.query_lens_host)):
         num_queries, seq_len = layout.query_lens_host[row], layout.seq_lens_host[row]
         oldest = 0
         if sliding_window is not None:

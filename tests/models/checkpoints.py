@@ -1,0 +1,113 @@
+"""Tiny random checkpoints of every family, written by transformers, which is the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+_SMALL = {
+    "vocab_size": 509,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,  # large, so that attention is sharp and errors show
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+_HALF = [1.0 + 0.1 * i for i in range(4)]
+
+# name → (family of transformers classes, what differs from _SMALL)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama_llama3": (
+        "Llama",
+        _rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+    ),
+    "llama_linear": ("Llama", _rope("linear", factor=4.0)),
+    "llama_dynamic": ("Llama", _rope("dynamic", factor=2.0)),
+    "llama_dynamic_short": (
+        "Llama",
+        {"max_position_embeddings": 64, **_rope("dynamic", factor=2.0)},
+    ),
+    "llama_yarn": ("Llama", _rope("yarn", factor=8.0, original_max_position_embeddings=64)),
+    "llama_yarn_mscale": (
+        "Llama",
+        _rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=64,
+            mscale=0.7,
+            mscale_all_dim=1.3,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            truncate=False,
+        ),
+    ),
+    "llama_biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_tied_mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama_mqa_d80": ("Llama", {"num_key_value_heads": 1, "head_dim": 80}),
+    "llama_d96": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96}),
+    "mistral": ("Mistral", {"sliding_window": 33, "head_dim": 20}),
+    "mistral_no_window": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_windows": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1},
+    ),
+    "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3_windows": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 40}),
+    "phi3_partial": (
+        "Phi3",
+        {"num_attention_heads": 3, **_rope("default", partial_rotary_factor=0.75)},
+    ),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 64,
+            **_rope("longrope", short_factor=_HALF, long_factor=[3 * f for f in _HALF]),
+        },
+    ),
+}
+
+
+def write_checkpoint(name: str, folder: Path) -> transformers.PreTrainedModel:
+    """Save the named checkpoint; returns the model of transformers that it was saved from."""
+    family, changes = CASES[name]
+    config = getattr(transformers, f"{family}Config")(**(_SMALL | changes))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # biases and norms that do something
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
+    model.save_pretrained(folder)
+    return model
