@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.tokenizer.stop_strings import StopMatcher
 
-TEXT = st.text("ab|é👍", max_size=30)
-STOPS = st.lists(st.text("ab|é👍", min_size=1, max_size=5), max_size=5)
+ALPHABETS = ("ab", "ab|é👍")  # few letters make many near matches
+TEXT = st.one_of(st.text(letters, max_size=30) for letters in ALPHABETS)
+STOP = st.one_of(st.text(letters, min_size=1, max_size=5) for letters in ALPHABETS)
+STOPS = st.lists(STOP, max_size=5)
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, str] | None:
@@ -44,6 +46,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(marks)]
 
 
+@settings(deadline=None)
 @given(text=TEXT, stops=STOPS, cuts=st.lists(st.integers(0, 30)), include=st.booleans())
 @example(text="aabaab", stops=["aabaaa", "abaab"], cuts=[1, 2, 3, 4], include=False)
 @example(text="abab", stops=["b", "ab", "bab"], cuts=[], include=False)
@@ -61,6 +64,7 @@ def test_equals_a_search_of_the_whole(
         assert matcher.feed("more") == ""
 
 
+@settings(deadline=None)
 @given(text=TEXT, stops=STOPS)
 def test_holds_back_no_more_than_it_must(text: str, stops: list[str]) -> None:
     matcher, sent = StopMatcher(stops, include_stop=False), ""
@@ -72,6 +76,7 @@ def test_holds_back_no_more_than_it_must(text: str, stops: list[str]) -> None:
         assert sent == text[: position - held]
 
 
+@settings(deadline=None)
 @given(text=TEXT, stops=STOPS, first_allowed=st.integers(0, 30))
 def test_passes_over_matches_that_may_not_count(
     text: str, stops: list[str], first_allowed: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,14 @@ ANY_TEXT = st.text(
 )
 
 
+@cache
+def load_oracle(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return load_oracle(folder)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -50,7 +56,7 @@ def test_encodes_as_transformers(
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(text=ANY_TEXT, extra=st.sampled_from(["", "<s>", "</s>", "<|im_start|>", "<|end|> "]))
 def test_parses_control_tokens_as_transformers(
     tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, text: str, extra: str
@@ -59,7 +65,7 @@ def test_parses_control_tokens_as_transformers(
     assert tokenizer.encode(text, parse_special=True) == oracle.encode(text)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_decodes_what_was_encoded_as_transformers(
     tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast, data: st.DataObject, skip: bool
@@ -69,16 +75,14 @@ def test_decodes_what_was_encoded_as_transformers(
     assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_decodes_any_byte_level_ids_as_transformers(
-    folders: dict[str, Path], data: st.DataObject
+    folders: dict[str, Path], gpt2: Tokenizer, data: st.DataObject
 ) -> None:
-    for name in ("gpt2", "llama3"):
-        ours = Tokenizer.from_folder(folders[name])
-        oracle = PreTrainedTokenizerFast.from_pretrained(folders[name])
-        ids = data.draw(st.lists(st.integers(0, ours.vocab_size + 3), max_size=30))
-        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+    oracle = load_oracle(folders["gpt2"])
+    ids = data.draw(st.lists(st.integers(0, gpt2.vocab_size + 3), max_size=30))
+    assert gpt2.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
 
 
 def test_broken_byte_tokens_do_not_spoil_their_neighbours(llama2: Tokenizer) -> None:
@@ -87,12 +91,12 @@ def test_broken_byte_tokens_do_not_spoil_their_neighbours(llama2: Tokenizer) -> 
     assert llama2.decode(ids) == "€\ufffd"
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(text=ANY_TEXT)
 def test_bytes_of_tokens_join_to_the_text(byte_tokenizer: Tokenizer, text: str) -> None:
     ids = byte_tokenizer.encode(text, add_special_tokens=False)
     joined = b"".join(byte_tokenizer.token_bytes(i) for i in ids).decode()
-    assert joined.removeprefix(" ") == byte_tokenizer.decode(ids).removeprefix(" ")
+    assert joined in (byte_tokenizer.decode(ids), " " + byte_tokenizer.decode(ids))
 
 
 def test_token_bytes_of_each_spelling(gpt2: Tokenizer, llama2: Tokenizer) -> None:
@@ -118,7 +122,7 @@ def test_named_ids(tokenizer: Tokenizer, oracle: PreTrainedTokenizerFast) -> Non
     assert not tokenizer.is_special(tokenizer.vocab_size + 1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(before=ANY_TEXT, after=ANY_TEXT)
 def test_prose_makes_no_control_tokens(tokenizer: Tokenizer, before: str, after: str) -> None:
     for name in ("<s>", "</s>", "<|im_end|>", "<<s>", "<s></s>"):
@@ -128,7 +132,7 @@ def test_prose_makes_no_control_tokens(tokenizer: Tokenizer, before: str, after:
         assert not [i for i in ids if tokenizer.is_special(i) and i not in unknown]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(before=ANY_TEXT, after=ANY_TEXT)
 def test_prose_with_control_names_stays_as_typed(
     byte_tokenizer: Tokenizer, before: str, after: str
@@ -158,6 +162,16 @@ def test_control_tokens_that_overlap_are_all_broken(folders: dict[str, Path]) ->
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
         names = {tokenizer.token_text(i) for i in ids if tokenizer.is_special(i)}
         assert names <= {"#"}  # one character cannot be broken
+
+
+def test_control_tokens_of_normalized_text_are_broken_too(folders: dict[str, Path]) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(folders["gemma"] / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("<|x|>", special=True, normalized=True)])
+    tokenizer = Tokenizer(backend)
+    (control,) = tokenizer.encode("<|x|>", add_special_tokens=False, parse_special=True)
+    ids = tokenizer.encode("a<|x|> b", add_special_tokens=False)
+    assert control not in ids
+    assert tokenizer.decode(ids) == "a<|x|> b"
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00 no", "a" + BREAK])

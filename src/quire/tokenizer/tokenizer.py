@@ -61,7 +61,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._control = _beginnings_of(added[i].content for i in self._special_ids)
         self._spelling = Spelling(backend.decoder)
-        self._bytes: dict[tuple[int, bool], bytes] = {}  # what was asked for so far
+        self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
@@ -163,9 +163,9 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids without a token add nothing. No space is tidied away."""
-        return b"".join(self._spelled(ids, skip_special_tokens)).decode(errors="replace")
+        return b"".join(self._pieces(ids, skip_special_tokens)).decode(errors="replace")
 
-    def _spelled(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterator[bytes]:
+    def _pieces(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterator[bytes]:
         first = True
         for token_id in ids:
             if self.shows(token_id, skip_special_tokens=skip_special_tokens):
@@ -176,7 +176,7 @@ class Tokenizer:
         """Whether the id takes part in decoded text: it has a token that is not skipped."""
         if token_id in self._special_ids:
             return not skip_special_tokens
-        return token_id >= 0 and self._backend.id_to_token(token_id) is not None
+        return self._spell(token_id, first=False) is not None
 
     def is_special(self, token_id: int) -> bool:
         """Whether it is a control token, which skip_special_tokens leaves out."""
@@ -187,12 +187,16 @@ class Tokenizer:
 
         first: at the very start of a text, where SentencePiece's leading space is dropped.
         """
+        return self._spell(token_id, first=first) or b""
+
+    def _spell(self, token_id: int, *, first: bool) -> bytes | None:
+        """The bytes of a token, None where the id has no token."""
         key = (token_id, first)
-        if (known := self._bytes.get(key)) is None:
+        if key not in self._spelled:
             token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            known = b"" if token is None else self._spelling.bytes_of(token, first=first)
-            self._bytes[key] = known
-        return known
+            spelled = None if token is None else self._spelling.bytes_of(token, first=first)
+            self._spelled[key] = spelled
+        return self._spelled[key]
 
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""
