@@ -7,7 +7,8 @@ words become tokens, nor the logits.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from quire.sampling.arrays import Ints, Tokens
 
 _ANY = -1  # matches every token
 _NONE = -2  # matches none but _ANY
@@ -25,11 +26,11 @@ class BadWords:
         for i, word in enumerate(words):
             self._before[i, self._width - len(word) + 1 :] = word[:-1]
 
-    def banned(self, answer: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def banned(self, answer: Tokens) -> Ints:
         """The tokens that would complete a word after `answer` [N]."""
         tail = np.full(self._width, _NONE, np.int64)
         seen = min(self._width, len(answer))
         tail[self._width - seen :] = answer[len(answer) - seen :]
         matches = (self._before == tail) | (self._before == _ANY)
-        completed: npt.NDArray[np.int64] = self._last[matches.all(axis=1)]
+        completed: Ints = self._last[matches.all(axis=1)]
         return completed

@@ -4,97 +4,99 @@ Owns temperature, the filters and the draw. The order is vLLM's: temperature; th
 keeps tokens of at least that share of the most probable one's probability; then top-k; then top-p,
 which keeps the smallest set of most probable tokens whose mass reaches its share of what min-p and
 top-k left. All three keep a head of the ranked tokens, never less than one, so that only the head
-has to be found. Masses are summed in float64. A token without probability is never drawn.
+has to be found. A token without probability is never drawn.
+
+Weights and masses are probabilities as multiples of the most probable token's, in float64.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TypeVar
 
-from quire.sampling.ranking import BLOCK, in_blocks, ranked
+import numpy as np
+import numpy.typing as npt
+
+from quire.sampling.arrays import Flags, Floats, Ints, Logits
+from quire.sampling.blocks import BLOCK, Rows
+from quire.sampling.ranking import ranked
 from quire.sampling.state import RowParams
 
-_WIDEN = 64  # 64 tokens are ranked first, then 4096, then 262144 or all
+_WIDEN = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_LARGEST = 1.0 - 2.0**-53  # of the uniform numbers
 
 
-def relative_weights(logits: Tensor, peaks: Tensor, temperature: Tensor) -> Tensor:
-    """Probabilities as multiples of the most probable token's, in place of logits [S, P].
+def draw_any(rows: Rows, params: RowParams, uniforms: Floats) -> Ints:
+    """Draw from the whole vocabulary, one number in [0, 1) for each row [N]: token ids [N].
 
-    peaks: the highest logit of each row [S].
+    First a block by the blocks' masses, then a token in it: nothing long is summed in order.
     """
-    scale = temperature.to(logits.dtype).unsqueeze(1)
-    return logits.sub_(peaks.unsqueeze(1)).div_(scale).exp_()
-
-
-def total_mass(weights: Tensor) -> Tensor:
-    """The sum of each row's weights [S, P]: float64 [S]."""
-    return _block_sums(weights)[:, -1]
-
-
-def draw_any(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from all of the vocabulary: weights float32 [S, P], uniforms float64 [S] → int64 [S].
-
-    The block first, by the blocks' masses, then the token in it: no long running sum is needed.
-    """
-    cumulative = _block_sums(weights)
-    target = uniforms.unsqueeze(1) * cumulative[:, -1:]  # below the last, as uniforms are below 1
-    block = torch.searchsorted(cumulative, target, right=True)  # [S, 1]
-    before = cumulative.gather(1, (block - 1).clamp(min=0)) * (block > 0)
-    rows = torch.arange(len(weights), device=weights.device)
-    inside = in_blocks(weights)[rows, block[:, 0]].double().cumsum(-1)  # [S, BLOCK]
-    token = torch.searchsorted(inside, target - before, right=True)
-    # the block's float32 sum may exceed the exact one: stay at the last token with a weight
-    last = torch.searchsorted(inside, inside[:, -1:])
-    return (block * BLOCK + torch.minimum(token, last)).squeeze(1)
-
-
-def _block_sums(weights: Tensor) -> Tensor:
-    """The mass of each block and those before it: float64 [S, P / BLOCK].
-
-    torch splits the sum of one long row among threads, and not that of many: sums of short pieces,
-    added up in order, are the same in any batch.
-    """
-    return in_blocks(weights).sum(-1).double().cumsum(-1)
+    masses = rows.masses(params.temperature)
+    cumulative = masses.cumsum(axis=1)
+    block = _invert(cumulative, uniforms)
+    # where in the block the number fell, as a share of it; it may be off by a rounding
+    share = 1.0 - (_at(cumulative, block) - uniforms * cumulative[:, -1]) / _at(masses, block)
+    weights = _weights(rows.open(block[:, None]), rows.peaks, params)
+    return block * BLOCK + _invert(weights.cumsum(axis=1), np.clip(share, 0.0, _LARGEST))
 
 
 def draw_filtered(
-    logits: Tensor, params: RowParams, totals: Tensor, uniforms: Tensor, width: int = BLOCK
-) -> Tensor:
-    """Draw from the tokens that the filters keep: logits float32 [S, P] → int64 [S].
+    rows: Rows, params: RowParams, totals: Floats, uniforms: Floats, width: int = BLOCK
+) -> Ints:
+    """Draw from what the filters keep, one number in [0, 1) for each row [N]: token ids [N].
 
-    totals: mass of all tokens, relative to the most probable one's, float64 [S]; infinite where
-    top-k or min-p make it irrelevant. uniforms: float64 [S]. width: how many tokens are ranked;
-    rows of which more is kept are drawn again, from a longer ranking.
+    totals: mass of the whole vocabulary [N], infinite where top-k or min-p make it irrelevant.
+    width: how many tokens are ranked; where more are kept, it is done again with a longer ranking.
     """
-    width = min(width, logits.shape[1])
-    ids = ranked(logits, width)
-    head = logits.gather(1, ids).double()
-    weights = ((head - head[:, :1]) / params.temperature.unsqueeze(1)).exp_()
-    cumulative = weights.cumsum(-1)  # [S, width]
+    width = min(width, rows.logits.shape[1])
+    ids, logits = ranked(rows, width)
+    weights = _weights(logits, rows.peaks, params)
+    cumulative = weights.cumsum(axis=1)
     kept = _count_kept(weights, cumulative, params, totals)
-    mass = cumulative.gather(1, kept.clamp(max=width).unsqueeze(1) - 1)
-    place = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * mass, right=True)
-    tokens = ids.gather(1, place).squeeze(1)
-    rest = torch.nonzero(kept > width).squeeze(1)
+    mass = _at(cumulative, np.minimum(kept, width) - 1)
+    tokens = _at(ids, _count(cumulative <= (uniforms * mass)[:, None]))
+    rest = np.flatnonzero(kept > width)
     if len(rest):
-        params = RowParams(*(value[rest] for value in params))
-        tokens[rest] = draw_filtered(
-            logits[rest], params, totals[rest], uniforms[rest], width * _WIDEN
-        )
+        wider = rows.select(rest), params.select(rest), totals[rest], uniforms[rest]
+        tokens[rest] = draw_filtered(*wider, width * _WIDEN)
     return tokens
 
 
-def _count_kept(weights: Tensor, cumulative: Tensor, params: RowParams, totals: Tensor) -> Tensor:
-    """How many of the ranked tokens [S, W] the filters keep: int64 [S]; above W: more than these.
+def _count_kept(weights: Floats, cumulative: Floats, params: RowParams, totals: Floats) -> Ints:
+    """How many of the W ranked tokens the filters keep: [N]; more than W: more than are ranked.
 
-    weights: relative to the first, in descending order.
+    weights [N, W]: in descending order, 1 the first; cumulative: their running sum.
     """
     width = weights.shape[1]
-    likely = (weights >= params.min_p.unsqueeze(1)).sum(-1)
-    top_k = params.top_k.long()
-    limit = torch.where(likely < width, torch.minimum(likely, top_k), top_k)
-    within = cumulative.gather(1, limit.clamp(max=width).unsqueeze(1) - 1).squeeze(1)
-    mass = torch.where(limit <= width, within, totals)
-    reached = torch.searchsorted(cumulative, (params.top_p * mass).unsqueeze(1)).squeeze(1) + 1
-    return torch.minimum(limit, reached)
+    likely = _count(weights >= params.min_p[:, None])
+    head = np.where(likely < width, np.minimum(likely, params.top_k), params.top_k).astype(np.int64)
+    mass = np.where(head <= width, _at(cumulative, np.minimum(head, width) - 1), totals)
+    reached = _count(cumulative < (params.top_p * mass)[:, None]) + 1
+    return np.minimum(head, reached)
+
+
+def _weights(logits: Logits, peaks: Logits, params: RowParams) -> Floats:
+    """[N, W] logits as weights relative to the row's peak."""
+    distance = logits.astype(np.float64) - peaks[:, None]
+    return np.exp(distance / params.temperature[:, None])
+
+
+def _invert(cumulative: Floats, uniforms: Floats) -> Ints:
+    """The first place [N] where the running sum [N, W] exceeds this share of its end.
+
+    It exists, as u * x < x for the largest u as well; and something of the sum lies there.
+    """
+    target = uniforms * cumulative[:, -1]
+    return _count(cumulative <= target[:, None])
+
+
+def _count(flags: Flags) -> Ints:
+    """How many are true in each row: [N, W] → [N]."""
+    counts: Ints = np.count_nonzero(flags, axis=1)
+    return counts
+
+
+def _at(values: npt.NDArray[_Scalar], place: Ints) -> npt.NDArray[_Scalar]:
+    """One value of each row: [N, W], [N] → [N]."""
+    found: npt.NDArray[_Scalar] = np.take_along_axis(values, place[:, None], axis=1)[:, 0]
+    return found

@@ -6,11 +6,13 @@ tokens. Does not own how they are drawn, nor how they are shown.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
-from quire.sampling.ranking import padded, ranked, ranks
+from quire.sampling.blocks import Rows
+from quire.sampling.ranking import ranked
 
 _CHUNK = 1 << 18  # logits worked on at a time: 1 MiB stays cached, and bounds what is needed
 
@@ -42,12 +44,14 @@ def prompt_logprobs(
 def _report(logits: Tensor, token_ids: list[int], num_logprobs: list[int]) -> list[TokenLogprobs]:
     logprobs = torch.log_softmax(logits, dim=-1)
     ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)  # [N, 1]
-    rank = ranks(logits, ids).tolist()
+    pairs = zip(logits.cpu().numpy(), logits.gather(1, ids).cpu().numpy(), strict=True)
+    ranks = [1 + int(np.count_nonzero(row > own)) for row, own in pairs]
     width = min(max(num_logprobs), logits.shape[1])
     if width:
-        ids = torch.cat([ids, ranked(padded(logits), width)], dim=1)
-    columns = zip(num_logprobs, ids.tolist(), logprobs.gather(1, ids).tolist(), rank, strict=True)
+        top, _ = ranked(Rows.of(logits), width)
+        ids = torch.cat([ids, torch.from_numpy(top).to(logits.device)], dim=1)
+    columns = (ids.tolist(), logprobs.gather(1, ids).tolist(), ranks)
     return [
-        TokenLogprobs(row_ids[: count + 1], values[: count + 1], place)
-        for count, row_ids, values, place in columns
+        TokenLogprobs(row_ids[: count + 1], values[: count + 1], rank)
+        for count, row_ids, values, rank in zip(num_logprobs, *columns, strict=True)
     ]

@@ -1,7 +1,8 @@
 """What a request's own tokens and wishes do to its logits, before anything is drawn.
 
-Owns logit_bias, the three penalties, min_tokens and bad words, applied in this order; does not own
-temperature and the filters. Each feature costs the rows that use it and no others.
+Owns logit_bias, the repetition, presence and frequency penalties, min_tokens and bad words, applied
+in this order; does not own temperature and the filters. Each feature costs the rows that use it
+and no others, and touches only the logits of the tokens that it names.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.sampling.arrays import Ints, Tokens
 from quire.sampling.state import Need, SamplingState
-
-Ints = npt.NDArray[np.int64]
 
 
 class History(NamedTuple):
@@ -25,92 +25,98 @@ class History(NamedTuple):
     and how many of these are the prompt.
     """
 
-    token_ids: npt.NDArray[np.int32]
+    token_ids: Tokens
     num_tokens: npt.NDArray[np.integer]
     num_prompt_tokens: npt.NDArray[np.integer]
 
-    def answer(self, row: int) -> npt.NDArray[np.int32]:
-        """The answer tokens of one row, so far."""
+    def known(self, row: int) -> Tokens:
+        """Prompt and answer so far."""
+        return self.token_ids[row, : self.num_tokens[row]]
+
+    def answer(self, row: int) -> Tokens:
+        """The answer so far."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
 
 
 def adjust_logits(logits: Tensor, rows: Ints, state: SamplingState, history: History) -> None:
-    """Change contiguous logits [S, P] of `rows` [S] in place."""
+    """Change contiguous float32 logits [S, P] of `rows` [S] in place."""
     needs = state.needs[rows]
-    if np.any(needs & Need.LOGIT_BIAS):
-        _add_bias(logits, rows, np.flatnonzero(needs & Need.LOGIT_BIAS), state)
-    if np.any(needs & Need.PENALTIES):
-        _penalise(logits, rows, np.flatnonzero(needs & Need.PENALTIES), state, history)
-    if np.any(needs & (Need.MIN_TOKENS | Need.BAD_WORDS)):
-        _ban(logits, rows, needs, state, history)
-
-
-def _add_bias(logits: Tensor, rows: Ints, users: Ints, state: SamplingState) -> None:
-    biases = [state.bias[rows[i]] for i in users]
-    flat = [bias.token_ids + i * logits.shape[1] for i, bias in zip(users, biases, strict=True)]
-    values = np.concatenate([bias.values for bias in biases])
-    index, addends = _on(logits, np.concatenate(flat)), _on(logits, values)
-    logits.view(-1).index_add_(0, index, addends)
-
-
-def _penalise(
-    logits: Tensor, rows: Ints, users: Ints, state: SamplingState, history: History
-) -> None:
-    """Repetition: x / r where x > 0, else x * r, for tokens in prompt or answer (CTRL, 4.1).
-
-    Then frequency and presence, for tokens in the answer: x - f * count - p (OpenAI). Only logits
-    of known tokens are touched: each is read, changed and written back at each of its places.
-    """
-    ids, in_answer = _known_tokens(rows[users], state, history)  # [U, L]
-    index, weights = _on(logits, ids), _on(logits, in_answer)
-    counts = logits.new_zeros(len(users), logits.shape[1]).scatter_add_(1, index, weights)
-    counts = counts.gather(1, index)  # [U, L]: how often the answer holds this token
-    numbers = state.gather(rows[users])
-    repetition, frequency, presence = (
-        value.to(logits.dtype).unsqueeze(1)
-        for value in (
-            numbers.repetition_penalty,
-            numbers.frequency_penalty,
-            numbers.presence_penalty,
-        )
+    steps = (
+        (Need.LOGIT_BIAS, _add_bias),
+        (Need.REPETITION, _penalise_repetition),
+        (Need.PRESENCE, _penalise_presence),
+        (Need.MIN_TOKENS, _ban_ends),
+        (Need.BAD_WORDS, _ban_words),
     )
-    places = index + _on(logits, users * logits.shape[1]).unsqueeze(1)
-    values = logits.view(-1)[places]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * counts + presence * (counts > 0)
-    logits.view(-1)[places] = values
+    for need, apply in steps:
+        users = np.flatnonzero(needs & need)
+        if len(users):
+            apply(logits, _Users(users, rows[users], logits.shape[1]), state, history)
 
 
-def _known_tokens(
-    rows: Ints, state: SamplingState, history: History
-) -> tuple[Ints, npt.NDArray[np.float32]]:
-    """Token ids [U, L] of these rows, and 1 where a token belongs to the answer, else 0.
+class _Users(NamedTuple):
+    """The rows of a batch that use a feature: their places in it [U], their table rows [U]."""
 
-    The prompts are left out where no row looks at them. A row that is shorter than L is filled
-    with a token that it holds anyway.
-    """
-    starts = history.num_prompt_tokens[rows, None]
-    ends = history.num_tokens[rows, None]  # [U, 1]
-    reads_prompt = bool(np.any(state.needs[rows] & Need.PROMPT))
-    columns = np.arange(0 if reads_prompt else starts.min(), ends.max())
-    tokens = history.token_ids[rows[:, None], np.minimum(columns, ends - 1)]
-    in_answer = (columns >= starts) & (columns < ends)
-    return tokens.astype(np.int64), in_answer.astype(np.float32)
+    places: Ints
+    rows: Ints
+    size: int  # of a row of logits
+
+    def flat(self, token_ids: list[npt.NDArray[Any]]) -> Ints:
+        """Token ids of each user, as indices into the flattened logits."""
+        places = zip(self.places, token_ids, strict=True)
+        return np.concatenate([ids + place * self.size for place, ids in places])
 
 
-def _ban(
-    logits: Tensor, rows: Ints, needs: npt.NDArray[np.int16], state: SamplingState, history: History
+def _add_bias(logits: Tensor, users: _Users, state: SamplingState, _: History) -> None:
+    biases = [state.bias[row] for row in users.rows.tolist()]
+    index = users.flat([bias.token_ids for bias in biases])
+    values = np.concatenate([bias.values for bias in biases])
+    logits.view(-1).index_add_(0, on_device(index, logits), on_device(values, logits))
+
+
+def _penalise_repetition(
+    logits: Tensor, users: _Users, state: SamplingState, history: History
 ) -> None:
-    banned = []
-    for i in np.flatnonzero(needs & (Need.MIN_TOKENS | Need.BAD_WORDS)):
-        row, answer = int(rows[i]), history.answer(rows[i])
-        if needs[i] & Need.MIN_TOKENS and len(answer) < state.min_tokens[row].length:
-            banned.append(state.min_tokens[row].token_ids + i * logits.shape[1])
-        if needs[i] & Need.BAD_WORDS:
-            banned.append(state.bad_words[row].banned(answer) + i * logits.shape[1])
-    if banned:
-        logits.view(-1).index_fill_(0, _on(logits, np.concatenate(banned)), -torch.inf)
+    """x / r where x > 0, else x * r, for tokens in prompt or answer (CTRL paper, 4.1)."""
+    known = [history.known(row) for row in users.rows]
+    index = on_device(users.flat(known), logits)
+    penalties = state.gather(users.rows).repetition_penalty.astype(np.float32)
+    penalty = on_device(np.repeat(penalties, [len(ids) for ids in known]), logits)
+    values = logits.view(-1)[index]
+    # a token that occurs twice is written twice, with the same value
+    logits.view(-1)[index] = torch.where(values > 0, values / penalty, values * penalty)
 
 
-def _on(logits: Tensor, values: npt.NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values).to(logits.device)
+def _penalise_presence(
+    logits: Tensor, users: _Users, state: SamplingState, history: History
+) -> None:
+    """x - frequency * count - presence, for tokens in the answer (OpenAI's definition)."""
+    answers = [history.answer(row) for row in users.rows]
+    index, counts = np.unique(users.flat(answers), return_counts=True)
+    params = state.gather(users.rows[np.searchsorted(users.places, index // users.size)])
+    penalty = (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
+    logits.view(-1).index_add_(0, on_device(index, logits), on_device(-penalty, logits))
+
+
+def _ban_ends(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
+    """Ban the tokens that would end an answer which is still too short."""
+    index = users.flat(
+        [state.min_tokens[row].banned(len(history.answer(row))) for row in users.rows.tolist()]
+    )
+    _ban(logits, index)
+
+
+def _ban_words(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
+    index = users.flat(
+        [state.bad_words[row].banned(history.answer(row)) for row in users.rows.tolist()]
+    )
+    _ban(logits, index)
+
+
+def _ban(logits: Tensor, index: Ints) -> None:
+    logits.view(-1).index_fill_(0, on_device(index, logits), -torch.inf)
+
+
+def on_device(values: npt.NDArray[Any], like: Tensor) -> Tensor:
+    """A host array as a tensor where `like` is; without a copy on the CPU."""
+    return torch.from_numpy(values).to(like.device)

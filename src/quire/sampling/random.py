@@ -11,10 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from quire.sampling.arrays import Floats, Ints
+
 Words = npt.NDArray[np.uint64]  # 32-bit words, each in 64 bits so that products fit
 
 _ROUNDS = 10
-_MASK = np.uint64(0xFFFFFFFF)
+_LOW = 0xFFFFFFFF
+_MASK = np.uint64(_LOW)
 _SHIFT = np.uint64(32)
 _MULTIPLIERS = np.array([0xCD9E8D57, 0xD2511F53], np.uint64)  # of words 2 and 0
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)  # golden ratio, sqrt(3) - 1
@@ -27,22 +30,21 @@ def philox4x32(counter: Words, key: Words) -> Words:
     for round_key in (key + _KEY_STEPS) & _MASK:
         product = even[:, ::-1] * _MULTIPLIERS
         even, odd = (product >> _SHIFT) ^ odd ^ round_key, product & _MASK
-    return np.stack([even[:, 0], odd[:, 0], even[:, 1], odd[:, 1]], axis=1)
+    words = np.empty_like(counter)
+    words[:, 0::2], words[:, 1::2] = even, odd
+    return words
 
 
-def uniforms(
-    seeds: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], draw: int = 0
-) -> npt.NDArray[np.float64]:
+def uniforms(seeds: Ints, positions: Ints, draw: int = 0) -> Floats:
     """One number in [0, 1) for each row, a multiple of 2^-53.
 
     seeds, positions: [S]. draw tells apart several numbers for one position.
     """
-    seed, position = seeds.astype(np.uint64), positions.astype(np.uint64)
-    key = np.stack([seed & _MASK, seed >> _SHIFT], axis=1)
-    draws = np.full_like(position, draw)
-    counter = np.stack(
-        [position & _MASK, position >> _SHIFT, draws, np.zeros_like(position)], axis=1
-    )
+    counter = np.zeros((len(seeds), 4), np.uint64)
+    counter[:, 0], counter[:, 1] = positions & _LOW, positions >> 32
+    counter[:, 2] = draw
+    key = np.empty((len(seeds), 2), np.uint64)
+    key[:, 0], key[:, 1] = seeds & _LOW, (seeds >> 32) & _LOW
     words = philox4x32(counter, key)
     high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)  # 27 and 26 bits
     return (high * np.float64(2.0**26) + low) * np.float64(2.0**-53)

@@ -1,80 +1,63 @@
 """The most probable tokens of each row, exactly: highest logit first, ties to the lowest id.
 
-Owns the search for them (argmax, top of k, rank); does not own what a filter keeps of them. A
-vocabulary is looked at in blocks of 64 tokens: one fast pass finds each block's maximum, and only
-the blocks that can matter are opened. Everything works row by row, so that a row's result never
-depends on its neighbours.
+Owns the search for them (argmax, top of k); does not own what a filter keeps of them.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-BLOCK = 64  # tokens; rows are padded to a multiple of it
-_LOW_BITS = 0xFFFFFFFF
+from quire.sampling.arrays import Ints, Logits
+from quire.sampling.blocks import BLOCK, Rows
 
-
-def padded(logits: Tensor) -> Tensor:
-    """[S, V] as contiguous [S, P], P the next multiple of BLOCK; pads can never be drawn."""
-    missing = -logits.shape[1] % BLOCK
-    return F.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
+_SMALL = 1 << 14  # tokens; fewer are ordered at once for many rows
 
 
-def in_blocks(logits: Tensor) -> Tensor:
-    """A view of padded [S, P] as [S, P / BLOCK, BLOCK]."""
-    return logits.view(logits.shape[0], -1, BLOCK)
+def highest(rows: Rows) -> Ints:
+    """The most probable token of each row: [N]."""
+    block = rows.maxima.argmax(axis=1)  # the first of equals
+    best: Ints = block * BLOCK + rows.open(block[:, None]).argmax(axis=1)
+    return best
 
 
-def block_maxima(logits: Tensor) -> Tensor:
-    """The highest logit of each block: [S, P / BLOCK]. NaN where a block holds NaN."""
-    return in_blocks(logits).amax(-1)
+def ranked(rows: Rows, width: int) -> tuple[Ints, Logits]:
+    """The `width` most probable tokens of each row: ids and logits, [N, width].
 
-
-def highest(logits: Tensor, maxima: Tensor) -> Tensor:
-    """The most probable token of each row [S, P], given its block maxima: int64 [S]."""
-    block = maxima.argmax(-1)  # the first of equals, as argmax documents
-    rows = torch.arange(len(block), device=logits.device)
-    return block * BLOCK + in_blocks(logits)[rows, block].argmax(-1)
-
-
-def ranked(logits: Tensor, width: int) -> Tensor:
-    """The `width` most probable tokens of each padded row [S, P], in order: int64 [S, width].
-
-    If `width` blocks are chosen by the same order as tokens are (maximum, then index), any token
-    outside of them has `width` better ones inside: it is enough to sort the chosen blocks.
+    If as many blocks are chosen in the same order as tokens are (maximum, then index), any token
+    outside of them has `width` better ones inside, so only the chosen blocks are searched.
     """
-    count, size = logits.shape
-    ids = torch.arange(size, device=logits.device).expand(count, -1)
-    if width * BLOCK * 4 <= size:
-        blocks = ranked(padded(block_maxima(logits)), width)
-        ids = (blocks.unsqueeze(-1) * BLOCK + ids[0, :BLOCK]).flatten(1)
-        logits = logits.gather(1, ids)
-    return ~_largest(_sort_keys(logits, ids), width) & _LOW_BITS
+    if 2 * width > rows.maxima.shape[1]:
+        found = [_search(rows.select(piece).open_all(), width) for piece in rows.pieces()]
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([x for _, x in found])
+    blocks = np.sort(_order(rows.maxima, width), axis=1)  # [N, width], in order of token ids
+    values = rows.open(blocks)
+    places = _order(values, width)
+    ids = np.take_along_axis(blocks, places // BLOCK, axis=1) * BLOCK + places % BLOCK
+    return ids, np.take_along_axis(values, places, axis=1)
 
 
-def ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """1 + the number of tokens with a strictly greater logit: [S, V], [S, 1] → [S]."""
-    above = logits > logits.gather(1, token_ids)
-    # float32 counts exactly up to 2^24, and is summed far faster than bool
-    return above.to(torch.float32).sum(-1).long() + 1
+def _search(values: Logits, width: int) -> tuple[Ints, Logits]:
+    """The same among all logits [N, P], for many tokens or a small vocabulary."""
+    size = values.shape[1]
+    if size <= _SMALL or 4 * width > size:
+        ids = _order(values, width)
+    else:  # one selection, row by row, leaves little to sort
+        bounds = np.partition(values, size - width, axis=1)[:, size - width]
+        few = [np.flatnonzero(row >= bound) for row, bound in zip(values, bounds, strict=True)]
+        pairs = zip(values, few, strict=True)
+        ids = np.stack([places[_order(row[None, places], width)[0]] for row, places in pairs])
+    return ids, np.take_along_axis(values, ids, axis=1)
 
 
-def _sort_keys(logits: Tensor, ids: Tensor) -> Tensor:
-    """int64 keys, all different: a greater logit, or the same with a lower id, is greater."""
-    bits = (logits + 0.0).view(torch.int32)  # + 0.0: minus zero equals zero
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # float order as integer order
-    return (ordered.long() << 32) | (~ids & _LOW_BITS)
-
-
-def _largest(keys: Tensor, width: int) -> Tensor:
-    """The `width` largest of each row, in descending order."""
-    if keys.device.type != "cpu" or width <= BLOCK:
-        return keys.topk(width, dim=-1).values
-    # numpy selects and sorts integers with SIMD, many times faster than torch does
-    host = keys.numpy()
-    if width < host.shape[1]:
-        host = np.partition(host, host.shape[1] - width, axis=1)[:, -width:]
-    return torch.from_numpy(np.sort(host, axis=1)[:, ::-1].copy())
+def _order(values: Logits, width: int) -> Ints:
+    """Where the `width` greatest of each row [N, M] are, greatest first, ties by place."""
+    bits = (values + np.float32(0.0)).view(np.int32)  # a copy in which minus zero equals zero
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # the order of floats as that of integers
+    keys = bits.astype(np.int64)
+    keys <<= 32
+    keys -= np.arange(keys.shape[1])  # now all are different
+    if width < keys.shape[1]:
+        keys = np.partition(keys, keys.shape[1] - width, axis=1)[:, -width:]
+    keys.sort(axis=1)
+    places: Ints = -keys[:, ::-1] & 0xFFFFFFFF
+    return places

@@ -7,31 +7,29 @@ the other rows are: each function below works row by row, and rows are only grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
-from quire.sampling.draw import draw_any, draw_filtered, relative_weights, total_mass
+from quire.sampling.arrays import Flags, Floats, Ints, Tokens
+from quire.sampling.blocks import Rows
+from quire.sampling.draw import draw_any, draw_filtered
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
-from quire.sampling.penalties import History, Ints, adjust_logits
+from quire.sampling.penalties import History, adjust_logits, on_device
 from quire.sampling.random import uniforms
-from quire.sampling.ranking import block_maxima, highest, padded
+from quire.sampling.ranking import highest
 from quire.sampling.state import CHANGES_LOGITS, Need, RowParams, SamplingState
 
 __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
 
-# how a row is drawn if it is not greedy
+# how a row is drawn
+_GREEDY = 0
 _PLAIN = int(Need.RANDOM)
 _HEAD = int(Need.RANDOM | Need.FILTER)
 _TOP_P = int(Need.RANDOM | Need.FILTER | Need.TOTAL_MASS)
-_KINDS = _TOP_P
-
-_CPU_CHUNK = 1 << 18  # logits drawn from at a time: 1 MiB, which stays in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Sampler:
         self,
         logits: Tensor,
         rows: list[int],
-        token_ids: npt.NDArray[np.int32],
+        token_ids: Tokens,
         num_tokens: npt.NDArray[np.integer],
         num_prompt_tokens: npt.NDArray[np.integer],
     ) -> SamplerOutput:
@@ -69,76 +67,59 @@ class Sampler:
         lowest id.
         """
         index = np.array(rows, np.int64)
-        history = History(token_ids, num_tokens, num_prompt_tokens)
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
-        raw = logits[torch.from_numpy(asked)] if len(asked) else logits  # before it is changed
-        logits = padded(logits)
-        maxima, failed = self._adjust(logits, index, history)
-        drawn = highest(logits, maxima)
-        kinds = np.where(failed, 0, self._state.needs[index] & _KINDS)
-        if np.any(kinds):
-            numbers = uniforms(self._state.seeds[index], num_tokens[index].astype(np.int64))
-            peaks = maxima.amax(-1)
-            for kind, part in _parts(kinds, logits):
-                place = torch.from_numpy(part).to(logits.device)
-                params = self._state.gather(index[part])
-                uniform = torch.from_numpy(numbers[part]).to(logits.device)
-                drawn[place] = _draw(kind, logits[place], peaks[place], params, uniform)
-        tokens: list[int] = drawn.tolist()
-        return SamplerOutput(
-            tokens, self._report(raw, asked, index, tokens, failed), failed.tolist()
-        )
-
-    def _adjust(
-        self, logits: Tensor, rows: Ints, history: History
-    ) -> tuple[Tensor, npt.NDArray[np.bool_]]:
-        """Apply the rows' wishes in place; returns the block maxima, and which rows failed.
-
-        Maxima tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
-        """
-        maxima = block_maxima(logits)
-        finite = torch.isfinite(maxima.amax(-1))
-        changed = np.flatnonzero(self._state.needs[rows] & CHANGES_LOGITS)
-        if len(changed):
-            adjust_logits(logits, rows, self._state, history)
-            place = torch.from_numpy(changed).to(logits.device)
-            maxima[place] = block_maxima(logits[place])
-            finite &= torch.isfinite(maxima.amax(-1))
-        return maxima, ~finite.cpu().numpy()
-
-    def _report(
-        self,
-        raw: Tensor,
-        asked: Ints,
-        rows: Ints,
-        tokens: list[int],
-        failed: npt.NDArray[np.bool_],
-    ) -> list[TokenLogprobs | None]:
-        """Log-probabilities for the rows that asked; raw: their logits [A, V]."""
-        report: list[TokenLogprobs | None] = [None] * len(tokens)
-        if len(asked):
-            counts = self._state.num_logprobs[rows[asked]].tolist()
-            found = token_logprobs(raw, [tokens[i] for i in asked], counts)
+        # a copy, as wishes change the logits in place
+        raw = logits.index_select(0, on_device(asked, logits)) if len(asked) else None
+        batch = Rows.of(logits)
+        failed = self._adjust(batch, index, History(token_ids, num_tokens, num_prompt_tokens))
+        drawn = self._draw(batch, index, failed, num_tokens)
+        report: list[TokenLogprobs | None] = [None] * len(rows)
+        if raw is not None:
+            counts = self._state.num_logprobs[index[asked]].tolist()
+            found = token_logprobs(raw, drawn[asked].tolist(), counts)
             for i, logprobs in zip(asked, found, strict=True):
                 report[i] = None if failed[i] else logprobs
-        return report
+        return SamplerOutput(drawn.tolist(), report, failed.tolist())
+
+    def _adjust(self, batch: Rows, index: Ints, history: History) -> Flags:
+        """Apply the rows' wishes to the logits in place; returns which rows failed.
+
+        Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
+        """
+        finite = np.isfinite(batch.peaks)
+        changed = np.flatnonzero(self._state.needs[index] & CHANGES_LOGITS)
+        if len(changed):
+            adjust_logits(batch.logits, index, self._state, history)
+            batch.refresh(changed)
+            finite &= np.isfinite(batch.peaks)
+        return ~finite
+
+    def _draw(
+        self, batch: Rows, index: Ints, failed: Flags, num_tokens: npt.NDArray[np.integer]
+    ) -> Ints:
+        """One token for each row; rows that need the same are drawn together."""
+        kinds = np.where(failed, _GREEDY, self._state.needs[index] & _TOP_P)
+        drawn = np.empty(len(index), np.int64)
+        numbers = np.empty(0)
+        if np.any(kinds):
+            numbers = uniforms(self._state.seeds[index], num_tokens[index].astype(np.int64))
+        for kind in np.unique(kinds):
+            part = np.flatnonzero(kinds == kind)
+            rows = batch if len(part) == len(batch) else batch.select(part)
+            if kind == _GREEDY:
+                drawn[part] = highest(rows)
+            else:
+                drawn[part] = _draw_random(
+                    kind, rows, self._state.gather(index[part]), numbers[part]
+                )
+        return drawn
 
 
-def _parts(kinds: npt.NDArray[np.int16], logits: Tensor) -> Iterator[tuple[int, Ints]]:
-    """Rows [S] by what they need to be drawn; on a CPU few at a time, so that they stay cached."""
-    size = max(1, _CPU_CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(kinds)
-    for kind in (_PLAIN, _TOP_P, _HEAD):
-        places = np.flatnonzero(kinds == kind)
-        for begin in range(0, len(places), size):
-            yield kind, places[begin : begin + size]
-
-
-def _draw(kind: int, logits: Tensor, peaks: Tensor, params: RowParams, uniform: Tensor) -> Tensor:
-    """Draw for rows [S, P] of one kind; the logits are used up unless it is _HEAD."""
+def _draw_random(kind: int, rows: Rows, params: RowParams, numbers: Floats) -> Ints:
     if kind == _PLAIN:
-        return draw_any(relative_weights(logits, peaks, params.temperature), uniform)
+        return draw_any(rows, params, numbers)
+    totals = np.full(len(rows), np.inf)
     if kind == _TOP_P:
-        totals = total_mass(relative_weights(logits.clone(), peaks, params.temperature))
-    else:
-        totals = torch.full_like(uniform, torch.inf)
-    return draw_filtered(logits, params, totals, uniform)
+        # summed in order: the result is the same in any batch
+        totals = rows.masses(params.temperature).cumsum(axis=1)[:, -1]
+    return draw_filtered(rows, params, totals, numbers)

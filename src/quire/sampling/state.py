@@ -1,23 +1,18 @@
-"""The sampling wishes of all running requests: a table with one row for each.
+"""The sampling wishes of all running requests: a table with one row for each. No torch.
 
-Owns where a wish is stored (numbers on the device, the ragged rest on the host) and the note of
-which features each row needs, by which a step skips all that its rows do not use. Does not own
-what a wish means: see penalties and filters.
+Owns where a wish is stored, and the note of which features each row needs, by which a step skips
+all that its rows do not use. Does not own what a wish means: see penalties and draw.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
-import operator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
+from quire.sampling.arrays import Floats, Ints, Logits
 from quire.sampling.bad_words import BadWords
 
 
@@ -27,41 +22,51 @@ class Need(enum.IntFlag):
     RANDOM = 1
     FILTER = 2  # top-k, top-p or min-p
     TOTAL_MASS = 4  # top-p alone: a share of the whole distribution
-    PENALTIES = 8
-    LOGIT_BIAS = 16
-    MIN_TOKENS = 32
-    BAD_WORDS = 64
-    LOGPROBS = 128
-    PROMPT = 256  # the repetition penalty, which looks at the prompt as well
+    LOGIT_BIAS = 8
+    REPETITION = 16
+    PRESENCE = 32  # or frequency
+    MIN_TOKENS = 64
+    BAD_WORDS = 128
+    LOGPROBS = 256
 
 
-CHANGES_LOGITS = Need.PENALTIES | Need.LOGIT_BIAS | Need.MIN_TOKENS | Need.BAD_WORDS
+CHANGES_LOGITS = (
+    Need.LOGIT_BIAS | Need.REPETITION | Need.PRESENCE | Need.MIN_TOKENS | Need.BAD_WORDS
+)
 
 
 class RowParams(NamedTuple):
-    """The numbers of some rows, each float64 [S]. top_k: the vocabulary's size where it is off."""
+    """The numbers of some rows, each float64 [N]. top_k: the vocabulary's size where it is off."""
 
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
-    repetition_penalty: Tensor
+    temperature: Floats
+    top_k: Floats
+    top_p: Floats
+    min_p: Floats
+    presence_penalty: Floats
+    frequency_penalty: Floats
+    repetition_penalty: Floats
+
+    def select(self, index: Ints) -> RowParams:
+        """Some of these rows."""
+        return RowParams(*(values[index] for values in self))
 
 
 class Bias(NamedTuple):
     """Addends of one row's logits: int64 [N] ids, float32 [N] values."""
 
-    token_ids: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
+    token_ids: Ints
+    values: Logits
 
 
 class MinTokens(NamedTuple):
-    """While the answer is shorter than `length`, the tokens that would end it are banned."""
+    """The tokens that end an answer, int64 [N], and how long it must be before they may."""
 
     length: int
-    token_ids: npt.NDArray[np.int64]
+    token_ids: Ints
+
+    def banned(self, answer_length: int) -> Ints:
+        """The tokens that may not come next."""
+        return self.token_ids if answer_length < self.length else self.token_ids[:0]
 
 
 class SamplingState:
@@ -71,17 +76,15 @@ class SamplingState:
     where LOGPROBS is set; bias, min_tokens, bad_words: by row, only for rows that use them.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.device = torch.device(device)
         self.needs = np.zeros(max_num_seqs, np.int16)
         self.seeds = np.zeros(max_num_seqs, np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, np.int64)
         self.bias: dict[int, Bias] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bad_words: dict[int, BadWords] = {}
-        fields = len(RowParams._fields)
-        self._numbers = torch.zeros(max_num_seqs, fields, dtype=torch.float64, device=self.device)
+        self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(
         self,
@@ -96,7 +99,7 @@ class SamplingState:
         self.clear_row(row)
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         numbers = {name: getattr(sampling, name) for name in RowParams._fields} | {"top_k": top_k}
-        self._numbers[row] = torch.tensor(list(numbers.values()), dtype=torch.float64)
+        self._numbers[:, row] = list(numbers.values())
         self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
         self.num_logprobs[row] = sampling.logprobs or 0
         ends = sampling.stop_token_ids + ([] if sampling.ignore_eos else eos_token_ids)
@@ -109,7 +112,7 @@ class SamplingState:
             self.bad_words[row] = BadWords(bad_words_ids)
         self.needs[row] = self._needs(row, sampling, top_k)
 
-    def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> Need:
+    def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> int:
         cuts_tail = top_k < self.vocab_size or sampling.min_p > 0.0
         asked = {
             Need.RANDOM: True,
@@ -119,16 +122,14 @@ class SamplingState:
         if sampling.is_greedy:
             asked = {}
         asked |= {
-            Need.PENALTIES: sampling.uses_penalties,
-            Need.PROMPT: sampling.repetition_penalty != 1.0,
             Need.LOGIT_BIAS: row in self.bias,
+            Need.REPETITION: sampling.repetition_penalty != 1.0,
+            Need.PRESENCE: sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0,
             Need.MIN_TOKENS: row in self.min_tokens,
             Need.BAD_WORDS: row in self.bad_words,
             Need.LOGPROBS: sampling.logprobs is not None,
         }
-        return functools.reduce(
-            operator.or_, (need for need, used in asked.items() if used), Need(0)
-        )
+        return sum(need for need, used in asked.items() if used)
 
     def clear_row(self, row: int) -> None:
         """Take the row back."""
@@ -136,7 +137,6 @@ class SamplingState:
         for ragged in (self.bias, self.min_tokens, self.bad_words):
             ragged.pop(row, None)
 
-    def gather(self, rows: npt.NDArray[np.int64]) -> RowParams:
-        """The numbers of these rows [S], on the device."""
-        index = torch.from_numpy(rows).to(self.device)
-        return RowParams(*self._numbers.index_select(0, index).unbind(1))
+    def gather(self, rows: Ints) -> RowParams:
+        """The numbers of these rows [N]."""
+        return RowParams(*self._numbers[:, rows])
