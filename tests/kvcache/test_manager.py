@@ -480,7 +480,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(
-    max_examples=150,
+    max_examples=120,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,

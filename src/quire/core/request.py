@@ -104,13 +104,15 @@ class Request:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; returns why the request ends with it, or None."""
-        self.token_ids.append(token_id)
-        if self.num_output_tokens >= self.sampling.min_tokens:
-            if token_id in self.sampling.stop_token_ids:
+        sampling, token_ids = self.sampling, self.token_ids
+        token_ids.append(token_id)
+        num_tokens = len(token_ids)
+        if num_tokens - self.num_prompt_tokens >= sampling.min_tokens:
+            if token_id in sampling.stop_token_ids:
                 return FinishReason.STOP
-            if token_id in self.eos_token_ids and not self.sampling.ignore_eos:
+            if token_id in self.eos_token_ids and not sampling.ignore_eos:
                 return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None
+        return FinishReason.LENGTH if num_tokens >= self.max_total_tokens else None
 
     def check_lengths(self) -> None:
         """Assert the order of the stored lengths."""
@@ -127,6 +129,7 @@ class RequestLimits:
     max_kv_tokens: int  # tokens that the whole KV cache holds
     vocab_size: int
     max_num_seqs: int
+    honours_priority: bool = False  # whether requests may ask to be run before others
 
     def check(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
         """Refuse what can never run.
@@ -142,11 +145,12 @@ class RequestLimits:
         self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
         prompt, wanted = len(prompt_token_ids), sampling.max_tokens
         # the last token of the answer is never fed back, so it needs no slot in the KV cache
-        answer = 1 if wanted is None else wanted
+        answer = max(1, sampling.min_tokens) if wanted is None else wanted
         if prompt + answer > self.max_model_len:
             raise ContextLengthError(
                 f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
-                f"the model's limit is {self.max_model_len}; shorten the prompt or lower max_tokens"
+                f"the model's limit is {self.max_model_len}; shorten the prompt or lower "
+                f"{'min_tokens' if wanted is None else 'max_tokens'}"
             )
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:

@@ -7,25 +7,13 @@ choose anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from quire.core.request import Request
 from quire.core.step import NewRequest, ScheduledRequest
 
-
-@dataclass(slots=True)
-class PlannedRequest:
-    """A request's part in a step in flight."""
-
-    request: Request
-    entry: ScheduledRequest
-    num_preemptions: int  # as of the plan
-
-    @property
-    def was_preempted(self) -> bool:
-        """Whether the request has lost, since the plan, the blocks that the step writes into."""
-        return self.request.num_preemptions != self.num_preemptions
+# A request's part in a step, with its num_preemptions as of the plan: if that has grown when the
+# result comes, the request has lost the blocks that the step wrote into. A tuple, because one is
+# made for each request in each step.
+PlannedRequest = tuple[Request, ScheduledRequest, int]
 
 
 class StepPlan:
@@ -34,13 +22,12 @@ class StepPlan:
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that can still be given out
         self.new_requests: list[NewRequest] = []
-        self._entries: dict[str, PlannedRequest] = {}
+        self._planned: dict[str, PlannedRequest] = {}
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[PlannedRequest]:
-        return iter(self._entries.values())
+    @property
+    def planned(self) -> list[PlannedRequest]:
+        """What has been added so far."""
+        return list(self._planned.values())
 
     def enter(self, request: Request) -> None:
         """Describe a request in full, because it enters the batch."""
@@ -57,31 +44,30 @@ class StepPlan:
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """Compute the request's next num_tokens tokens, besides those it has in this step."""
-        start = request.num_computed_tokens
+        request_id, start = request.request_id, request.num_computed_tokens
         samples = start + num_tokens == len(request.token_ids) + request.num_in_flight_tokens
         request.num_computed_tokens = start + num_tokens
         request.num_in_flight_tokens += samples
         self.budget -= num_tokens
-        planned = self._entries.get(request.request_id)
-        if planned is not None:
-            planned.entry.num_tokens += num_tokens
-            planned.entry.new_block_ids += new_block_ids
-            planned.entry.samples = samples
+        if request_id in self._planned:
+            _, entry, _ = self._planned[request_id]
+            entry.num_tokens += num_tokens
+            entry.new_block_ids += new_block_ids
+            entry.samples = samples
             return
         entry = ScheduledRequest(
-            request_id=request.request_id,
+            request_id=request_id,
             start=start,
             num_tokens=num_tokens,
             new_block_ids=new_block_ids,
             samples=samples,
         )
-        self._entries[request.request_id] = PlannedRequest(request, entry, request.num_preemptions)
+        self._planned[request_id] = (request, entry, request.num_preemptions)
 
     def take_back(self, request: Request) -> None:
         """Undo the request's entry, if it has one."""
-        planned = self._entries.pop(request.request_id, None)
-        if planned is None:
-            return
-        request.num_computed_tokens = planned.entry.start
-        request.num_in_flight_tokens -= planned.entry.samples
-        self.budget += planned.entry.num_tokens
+        if request.request_id in self._planned:
+            _, entry, _ = self._planned.pop(request.request_id)
+            request.num_computed_tokens = entry.start
+            request.num_in_flight_tokens -= entry.samples
+            self.budget += entry.num_tokens

@@ -155,15 +155,15 @@ class Scheduler:
                 step.add(request, num_tokens, new_block_ids)
 
     def _emit(self, step: StepPlan) -> SchedulerOutput | None:
-        if not len(step):
+        planned = step.planned
+        if not planned:
             assert self._in_flight or not self._requests, "requests wait for nothing"
             return None
-        planned = list(step)
         plan = SchedulerOutput(
             step_id=self._num_steps,
             removed_ids=self._removed_ids,
             new_requests=step.new_requests,
-            scheduled=[p.entry for p in planned],
+            scheduled=[entry for _, entry, _ in planned],
         )
         self._in_flight[plan.step_id] = planned
         self._removed_ids = []
@@ -274,15 +274,16 @@ class Scheduler:
         that was preempted meanwhile is as good as any other.
         """
         deltas = []
-        for planned, result in zip(self._settle(plan), output.results, strict=True):
-            request, entry = planned.request, planned.entry
+        planned = self._take_planned(plan)
+        for (request, entry, num_preemptions), result in zip(planned, output.results, strict=True):
+            request.num_in_flight_tokens -= entry.samples
             if request.is_finished:  # by an earlier token, or from outside
                 continue
             if result.failed:
                 self._kv.forget(request)
                 deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE_LOGITS))
                 continue
-            if not planned.was_preempted:
+            if request.num_preemptions == num_preemptions:  # it still holds the blocks
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
             if entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
@@ -290,8 +291,12 @@ class Scheduler:
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestDelta]:
         """The step raised: its requests end with an error, and nothing it wrote is kept."""
-        unfinished = [p.request for p in self._settle(plan) if not p.request.is_finished]
-        return [self._end(request, FinishReason.ERROR, message) for request in unfinished]
+        deltas = []
+        for request, entry, _ in self._take_planned(plan):
+            request.num_in_flight_tokens -= entry.samples
+            if not request.is_finished:
+                deltas.append(self._end(request, FinishReason.ERROR, message))
+        return deltas
 
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
@@ -312,13 +317,9 @@ class Scheduler:
             prefix_cache_misses=prefix.misses.copy(),
         )
 
-    def _settle(self, plan: SchedulerOutput) -> list[PlannedRequest]:
-        """The requests of a plan that is in flight no more; what they sampled is not either."""
+    def _take_planned(self, plan: SchedulerOutput) -> list[PlannedRequest]:
         assert plan.step_id == next(iter(self._in_flight)), "steps are answered out of order"
-        planned = self._in_flight.pop(plan.step_id)
-        for p in planned:
-            p.request.num_in_flight_tokens -= p.entry.samples
-        return planned
+        return self._in_flight.pop(plan.step_id)
 
     def _deliver(
         self, request: Request, entry: ScheduledRequest, result: SampleResult
@@ -331,20 +332,18 @@ class Scheduler:
             told = max(0, request.num_prompt_logprobs - entry.start)
             delta.prompt_logprobs = result.prompt_logprobs[told:]
             request.num_prompt_logprobs += len(delta.prompt_logprobs)
-        if entry.samples:
-            self._take_token(request, result, delta)
-        return delta
-
-    def _take_token(self, request: Request, result: SampleResult, delta: RequestDelta) -> None:
-        assert result.token_id is not None, "a request was due a token and got none"
+        if not entry.samples:
+            return delta
+        token_id = result.token_id
+        assert token_id is not None, "a request was due a token and got none"
         self._num_generation_tokens += 1
-        delta.token_ids = [result.token_id]
+        delta.token_ids = [token_id]
         if result.logprobs is not None:
             delta.logprobs = [result.logprobs]
-        reason = request.append(result.token_id)
-        if reason is None:
-            return
-        self._finish(request)
-        delta.finish_reason = reason
-        if reason is FinishReason.STOP and result.token_id in request.sampling.stop_token_ids:
-            delta.stop_token_id = result.token_id
+        reason = request.append(token_id)
+        if reason is not None:
+            self._finish(request)
+            delta.finish_reason = reason
+            if reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids:
+                delta.stop_token_id = token_id
+        return delta
