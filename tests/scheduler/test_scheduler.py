@@ -267,6 +267,27 @@ def _ends_at_once(prompt: list[int]) -> bool:
     return answer_alone(message, 128) == [EOS]
 
 
+def test_a_result_from_before_a_preemption_caches_nothing() -> None:
+    """The request runs again, on other blocks, which the late result says nothing about."""
+    sim = Simulation(num_blocks=18, block_size=1, max_num_batched_tokens=4, max_num_seqs=4, depth=4)
+    sim.add(4, max_tokens=12)
+    sim.schedule()
+    sim.settle()
+    request = sim.add(12, max_tokens=2)
+    chunks = [shape(sim.schedule())[-1] for _ in range(3)]
+    assert chunks == [("r1", 0, 3), ("r1", 3, 3), ("r1", 6, 3)]
+    sim.schedule()
+    assert request.status is RequestStatus.PREEMPTED
+    sim.settle()
+    sim.settle()
+    sim.abort("r0")
+    assert shape(sim.schedule()) == [("r1", 0, 4)]
+    sim.settle()  # tells that tokens 6, 7 and 8 were computed, into blocks that are lost
+    assert sim.kv.pool.lookup(request.block_hashes[0]) is None
+    sim.drain()
+    assert sim.answer(request) == sim.alone["r1"]
+
+
 def test_steps_are_answered_in_their_order() -> None:
     sim = Simulation(depth=2)
     sim.add(4)
