@@ -1,0 +1,70 @@
+"""The table of operations, and each of its functions against the reference twin."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import CASES, THROUGH, TOLERANCES
+
+from quire.kernels import reference
+from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded() -> None:
+    torch.set_num_threads(1)
+
+
+def test_every_operation_is_compared() -> None:
+    assert set(TABLE) == {field.name for field in fields(Kernels)} == set(CASES) | set(THROUGH)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors of a result or of arguments."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
+
+
+def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """The results of an operation; for one that has none, the arguments it changed."""
+    arguments = copy.deepcopy(arguments)
+    if op == "linear":
+        x, weight, bias = arguments
+        arguments = (x, kernels.prepare_linear(weight), bias)
+    result = getattr(kernels, op)(*arguments)
+    return tensors(arguments if result is None else result)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("op", CASES)
+def test_cpu_version_equals_its_twin(op: str, dtype: torch.dtype) -> None:
+    twins = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
+    for arguments in CASES[op](dtype):
+        for ours, twin in zip(
+            run(kernels_for("cpu"), op, arguments), run(twins, op, arguments), strict=True
+        ):
+            assert (ours.dtype, ours.shape) == (twin.dtype, twin.shape)
+            limit = TOLERANCES[dtype] * max(1.0, twin.abs().max().item())
+            assert (ours.float() - twin.float()).abs().max().item() <= limit
+
+
+def test_an_operation_without_a_twin_is_refused() -> None:
+    with pytest.raises(ValueError, match="no reference twin for invented"):
+        select({**TABLE, "invented": {"cpu": reference.rms_norm}}, "cpu")
+
+
+def test_other_devices_run_the_twins() -> None:
+    assert kernels_for("cuda").attention is reference.attention
+    assert kernels_for("cpu").attention is not reference.attention
+
+
+def test_describe_names_each_choice() -> None:
+    lines = describe("cpu").splitlines()
+    assert [line.split()[0] for line in lines] == list(TABLE)
+    assert any("quire.kernels.cpu.attention.attention" in line for line in lines)

@@ -1,0 +1,115 @@
+"""For each operation, inputs of odd shapes on which its versions are compared with the twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels.layout import BatchLayout
+
+_TOKENS = (1, 5, 123)
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Random numbers, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _norm(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in _TOKENS:
+        yield normal(tokens, 509, dtype=dtype), normal(509, dtype=dtype, seed=1), 1e-5
+    # heads as query and key norms see them: a slice of the fused projection
+    heads = normal(5, 9, 24, dtype=dtype)
+    yield heads[:, :6], normal(24, dtype=dtype, seed=1), 1e-6
+
+
+def _norm_residual(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in _TOKENS:
+        x, residual = normal(2, tokens, 96, dtype=dtype)
+        yield x, residual, normal(96, dtype=dtype, seed=1), 1e-5
+
+
+def _silu(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in _TOKENS:
+        yield (normal(tokens, 2 * 77, dtype=dtype),)
+
+
+def _rotary(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for heads, head_dim, rotary_dim in ((3, 80, 80), (1, 96, 72), (6, 20, 2)):
+        for tokens in _TOKENS:
+            fused = normal(tokens, heads + 2, head_dim, dtype=dtype)
+            cos, sin = normal(2, tokens, rotary_dim // 2, dtype=dtype, seed=1)
+            yield fused[:, 1:-1], cos, sin
+
+
+def _write_kv(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in _TOKENS:
+        fused = normal(tokens, 7, 24, dtype=dtype)
+        k_cache, v_cache = normal(2, 20, 8, 3, 24, dtype=dtype, seed=1)
+        slots = torch.randperm(160, generator=torch.Generator().manual_seed(2))[:tokens]
+        yield fused[:, 1:4], fused[:, 4:], k_cache, v_cache, slots
+
+
+def attention_case(
+    queries: list[int],
+    lens: list[int],
+    heads: tuple[int, int, int],
+    window: int | None,
+    scattered: bool,
+    dtype: torch.dtype,
+    block_size: int = 8,
+) -> tuple[Any, ...]:
+    """Arguments of the attention operation. heads: (Hq, Hkv, D)."""
+    num_heads, num_kv_heads, head_dim = heads
+    most = max(-(-n // block_size) for n in lens)
+    blocks = np.arange(len(lens) * most, dtype=np.int32)
+    if scattered:
+        np.random.default_rng(0).shuffle(blocks)
+    layout = BatchLayout.build(queries, lens, blocks.reshape(len(lens), most), block_size)
+    shape = (len(blocks), block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = normal(2, *shape, dtype=dtype, seed=1)
+    query = normal(sum(queries), num_heads + 2, head_dim, dtype=dtype)[:, :num_heads]
+    return query, k_cache, v_cache, layout, head_dim**-0.5, window
+
+
+def _attention(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    batches = [
+        ([1], [1]),
+        ([1, 1, 1], [1, 40, 129]),
+        ([37], [37]),
+        ([1, 1, 5, 30, 2], [64, 7, 90, 30, 2]),
+    ]
+    for queries, lens in batches:
+        for heads in ((6, 3, 16), (4, 1, 80), (3, 3, 96)):
+            for window in (None, 1, 33):
+                for scattered in (False, True):
+                    yield attention_case(queries, lens, heads, window, scattered, dtype)
+
+
+def _linear(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in (1, 2, 7, 8, 123):
+        for rows, columns in ((509, 96), (7, 8192), (1030, 1024)):
+            weight = normal(rows, columns, dtype=dtype) / columns**0.5
+            for bias in (None, normal(rows, dtype=dtype, seed=1)):
+                yield normal(tokens, columns, dtype=dtype, seed=2), weight, bias
+
+
+# operation → dtype → argument lists
+CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
+    "rms_norm": _norm,
+    "rms_norm_residual": _norm_residual,
+    "silu_and_mul": _silu,
+    "rotary": _rotary,
+    "write_kv": _write_kv,
+    "attention": _attention,
+    "linear": _linear,
+}
+# operations that give another form of their input: compared through the one that reads it
+THROUGH = {"prepare_linear": "linear"}
+# largest difference relative to the largest value of the twin's result
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -1,0 +1,29 @@
+"""KV storage: the shape that kernels rely on, and the arithmetic that memory plans rely on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kvcache.storage import allocate_kv, block_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
+    kv = allocate_kv(3, 7, 16, 2, 20, dtype, "cpu")
+    assert len(kv) == 3
+    for k, v in kv:
+        assert k.shape == v.shape == (7, 16, 2, 20)
+        assert k.dtype == v.dtype == dtype
+        assert k.is_contiguous()
+        assert not k.any()
+        assert not v.any()
+    total = sum(t.numel() * t.element_size() for pair in kv for t in pair)
+    assert total == 7 * block_bytes(3, 16, 2, 20, dtype)
+
+
+def test_layers_do_not_share_memory() -> None:
+    kv = allocate_kv(2, 1, 1, 1, 1, torch.float32, "cpu")
+    kv[0][0].fill_(1)
+    assert not kv[0][1].any()
+    assert not kv[1][0].any()
