@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quire.config import BUNDLED_MODEL, EngineConfig
@@ -17,7 +17,7 @@ from quire.errors import InvalidRequestError
 from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+Message = dict[str, Any]  # {"role": ..., "content": ...}
 
 
 class LLM:
@@ -63,7 +63,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: list[Message] | list[list[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -113,18 +113,10 @@ def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
     for failure in step.failures.values():
         raise failure
     for request_id, news in step.outputs.items():
-        if request_id not in answers:
+        if request_id in answers:
+            answers[request_id].append(news)
+        else:
             answers[request_id] = news
-            continue
-        answer = answers[request_id]
-        answer.times, answer.finished = news.times, news.finished
-        by_index = {output.index: output for output in answer.outputs}
-        for part in news.outputs:
-            if part.index in by_index:
-                by_index[part.index].append(part)
-            else:
-                answer.outputs.append(part)
-        answer.outputs.sort(key=lambda output: output.index)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -143,11 +135,11 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _as_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    if messages and isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+    messages: list[Message] | list[list[Message]],
+) -> list[list[Message]]:
+    if messages and isinstance(messages[0], dict):
+        return [messages]
+    return messages  # type: ignore[return-value]
 
 
 def _one_for_each(

@@ -76,3 +76,17 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     finished: bool = False  # whether every answer has ended
+
+    def append(self, delta: RequestOutput) -> None:
+        """Join a stream's next part to this one."""
+        held = {output.index: output for output in self.outputs}
+        for output in delta.outputs:
+            if output.index in held:
+                held[output.index].append(output)
+            else:
+                self.outputs.append(output)
+        self.outputs.sort(key=lambda output: output.index)
+        self.times = delta.times
+        self.prompt_logprobs = delta.prompt_logprobs
+        self.num_cached_tokens = delta.num_cached_tokens
+        self.finished = delta.finished

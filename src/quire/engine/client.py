@@ -29,7 +29,34 @@ if TYPE_CHECKING:
 # Longer texts are encoded beside the event loop, so that they hold nobody up.
 ENCODE_IN_THREAD_CHARS = 4096
 
-Mailbox = asyncio.Queue[RequestOutput | EngineError]
+
+class Mailbox:
+    """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded."""
+
+    def __init__(self) -> None:
+        self._unread: RequestOutput | None = None
+        self._failure: EngineError | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, news: RequestOutput | EngineError) -> None:
+        """Add news; never blocks."""
+        if isinstance(news, EngineError):
+            self._failure = news
+        elif self._unread is None:
+            self._unread = news
+        else:
+            self._unread.append(news)
+        self._arrived.set()
+
+    async def take(self) -> RequestOutput:
+        """Wait for news and take all of it. Raises the EngineError that ended the request."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        if self._failure is not None:
+            raise self._failure
+        assert self._unread is not None
+        news, self._unread = self._unread, None
+        return news
 
 
 class AsyncEngine:
@@ -84,17 +111,14 @@ class AsyncEngine:
         prepared = await self._prepare(prompt, sampling, request_id, priority, cache_salt)
         if self._failure is not None:
             raise self._failure
-        mailbox: Mailbox = asyncio.Queue()
-        self._mailboxes[prepared.request_id] = mailbox
+        mailbox = self._mailboxes[prepared.request_id] = Mailbox()
         self._outputs.add(prepared, arrival)
         for message in prepared.messages:
             self._thread.send(message)
         try:
             finished = False
             while not finished:
-                news = await mailbox.get()
-                if isinstance(news, EngineError):
-                    raise news
+                news = await mailbox.take()
                 finished = news.finished
                 yield news
         finally:
@@ -138,13 +162,13 @@ class AsyncEngine:
             self._thread.send(AbortRequests(request_ids=processed.aborts))
         for request_id, news in (processed.outputs | processed.failures).items():
             if request_id in self._mailboxes:
-                self._mailboxes[request_id].put_nowait(news)
+                self._mailboxes[request_id].put(news)
 
     def _fail(self, message: str) -> None:
         """End every stream with an error; runs on the event loop."""
         self._failure = EngineError(message)
         for mailbox in self._mailboxes.values():
-            mailbox.put_nowait(self._failure)
+            mailbox.put(self._failure)
 
 
 def _caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], Any]], None]:

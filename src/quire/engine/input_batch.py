@@ -16,8 +16,6 @@ from torch import Tensor
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.kernels.layout import BatchLayout
 
-IntArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
@@ -88,42 +86,26 @@ class InputBatch:
         counts = np.array([entry.num_tokens for entry in scheduled], np.int64)
         starts = np.array([entry.start for entry in scheduled], np.int64)
         query_start = np.concatenate(([0], np.cumsum(counts)))
-        token_rows = np.repeat(rows, counts)  # [T]
         positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
-        blocks = self.block_table[token_rows, positions // self.block_size].astype(np.int64)
-        slots = blocks * self.block_size + positions % self.block_size
+        input_ids = self.token_ids[np.repeat(rows, counts), positions]
+        seq_lens = starts + counts
+        max_blocks = -(-int(seq_lens.max()) // self.block_size)
         return StepInputs(
             scheduled=scheduled,
             rows=rows,
             query_start=query_start,
-            input_ids=self._tensor(self.token_ids[token_rows, positions].astype(np.int64)),
-            positions=self._tensor(positions),
-            layout=self._layout(rows, counts, starts + counts, query_start, slots),
+            input_ids=torch.from_numpy(input_ids.astype(np.int64)).to(self.device),
+            positions=torch.from_numpy(positions).to(self.device),
+            layout=BatchLayout.build(
+                counts.tolist(),
+                seq_lens.tolist(),
+                self.block_table[rows, :max_blocks],
+                self.block_size,
+                self.device,
+            ),
         )
 
     def _append_blocks(self, row: int, block_ids: list[int]) -> None:
         held = self._num_blocks[row]
         self.block_table[row, held : held + len(block_ids)] = block_ids
         self._num_blocks[row] += len(block_ids)
-
-    def _layout(
-        self,
-        rows: npt.NDArray[np.int64],
-        query_lens: npt.NDArray[np.int64],
-        seq_lens: npt.NDArray[np.int64],
-        query_start: npt.NDArray[np.int64],
-        slots: npt.NDArray[np.int64],
-    ) -> BatchLayout:
-        max_blocks = -(-int(seq_lens.max()) // self.block_size)
-        return BatchLayout(
-            query_start_loc=self._tensor(query_start.astype(np.int32)),
-            seq_lens=self._tensor(seq_lens.astype(np.int32)),
-            block_table=self._tensor(self.block_table[rows, :max_blocks]),
-            slot_mapping=self._tensor(slots),
-            query_lens_host=query_lens.tolist(),
-            seq_lens_host=seq_lens.tolist(),
-            num_decodes=int((query_lens == 1).sum()),
-        )
-
-    def _tensor(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -56,9 +56,11 @@ class InputProcessor:
 
         Raises InvalidRequestError or ContextLengthError.
         """
+        self._check_priority(priority)
         if isinstance(prompt, str):
             self._check_size(prompt)
-            token_ids = self._tokenizer.encode(prompt)
+            # the whole prompt is the caller's, who may write out a chat template by hand
+            token_ids = self._tokenizer.encode(prompt, parse_special=True)
         else:
             token_ids = prompt
         self._limits.check(token_ids, sampling)
@@ -92,6 +94,15 @@ class InputProcessor:
             )
             for index in range(sampling.n)
         ]
+
+    def _check_priority(self, priority: int) -> None:
+        if priority != 0 and not self._limits.honours_priority:
+            raise InvalidRequestError(
+                "priority: requests are run in order of arrival here; leave it out, or start the "
+                "engine with scheduling_policy='priority'",
+                param="priority",
+                code="invalid_value",
+            )
 
     def _check_size(self, prompt: str) -> None:
         """Refuse absurdly long text before any work is spent on it: a token is rarely this long."""

@@ -6,14 +6,16 @@ of block ownership or of time.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
+from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepInputs
 from quire.layers.context import ForwardContext
-from quire.models.registry import CausalLM
 from quire.sampling.sampler import Sampler, prompt_logprobs
 from quire.sampling.state import SamplingState
 
@@ -23,6 +25,16 @@ KVCaches = list[tuple[Tensor, Tensor]]
 PROMPT_LOGPROBS_CHUNK = 256
 
 
+class CausalLM(Protocol):
+    """What a model has to offer."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] → float32 [S, V]."""
+
+
 class ModelRunner:
     """One rank's step."""
 
@@ -30,22 +42,19 @@ class ModelRunner:
         self,
         model: CausalLM,
         kv_caches: KVCaches,
-        *,
-        max_num_seqs: int,
-        max_model_len: int,
+        limits: RequestLimits,
         block_size: int,
-        vocab_size: int,
         device: torch.device,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._batch = InputBatch(
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
             block_size=block_size,
             device=device,
         )
-        self._sampling = SamplingState(max_num_seqs, vocab_size, device)
+        self._sampling = SamplingState(limits.max_num_seqs, limits.vocab_size)
         self._sampler = Sampler(self._sampling)
         self._prompt_logprobs: dict[str, int] = {}  # request id → how many it asked for
 

@@ -100,7 +100,8 @@ class OutputProcessor:
 
     def process(self, deltas: list[RequestDelta]) -> Processed:
         """Turn one step's deltas into what callers get."""
-        processed, changed, now = Processed(), {}, time.monotonic()
+        processed, now = Processed(), time.monotonic()
+        changed: dict[str, _Caller] = {}
         for delta in deltas:
             answer = self._answers.get(delta.request_id)
             if answer is None:
@@ -142,22 +143,25 @@ class OutputProcessor:
 
     def _completion(self, answer: _Answer, delta: RequestDelta) -> CompletionOutput:
         """The answer's next part."""
-        sampling = answer.caller.prepared.sampling
-        part = CompletionOutput(answer.index, token_ids=delta.token_ids)
-        if sampling.logprobs is not None:
-            part.logprobs = [self._position(scores) for scores in delta.logprobs]
-        ended_by_token = delta.finish_reason == FinishReason.STOP
+        sampling, detokenizer = answer.caller.prepared.sampling, answer.detokenizer
+        ended = delta.finish_reason is not None
         shown = delta.token_ids
-        if ended_by_token and not sampling.include_stop_str_in_output:
-            shown = shown[:-1]
-        part.text = answer.detokenizer.push(shown)
-        part.finish_reason = delta.finish_reason
-        if answer.detokenizer.stop_reason is not None:
-            part.finish_reason = FinishReason.STOP
-            part.stop_reason = answer.detokenizer.stop_reason
-        elif delta.finish_reason is not None:
-            part.text += answer.detokenizer.finish()
-            part.stop_reason = delta.stop_token_id
+        if delta.finish_reason == FinishReason.STOP and not sampling.include_stop_str_in_output:
+            shown = shown[:-1]  # the end token has no text
+        num_before = detokenizer.num_tokens
+        text = detokenizer.push(shown)
+        if ended:
+            text += detokenizer.finish()
+        kept = delta.token_ids
+        if detokenizer.stop_reason is not None:  # what came after the stop string is not wanted
+            kept = kept[: detokenizer.num_tokens - num_before]
+        part = CompletionOutput(answer.index, text, kept)
+        if sampling.logprobs is not None:
+            part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(kept)]]
+        if detokenizer.stop_reason is not None:
+            part.finish_reason, part.stop_reason = FinishReason.STOP, detokenizer.stop_reason
+        else:
+            part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_token_id
         return part
 
     def _take_output(self, caller: _Caller) -> RequestOutput:

@@ -24,7 +24,7 @@ from quire.hub import resolve_model
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
 from quire.models.architecture import ModelArchitecture
-from quire.models.loader import load_model
+from quire.models.loader import load_model, resolve_dtype
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,6 @@ logger = logging.getLogger(__name__)
 # On a CPU the default KV cache takes this share of the free memory, and at most this much.
 CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,58 +57,37 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     seconds: dict[str, float] = {}
     device = _device(config)
     path = resolve_model(config.model.model, config.model.revision)
-    architecture = ModelArchitecture.from_folder(path)
-    dtype = DTYPES[architecture.dtype if config.model.dtype == "auto" else config.model.dtype]
-    max_model_len = _max_model_len(config, architecture)
+    shape = ModelArchitecture.from_folder(path)
+    dtype = resolve_dtype(config.model.dtype, shape)
+    max_model_len = _max_model_len(config, shape)
+    block_size = config.cache.block_size
     with _timed("weights", seconds):
-        model = load_model(config.model, architecture, path, device, dtype)
+        model = load_model(config.model, shape, path, device, dtype)
     with _timed("kv_cache", seconds):
-        bytes_each = block_bytes(
-            architecture.num_layers,
-            config.cache.block_size,
-            architecture.num_kv_heads,
-            architecture.head_dim,
-            dtype,
-        )
+        kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, dtype)
+        bytes_each = block_bytes(shape.num_layers, *kv_shape)
         num_blocks = _num_blocks(config, max_model_len, bytes_each, device)
-        kv_caches = allocate_kv(
-            architecture.num_layers,
-            num_blocks,
-            config.cache.block_size,
-            architecture.num_kv_heads,
-            architecture.head_dim,
-            dtype,
-            device,
-        )
+        kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
     limits = RequestLimits(
         max_model_len=max_model_len,
-        max_kv_tokens=num_blocks * config.cache.block_size,
-        vocab_size=architecture.vocab_size,
+        max_kv_tokens=num_blocks * block_size,
+        vocab_size=shape.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
+        honours_priority=config.scheduler.scheduling_policy == "priority",
     )
-    runner = ModelRunner(
-        model,
-        kv_caches,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=max_model_len,
-        block_size=config.cache.block_size,
-        vocab_size=architecture.vocab_size,
-        device=device,
-    )
+    runner = ModelRunner(model, kv_caches, limits, block_size, device)
     kv = KVCacheManager(
-        num_blocks,
-        config.cache.block_size,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
     scheduler = Scheduler(config.scheduler, kv, max_model_len)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,
-        eos_token_ids=list(architecture.eos_token_ids),
+        eos_token_ids=list(shape.eos_token_ids),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         num_blocks=num_blocks,
-        block_size=config.cache.block_size,
+        block_size=block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
     )
@@ -139,8 +112,8 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def _max_model_len(config: EngineConfig, architecture: ModelArchitecture) -> int:
-    limit = architecture.max_position_embeddings
+def _max_model_len(config: EngineConfig, shape: ModelArchitecture) -> int:
+    limit = shape.max_position_embeddings
     wanted = config.model.max_model_len or limit
     if wanted > limit:
         raise ConfigError(

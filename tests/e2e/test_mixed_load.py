@@ -1,0 +1,210 @@
+"""Two hundred requests of all kinds at once, against the same requests one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.config import EngineConfig
+from quire.core.messages import AbortRequests, AddRequest, RequestDelta
+from quire.core.sampling_params import SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.startup import start_engine
+
+NUM_REQUESTS = 200
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Served:
+    """What a run gave: token ids and end of each request, and the waste seen on the way."""
+
+    tokens: dict[str, list[int]]
+    ends: dict[str, list[str]]
+    stored: int = 0
+    allocated: int = 0
+
+    def take(self, delta: RequestDelta) -> None:
+        self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.ends.setdefault(delta.request_id, []).append(delta.finish_reason)
+
+
+def random_sampling(rng: random.Random) -> SamplingParams:
+    """Every field that changes which token comes next, in random company."""
+
+    def maybe(value: object, otherwise: object) -> object:
+        return value if rng.random() < 0.3 else otherwise
+
+    max_tokens = rng.randint(1, 40)
+    return SamplingParams(
+        temperature=maybe(0.0, round(rng.uniform(0.3, 1.8), 2)),
+        top_p=maybe(round(rng.uniform(0.2, 1.0), 2), 1.0),
+        top_k=maybe(rng.randint(1, 60), 0),
+        min_p=maybe(round(rng.uniform(0.0, 0.2), 2), 0.0),
+        presence_penalty=maybe(rng.uniform(-1, 1), 0.0),
+        frequency_penalty=maybe(rng.uniform(-1, 1), 0.0),
+        repetition_penalty=maybe(rng.uniform(0.8, 1.4), 1.0),
+        logit_bias=maybe({rng.randrange(500): rng.uniform(-9, 9) for _ in range(4)}, None),
+        seed=rng.getrandbits(40),
+        stop_token_ids=maybe([rng.randrange(500) for _ in range(8)], []),
+        max_tokens=max_tokens,
+        min_tokens=maybe(rng.randint(0, max_tokens), 0),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=maybe(rng.randint(0, 5), None),
+        prompt_logprobs=2 if rng.random() < 0.05 else None,
+    )
+
+
+def make_requests(seed: int, count: int = NUM_REQUESTS, scale: int = 20) -> list[AddRequest]:
+    """Prompts of very different lengths, half of them below `scale` tokens.
+
+    A third share one of three long beginnings.
+    """
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(3, 500) for _ in range(count)]
+
+    beginnings = [tokens(rng.randint(2 * scale, 6 * scale)) for _ in range(3)]
+    requests = []
+    for number in range(count):
+        prompt = tokens(int((rng.paretovariate(1.2) - 1) * scale) % (14 * scale) + 1)
+        if rng.random() < 0.33:
+            prompt = rng.choice(beginnings) + prompt
+        requests.append(
+            AddRequest(
+                request_id=f"r{number}",
+                prompt_token_ids=prompt,
+                sampling=random_sampling(rng),
+                eos_token_ids=[2],
+                bad_words_ids=[[rng.randrange(500), rng.randrange(500)], [rng.randrange(500)]],
+                priority=rng.randint(-2, 2),
+                cache_salt=rng.choice(["", "", "tenant"]),
+            )
+        )
+    return requests
+
+
+def start(model: Path, **options: object) -> EngineCore:
+    core, _ = start_engine(
+        EngineConfig.from_options(model=str(model), dtype="float32", threads=1, **options)
+    )
+    return core
+
+
+def serve(core: EngineCore, requests: list[AddRequest]) -> Served:
+    served = Served({}, {})
+    for request in requests:
+        core.handle(request)
+    kv = core._scheduler._kv
+    while core.has_work:
+        for delta in core.step().deltas:
+            served.take(delta)
+        served.stored += kv.num_stored_tokens
+        served.allocated += kv.num_allocated_slots
+    return served
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[AddRequest]:
+    return make_requests(seed=11)
+
+
+@pytest.fixture(scope="module")
+def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
+    """Each request alone in an engine with nothing shared and memory for all."""
+    core = start(tiny_model, enable_prefix_caching=False, num_blocks=256)
+    served = Served({}, {})
+    for request in requests:
+        alone = serve(core, [request])
+        served.tokens |= alone.tokens
+        served.ends |= alone.ends
+    return served
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"block_size": 4, "num_blocks": 250, "max_num_batched_tokens": 256},
+        {"block_size": 2, "num_blocks": 240, "max_num_batched_tokens": 64, "max_num_seqs": 50},
+        {"block_size": 4, "num_blocks": 160, "scheduling_policy": "priority"},
+        {"block_size": 1, "num_blocks": 900, "enable_chunked_prefill": False},
+    ],
+    ids=["pressure", "heavy-pressure", "priority", "whole-prompts"],
+)
+def test_together_equals_alone(
+    tiny_model: Path, requests: list[AddRequest], solo: Served, options: dict[str, object]
+) -> None:
+    core = start(tiny_model, **options)
+    together = serve(core, requests)
+    stats = core.stats
+    assert stats.num_preemptions > 0, "no pressure: the test shows nothing"
+    assert stats.prefix_cache_hits > 0
+    assert {name: len(ends) for name, ends in together.ends.items()} == dict.fromkeys(
+        (request.request_id for request in requests), 1
+    )
+    assert together.ends == solo.ends
+    assert together.tokens == solo.tokens
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+    core._scheduler._kv.pool.check()
+
+
+def test_waste_is_below_four_percent(tiny_model: Path) -> None:
+    requests = make_requests(seed=12, count=60, scale=100)
+    served = serve(start(tiny_model, num_blocks=600, max_num_batched_tokens=512), requests)
+    assert 1 - served.stored / served.allocated < 0.04
+
+
+def test_aborts_leave_the_others_alone(
+    tiny_model: Path, requests: list[AddRequest], solo: Served
+) -> None:
+    core = start(tiny_model, num_blocks=160, max_num_batched_tokens=256)
+    rng = random.Random(3)
+    doomed = {r.request_id for r in requests if rng.random() < 0.4}
+    served = Served({}, {})
+    for request in requests:
+        core.handle(request)
+    remaining = sorted(doomed)
+    while core.has_work:
+        for delta in core.step().deltas:
+            served.take(delta)
+        if remaining and rng.random() < 0.5:
+            core.handle(AbortRequests(request_ids=[remaining.pop()]))
+    assert all(len(ends) == 1 for ends in served.ends.values())
+    assert set(served.ends) == {r.request_id for r in requests}
+    for request in requests:
+        name = request.request_id
+        tokens, expected = served.tokens.get(name, []), solo.tokens[name]
+        if name in doomed:
+            assert tokens == expected[: len(tokens)]
+        else:
+            assert tokens == expected
+    stats = core.stats
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+
+def test_nan_logits_end_one_request_and_are_never_shared(tiny_model: Path) -> None:
+    """A prefix whose KV is damaged must not be served to the next request that starts with it."""
+    core = start(tiny_model, num_blocks=160)
+    prompt = list(range(3, 103))
+
+    def request(name: str) -> AddRequest:
+        sampling = SamplingParams(temperature=0.0, max_tokens=4)
+        return AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+
+    model = core._executor._runner._model
+    compute_logits = model.compute_logits
+    model.compute_logits = lambda hidden: torch.full_like(compute_logits(hidden), torch.nan)
+    sick = serve(core, [request("sick")])
+    model.compute_logits = compute_logits
+    well = serve(core, [request("well")])
+    assert sick.ends == {"sick": ["error"]}
+    assert sick.tokens == {"sick": []}
+    assert core.stats.prefix_cache_hits == 0
+    fresh = serve(start(tiny_model, num_blocks=160), [request("well")])
+    assert well.tokens == fresh.tokens
