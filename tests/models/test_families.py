@@ -76,9 +76,7 @@ def test_requests_share_a_batch(pair: tuple[PagedModel, Callable]) -> None:
         assert_close(torch.cat(parts), oracle(request.token_ids))
 
 
-def test_greedy_continuation(
-    pair: tuple[PagedModel, Callable], request: pytest.FixtureRequest
-) -> None:
+def test_greedy_continuation(pair: tuple[PagedModel, Callable]) -> None:
     model, oracle = pair
     known = tokens(40, seed=2)
     ours = model.greedy(known, 8)
