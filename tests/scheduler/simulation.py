@@ -269,6 +269,7 @@ class Simulation:
         for request in running:
             held = len(self.kv.block_table(request)) * self.kv.block_size
             assert request.num_computed_tokens <= held
+            assert request.num_computed_tokens < request.max_total_tokens
             request.check_lengths()
         for request in unfinished:
             assert request.num_preemptions <= MAX_PREEMPTIONS

@@ -288,6 +288,24 @@ def test_a_result_from_before_a_preemption_caches_nothing() -> None:
     assert sim.answer(request) == sim.alone["r1"]
 
 
+def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
+    """Only then are all its tokens known to those who describe it to the batch again."""
+    sim = Simulation(num_blocks=16, block_size=1, max_num_seqs=2, depth=4)
+    sim.add(4, max_tokens=12)
+    request = sim.add(4, max_tokens=12)
+    while request.num_preemptions == 0:
+        sim.schedule()
+        if request.num_preemptions == 0 and len(sim.in_flight) == 2:
+            sim.settle()
+    sim.abort("r0")
+    assert request.num_in_flight_tokens == 1
+    assert sim.schedule() is None
+    sim.settle()
+    assert shape(sim.schedule()) == [("r1", 6, 2)]
+    sim.drain()
+    assert sim.answer(request) == sim.alone["r1"]
+
+
 def test_steps_are_answered_in_their_order() -> None:
     sim = Simulation(depth=2)
     sim.add(4)

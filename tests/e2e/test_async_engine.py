@@ -1,0 +1,120 @@
+"""The engine as a server uses it: many streams on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.core.output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.client import AsyncEngine
+from quire.errors import CheckpointError, EngineError, InvalidRequestError
+
+
+def run(model: Path, scenario: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        config = EngineConfig.from_options(
+            model=str(model), dtype="float32", threads=1, num_blocks=100
+        )
+        engine = await AsyncEngine.start(config)
+        try:
+            await scenario(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(main())
+
+
+def sampling(max_tokens: int = 20, **fields: object) -> SamplingParams:
+    return SamplingParams(**({"seed": 1, "max_tokens": max_tokens, "ignore_eos": True} | fields))
+
+
+async def collect(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -> RequestOutput:
+    whole: RequestOutput | None = None
+    async for part in engine.generate(prompt, params):
+        if whole is None:
+            whole = part
+        else:
+            whole.append(part)
+    assert whole is not None
+    return whole
+
+
+def test_streams_are_independent_and_complete(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        prompts = [[5 + i] * (1 + i) for i in range(20)]
+        alone = [await collect(engine, p, sampling(n=1 + len(p) % 3)) for p in prompts]
+        together = await asyncio.gather(
+            *(collect(engine, p, sampling(n=1 + len(p) % 3)) for p in prompts)
+        )
+        for one, other in zip(alone, together, strict=True):
+            assert one.finished
+            assert other.finished
+            assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]
+            assert [o.text for o in one.outputs] == [o.text for o in other.outputs]
+
+    run(tiny_model, scenario)
+
+
+def test_closing_a_stream_frees_its_blocks(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = engine.generate([5] * 40, sampling(max_tokens=1000))
+        await anext(stream)
+        await stream.aclose()
+        other = await collect(engine, [7], sampling(max_tokens=30))
+        assert other.finished
+        stats = engine.stats
+        assert stats.num_running == 0
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+        assert stats.num_generation_tokens < 200
+
+    run(tiny_model, scenario)
+
+
+def test_a_slow_reader_gets_everything_in_few_parts(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = engine.generate([5] * 4, sampling(max_tokens=60))
+        first = await anext(stream)
+        await collect(engine, [9], sampling(max_tokens=100))  # meanwhile the answer goes on
+        parts = [part async for part in stream]
+        assert len(parts) < 10
+        for part in parts:
+            first.append(part)
+        assert len(first.outputs[0].token_ids) == 60
+        assert first.finished
+
+    run(tiny_model, scenario)
+
+
+def test_bad_requests_raise_before_the_first_part(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        with pytest.raises(InvalidRequestError):
+            await anext(engine.generate([], sampling()))
+        with pytest.raises(InvalidRequestError, match="priority"):
+            await anext(engine.generate([5], sampling(), priority=3))
+        assert (await collect(engine, [5], sampling())).finished
+
+    run(tiny_model, scenario)
+
+
+def test_a_missing_model_raises_from_start(tmp_path: Path) -> None:
+    config = EngineConfig.from_options(model=str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError):
+        asyncio.run(AsyncEngine.start(config))
+
+
+def test_shutting_down_ends_open_streams_with_an_error(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = engine.generate([5] * 4, sampling(max_tokens=1500))
+        await anext(stream)
+        await engine.close()
+        assert not engine.is_alive
+        with pytest.raises(EngineError):
+            async for _ in stream:
+                pass
+
+    run(tiny_model, scenario)

@@ -1,0 +1,191 @@
+"""The offline front door on a small random model, beside transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.errors import CheckpointError, ConfigError, ContextLengthError, InvalidRequestError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Path) -> LLM:
+    return LLM(str(tiny_model), dtype="float32", threads=1, num_blocks=200)
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path):
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+
+
+def reference_logits(oracle, token_ids: list[int]) -> torch.Tensor:
+    """float32 [T, V]"""
+    with torch.inference_mode():
+        return oracle(torch.tensor([token_ids])).logits[0]
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, oracle) -> None:
+    prompts = ["a", "The quick brown fox", "naïve café ☕ 東京" * 5]
+    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY, use_tqdm=False), strict=True):
+        ids = llm.tokenizer.encode(prompt)
+        assert output.prompt == prompt
+        assert output.prompt_token_ids == ids
+        expected = oracle.generate(
+            torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None
+        )
+        assert output.outputs[0].token_ids == expected[0, len(ids) :].tolist()
+        assert output.outputs[0].text == llm.tokenizer.decode(output.outputs[0].token_ids)
+        assert output.outputs[0].finish_reason == "length"
+        assert output.finished
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[3 + i] * (1 + (7 * i) % 40) for i in range(30)]
+    sampling = [SamplingParams(max_tokens=1 + i % 9, seed=i, ignore_eos=True) for i in range(30)]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    assert [o.prompt_token_ids for o in outputs] == prompts
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [1 + i % 9 for i in range(30)]
+
+
+def test_one_prompt_needs_no_list(llm: LLM) -> None:
+    assert len(llm.generate("text", GREEDY, use_tqdm=False)) == 1
+    assert len(llm.generate([5, 6, 7], GREEDY, use_tqdm=False)) == 1
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_logprobs_are_exact(llm: LLM, oracle) -> None:
+    sampling = SamplingParams(temperature=0.9, seed=3, max_tokens=8, logprobs=4, ignore_eos=True)
+    (output,) = llm.generate([list(range(5, 40))], sampling, use_tqdm=False)
+    answer = output.outputs[0]
+    assert answer.logprobs is not None
+    ids = output.prompt_token_ids + answer.token_ids
+    expected = reference_logits(oracle, ids).log_softmax(-1)
+    for place, (token_id, position) in enumerate(
+        zip(answer.token_ids, answer.logprobs, strict=True)
+    ):
+        row = expected[len(output.prompt_token_ids) - 1 + place]
+        assert next(iter(position)) == token_id
+        assert position[token_id].rank == int((row > row[token_id]).sum()) + 1
+        for candidate, entry in position.items():
+            assert entry.logprob == pytest.approx(row[candidate].item(), abs=1e-4)
+        assert set(row.topk(4).indices.tolist()) <= set(position)
+    total = sum(
+        expected[len(output.prompt_token_ids) - 1 + i, t].item()
+        for i, t in enumerate(answer.token_ids)
+    )
+    assert answer.cumulative_logprob == pytest.approx(total, abs=1e-3)
+
+
+def test_prompt_logprobs_are_exact_though_the_prompt_is_cached(llm: LLM, oracle) -> None:
+    prompt = [3 + (7 * i) % 200 for i in range(100)]
+    llm.generate([prompt], GREEDY, use_tqdm=False)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+    (output,) = llm.generate([prompt], sampling, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(prompt)
+    assert output.prompt_logprobs[0] is None
+    expected = reference_logits(oracle, prompt).log_softmax(-1)
+    for place, position in enumerate(output.prompt_logprobs[1:], start=1):
+        assert position is not None
+        found = position[prompt[place]].logprob
+        assert found == pytest.approx(expected[place - 1, prompt[place]].item(), abs=1e-4)
+
+
+def test_several_answers_differ_and_are_repeatable(llm: LLM) -> None:
+    sampling = SamplingParams(n=4, temperature=1.5, seed=5, max_tokens=12, ignore_eos=True)
+    first, second = (llm.generate("Hello", sampling, use_tqdm=False)[0] for _ in range(2))
+    assert [o.index for o in first.outputs] == [0, 1, 2, 3]
+    assert len({tuple(o.token_ids) for o in first.outputs}) == 4
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in second.outputs]
+    alone = SamplingParams(temperature=1.5, seed=5, max_tokens=12, ignore_eos=True)
+    (single,) = llm.generate("Hello", alone, use_tqdm=False)
+    assert single.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_stop_strings_cut_the_text_and_the_tokens(llm: LLM) -> None:
+    free = llm.generate("stop here", GREEDY, use_tqdm=False)[0].outputs[0]
+    middle = len(free.text) // 2
+    stop = free.text[middle : middle + 3]
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=["☃☃", stop])
+    output = llm.generate("stop here", sampling, use_tqdm=False)[0].outputs[0]
+    assert output.text == free.text[: free.text.index(stop)]
+    assert output.finish_reason == "stop"
+    assert output.stop_reason == stop
+    assert len(output.token_ids) < len(free.token_ids)
+    assert llm.stats.num_running == 0
+
+
+def test_stop_token_is_kept_as_id_and_not_as_text(llm: LLM) -> None:
+    free = llm.generate("more", GREEDY, use_tqdm=False)[0].outputs[0]
+    stop_id = free.token_ids[5]
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=24, ignore_eos=True, stop_token_ids=[stop_id]
+    )
+    output = llm.generate("more", sampling, use_tqdm=False)[0].outputs[0]
+    length = free.token_ids.index(stop_id) + 1
+    assert output.token_ids == free.token_ids[:length]
+    assert output.text == llm.tokenizer.decode(free.token_ids[: length - 1])
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop_id)
+
+
+def test_bad_words_never_appear(llm: LLM) -> None:
+    free = llm.generate("words", GREEDY, use_tqdm=False)[0].outputs[0]
+    word = next(char for char in free.text if char.isascii() and char.isalnum())
+    sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, bad_words=[word])
+    assert word not in llm.generate("words", sampling, use_tqdm=False)[0].outputs[0].text
+
+
+def test_max_tokens_none_goes_to_the_limit(tiny_model: Path) -> None:
+    llm = LLM(str(tiny_model), dtype="float32", max_model_len=50, threads=1)
+    sampling = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)
+    (output,) = llm.generate([[5] * 20], sampling, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 30
+
+
+def test_chat_uses_the_template(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    (output,) = llm.chat(conversation, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == llm.tokenizer.encode_chat(conversation)
+    assert len(llm.chat([conversation, conversation], GREEDY, use_tqdm=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "words"),
+    [
+        ("", GREEDY, InvalidRequestError, "empty"),
+        ([5000], GREEDY, InvalidRequestError, "508"),
+        ([-1], GREEDY, InvalidRequestError, "token ids"),
+        ([5] * 3000, GREEDY, ContextLengthError, "2048"),
+        ("x" * 200_000, GREEDY, InvalidRequestError, "2048"),
+        ("\ud800", GREEDY, InvalidRequestError, "prompt"),
+        ([5], SamplingParams(stop_token_ids=[9999]), InvalidRequestError, "stop_token_ids"),
+        ([5], SamplingParams(logit_bias={9999: 1.0}), InvalidRequestError, "logit_bias"),
+        ([5], SamplingParams(max_tokens=None, min_tokens=5000), ContextLengthError, "min_tokens"),
+    ],
+)
+def test_bad_requests_are_refused_and_harm_nobody(
+    llm: LLM, prompt, sampling: SamplingParams, error: type[Exception], words: str
+) -> None:
+    if prompt == "":
+        prompt = []  # this tokenizer adds nothing, so that empty text has no tokens
+    with pytest.raises(error, match=words):
+        llm.generate([prompt], sampling, use_tqdm=False)
+    assert len(llm.generate("still alive", GREEDY, use_tqdm=False)) == 1
+
+
+def test_bad_settings_name_the_fix(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="block_size"):
+        LLM(str(tiny_model), block_sise=16)
+    with pytest.raises(ConfigError, match="power of two"):
+        LLM(str(tiny_model), block_size=15)
+    with pytest.raises(ConfigError, match="2048"):
+        LLM(str(tiny_model), max_model_len=4096)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        LLM(str(tmp_path / "nowhere"))

@@ -1,0 +1,88 @@
+"""Model names: bundled, local, on the hub; and what to do when there is nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from quire import hub
+from quire.errors import CheckpointError
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="leave revision out"):
+        hub.resolve_model(str(tmp_path), "main")
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~nobody/x", "a/b/c", "", "  "])
+def test_what_can_only_be_a_folder_is_not_asked_from_the_hub(name: str) -> None:
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        hub.resolve_model(name)
+
+
+def test_bundled_names_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub, "_BUNDLED_FOLDER", tmp_path)
+    with pytest.raises(CheckpointError, match="not in this installation"):
+        hub.resolve_model("quire-tiny")
+    (tmp_path / "quire-tiny").mkdir()
+    (tmp_path / "quire-tiny" / "config.json").write_text("{}")
+    assert hub.resolve_model("quire-tiny") == tmp_path / "quire-tiny"
+
+
+def test_a_snapshot_is_fetched_without_pickles(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert hub.resolve_model("org/model", "v2") == tmp_path
+    assert (asked["name"], asked["revision"]) == ("org/model", "v2")
+    assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in asked["allow_patterns"]
+                   if not pattern.startswith(("tokenizer", "chat_template")))  # fmt: skip
+
+
+RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://hub.test"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (errors.RepositoryNotFoundError("no", response=RESPONSE), "check the spelling"),
+        (errors.GatedRepoError("no", response=RESPONSE), "set HF_TOKEN"),
+        (errors.RevisionNotFoundError("no", response=RESPONSE), "has no revision 'v2'"),
+        (errors.LocalEntryNotFoundError("no"), "HF_HUB_OFFLINE"),
+        (errors.HFValidationError("no"), "neither a folder nor a name"),
+        (errors.HfHubHTTPError("no", response=RESPONSE), "try again"),
+        (OSError("disk full"), "disk full"),
+    ],
+)
+def test_failures_say_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
+) -> None:
+    def snapshot_download(*_: Any, **__: Any) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(CheckpointError, match=words):
+        hub.resolve_model("org/model", "v2")
+
+
+def test_offline_without_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The real client, told to stay offline."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match="was not downloaded before"):
+        hub.resolve_model("org/model")
