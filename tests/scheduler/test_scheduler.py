@@ -301,7 +301,7 @@ def test_a_preempted_request_waits_for_its_token_in_flight() -> None:
     assert request.num_in_flight_tokens == 1
     assert sim.schedule() is None
     sim.settle()
-    assert shape(sim.schedule()) == [("r1", 6, 2)]
+    assert shape(sim.schedule()) == [("r1", 7, 2)]
     sim.drain()
     assert sim.answer(request) == sim.alone["r1"]
 
