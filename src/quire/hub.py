@@ -5,6 +5,7 @@ A name is, in this order: the name of a bundled model, a local folder, a reposit
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from quire.errors import CheckpointError
@@ -34,8 +35,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     """
     if name in BUNDLED:
         return _bundled(name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
+    if name.strip() and folder.is_dir():
         if revision is not None:
             raise CheckpointError(
                 f"revision is {revision!r}, but {name} is a local folder; leave revision out"
