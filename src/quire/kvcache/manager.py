@@ -109,10 +109,10 @@ class KVCacheManager:
         """The blocks that hold tokens 0, 1, .. of a running request."""
         return self._tables[request.request_id].block_ids
 
-    def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """How many more blocks a running request needs to hold its first num_tokens tokens."""
+    def num_missing_blocks(self, request: Request) -> int:
+        """How many more blocks a running request needs to hold all its known tokens."""
         held = len(self._tables[request.request_id].block_ids)
-        return max(0, self.num_blocks_for(num_tokens) - held)
+        return max(0, self.num_blocks_for(request.num_tokens) - held)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold that many tokens."""

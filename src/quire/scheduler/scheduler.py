@@ -175,7 +175,7 @@ class Scheduler:
     def _admit(self, step: StepPlan, prompts: list[Request]) -> list[Request]:
         """Start waiting requests, in their order, while there is room; returns them."""
         admitted: list[Request] = []
-        promised = sum(self._kv.num_missing_blocks(r, r.num_tokens) for r in prompts)
+        promised = sum(self._kv.num_missing_blocks(r) for r in prompts)
         while step.budget and len(self._running) < self._config.max_num_seqs:
             request = self._waiting.peek()
             if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
@@ -189,7 +189,7 @@ class Scheduler:
             if num_tokens == 0 or not self._has_room(request, hits, promised):
                 break
             self._start(step, request, hits, num_tokens)
-            promised += self._kv.num_missing_blocks(request, request.num_tokens)
+            promised += self._kv.num_missing_blocks(request)
             admitted.append(request)
         return admitted
 
