@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,13 +28,14 @@ def allocate_kv(
     """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, head_dim].
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
-    On the CPU they cost nothing before they are written: the system hands out zero pages.
     """
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    return [
-        (
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
-        )
-        for _ in range(num_layers)
-    ]
+    return [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(num_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Zeros; on the CPU as pages that the system only hands out when they are first written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
