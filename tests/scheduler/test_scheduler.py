@@ -346,6 +346,19 @@ def test_requests_that_come_together_compute_their_prefix_once() -> None:
     assert sim.answer(other) == sim.alone["r3"]
 
 
+def test_a_crowd_that_waits_for_a_prefix_does_not_hold_up_a_step() -> None:
+    sim = Simulation(max_num_batched_tokens=8)
+    prefix = [1, 2, 3, 4] * 24
+    for tail in range(50):
+        sim.add([*prefix, 5 + tail])
+    sim.add(2)
+    assert shape(sim.step()) == [("r0", 0, 8)]  # 32 * 8 tokens are looked at, and r50 is not
+    hashed = [bool(request.block_hashes) for request in sim.requests.values()]
+    assert hashed == [True] * 4 + [False] * 47
+    sim.drain()
+    assert sim.scheduler.stats().prefix_cache_hits == 49 * len(prefix)
+
+
 @pytest.mark.parametrize("ending", ["abort", "damage", "raise"])
 def test_who_waits_for_a_prefix_goes_on_when_its_owner_ends(ending: str) -> None:
     sim = Simulation(max_num_batched_tokens=8)

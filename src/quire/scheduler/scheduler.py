@@ -33,6 +33,10 @@ from quire.scheduler.queue import WaitingQueue
 # ever need, and is then never preempted: the work that preemption throws away is bounded.
 MAX_PREEMPTIONS = 4
 
+# Prompt tokens, in token budgets, of the requests that one step may send to wait for a prefix:
+# hashing them takes time that running requests would wait, too.
+MAX_PARKED_BUDGETS = 32
+
 NON_FINITE_LOGITS = (
     "the model produced non-finite logits for this request; send it again, or lower extreme "
     "logit_bias and penalties"
@@ -176,13 +180,15 @@ class Scheduler:
         """Start waiting requests, in their order, while there is room; returns them."""
         admitted: list[Request] = []
         promised = sum(self._kv.num_missing_blocks(r) for r in prompts)
-        while step.budget and len(self._running) < self._config.max_num_seqs:
+        patience = MAX_PARKED_BUDGETS * self._config.max_num_batched_tokens
+        while step.budget and patience > 0 and len(self._running) < self._config.max_num_seqs:
             request = self._waiting.peek()
             if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
                 break
             hits = self._kv.get_computed_blocks(request)
             if self._kv.wait_for_prefix(request, len(hits)):
                 self._waiting.pop()
+                patience -= request.num_tokens
                 continue
             num_cached = len(hits) * self._kv.block_size
             num_tokens = self._chunk(step, request.num_tokens - num_cached)
