@@ -128,6 +128,13 @@ def test_a_cut_among_equals_keeps_the_lowest_ids() -> None:
     assert max(filtered(row, [LARGEST], top_p=0.2499)) == 124
 
 
+def test_a_mass_that_is_reached_exactly_needs_no_further_token() -> None:
+    assert max(filtered(np.zeros(4, np.float32), EDGES, top_p=0.5)) == 1
+    assert max(filtered(np.zeros(4, np.float32), EDGES, top_p=0.5001)) == 2
+    assert max(filtered(np.zeros(512, np.float32), EDGES, top_p=0.25)) == 127
+    assert max(filtered(np.zeros(512, np.float32), EDGES, top_p=0.25, top_k=256)) == 63
+
+
 @given(row=LOGITS, temperature=st.sampled_from([0.05, 1.0, 5.0]), number=st.floats(0, LARGEST))
 def test_unfiltered_draw_inverts_the_distribution(
     row: np.ndarray, temperature: float, number: float

@@ -116,6 +116,7 @@ def test_an_end_that_is_ignored_is_not_banned() -> None:
     ("answer", "banned"),
     [
         ([], [5]),
+        ([0], [5, 6]),
         ([1], [2, 5]),
         ([1, 2], [3, 5]),
         ([7, 1, 2], [3, 5]),
@@ -124,7 +125,7 @@ def test_an_end_that_is_ignored_is_not_banned() -> None:
     ],
 )
 def test_bad_words_match_the_tail_of_the_answer(answer: list[int], banned: list[int]) -> None:
-    words = [[5], [1, 2], [1, 2, 3], []]
+    words = [[5], [1, 2], [1, 2, 3], [0, 6], []]
     # the prompt ends like a bad word, and does not count
     batch = [(SamplingParams(), [1, 2], answer, words)]
     adjusted = adjust(batch, torch.zeros(1, VOCAB), [0], eos=[])
