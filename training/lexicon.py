@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Owns the words that quire-tiny's training text is made of: product words, shops, voice-bot phrases.
 
 Everything here was written for this project; brand names are invented. How the words become
@@ -400,6 +401,9 @@ FILLER = [
 TALK: dict[str, tuple[list[str], list[str]]] = {
     "greeting": (
         [
+            "{hi|hello|hey|greetings everyone}[,] {good|nice|lovely|great} to {hear|meet|see|speak to} you[ again| too]",
+            "{hello|hi|hey} {again|dear bot|friend|my friend|everyone|you|robot}",
+            "{a|have a} {very |}good {morning|day|afternoon}[ to everybody]",
             "{hi|hello|hey|hiya|hello there|hi there|hey there}[ quire| bot| assistant]",
             "good {morning|afternoon|evening|day}[ to you| quire| everybody]",
             "{hello|hi}[,] {is anybody there|is somebody there|can you hear me|are you there|anyone home}",
@@ -414,6 +418,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "how_are_you": (
         [
+            "{how|so how} {are|is} {you feeling|your mood|life|it going|everything|your week|your morning}[ these days]",
+            "[{hello|hi|hey} ]how have {things|you all|your days} been[ lately]",
+            "{doing|feeling} {well|good|fine|okay}[ today]",
+            "how {well|good} are you[ today]",
             "[{hi|hello|hey}[,] ]how are you[ doing][ today| this morning| these days]",
             "how {is it going|are things|do you do|do you feel today|was your day}",
             "{are you|is everything} {well|okay|all right|fine}[ today]",
@@ -428,6 +436,11 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "who_are_you": (
         [
+            "{what|how} {do|can|may|shall|should} i {call|name} you[ then]",
+            "{so |and |}who {exactly |really |}{are you|is speaking|is there}",
+            "{what|and what} is your {name|full name|first name}",
+            "{do you have|have you got} a {name|nickname}[ at all]",
+            "{say|spell|give me|tell me} your {full |}name",
             "{who|what} are you[ exactly| anyway| really]",
             "what is your name[ please| again]",
             "{do you have a name|tell me your name|may i ask your name|who is this|who am i talking to}",
@@ -441,6 +454,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "robot": (
         [
+            "are you {really |just |only |perhaps |}{a|some sort of|one of those} {bot|robot|program|machine|computer}[s]",
+            "{so |then |and |}{you are|you're} {not a person|just a bot|only a machine|a computer|not a real human|an ai}",
+            "are you {a living being|made of metal|a man or a machine|real}",
+            "{is this|do i hear} a {bot|robot|machine|computer voice}[ talking]",
             "are you {a robot|a machine|a real person|human|a human|a computer|an ai|alive}[ or what| by the way]",
             "am i {talking|speaking} to a {robot|machine|person|human|computer}[ right now]",
             "{is this|are you} {a recording|a real human being|an automatic system|artificial}",
@@ -453,6 +470,9 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "abilities": (
         [
+            "{what|which} {things|tasks|jobs|questions} {can you do|can you answer|do you know about}[ for us]",
+            "what do you {do all day|help with|offer|understand}",
+            "{in what way|how exactly} {do|can|could} you {help|assist}[ me]",
             "what can you do[ for me| exactly]",
             "{how|what} can you help me[ with]",
             "what {are you good at|do you know|are your skills|is it that you do}",
@@ -467,6 +487,9 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "thanks": (
         [
+            "{okay|fine|alright|right|good|oh|nice}[,] {thanks|thank you}[ for {the|your} {help|answer|information}]",
+            "{thank you|thanks} {my friend|kind bot|for now|once more|for your time}",
+            "{that was|this is} {so |very |really |}{nice|kind|helpful|useful} {thanks|thank you}",
             "{thanks|thank you}[ very much| so much| a lot| for your help| for that| quire]",
             "{many thanks|thanks a million|i appreciate it|that was helpful|much appreciated|that helps a lot}",
             "{great|perfect|wonderful|lovely|super}[,] {thanks|thank you}[ for everything| again]",
@@ -479,6 +502,11 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "goodbye": (
         [
+            "{okay|alright|well|right}[,] {bye|goodbye|see you|bye bye|so long}[ {soon|later|next week|on monday}]",
+            "see you {soon|around|next time|next week|in the morning}[ quire]",
+            "{i am|i'm} {leaving|going|off|hanging up}[ now][ {bye|goodbye}]",
+            "{have|enjoy} {a|your} {good|nice|lovely|great} {day|week|night|afternoon|weekend}",
+            "{that's|that is} {it|all|enough} {for now|from me|then}[ {bye|goodbye}]",
             "{bye|goodbye|bye bye|see you|see you later|so long|farewell}[ then| quire| and thanks]",
             "{i have to go|i must go|that's all|that is all|that was all|i am done}[ now| for today| for now][, "
             "{bye|goodbye}]",
@@ -491,6 +519,11 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "weather": (
         [
+            "{weather|the forecast|the weather} {for |}{today|tomorrow|tonight|this week|the weekend}",
+            "{is there|will there be|do we get|are we getting} {rain|snow|sun|wind|a storm|fog|ice}[ {today|tomorrow|this week|on monday}]",
+            "how {warm|hot|windy|wet} {is it|will it be|does it get}[ {outside|today|tomorrow|tonight}]",
+            "what {is|does} the {forecast|weather report|temperature}[ {say|today|outside}]",
+            "should i {wear a coat|bring a jacket|stay inside|pack a raincoat}[ today| tomorrow]",
             "{what is|how is|what's|how's} the weather[ like][ today| tomorrow| outside| this weekend| now]",
             "{will|is} it {going to |}{rain|snow|be sunny|be cold|be windy|be warm}[ today| tomorrow| tonight]",
             "do i need {an umbrella|a coat|sunglasses|a scarf}[ today| tomorrow| outside]",
@@ -504,6 +537,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "time": (
         [
+            "{tell|give} me the {date|time of day|exact time|day}",
+            "{is it|are we} {noon|midnight|late|early|monday|past six|eight o'clock}[ yet| already| now]",
+            "{what is|what's} {the|today's} {date|time|hour|day}[ now| right now| today]",
+            "do you know {what day it is|the date|how late it is|the hour}",
             "what time is it[ now| please| right now]",
             "{can|could} you tell me {the time|what time it is}[ please]",
             "{do you {know|have} the time|what's the time|how late is it|is it late|is it noon yet}",
@@ -517,6 +554,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "joke": (
         [
+            "{got|have|know} {a|another|one more|any good} {joke|jokes|funny story}[ for me]",
+            "{one more|another|a} joke[ for me| for the kids]",
+            "{let's|let us|i'd like to} {hear|have} {a joke|something funny|a good one}",
+            "{be funny|joke please|tell jokes|amuse me}",
             "{tell|give} me a[nother] joke[ please| quire]",
             "{do you know|have you got|can you tell|i want to hear|say} {a joke|something funny|a funny story|any "
             "jokes}[ please]",
@@ -534,6 +575,9 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "human": (
         [
+            "{is there|can i get|give me|i would like|let me have} {a human|somebody|someone|a person|a real human|an employee}[ to talk to| to help me| on the line]",
+            "{let me|i would like to|i have to|i must} {speak|talk} {to|with} {the boss|a colleague|staff|the owner|customer service|an employee}",
+            "{human|agent|operator|real person}[ now]",
             "{can|could|may} i {speak|talk} to {a human|a person|someone|somebody|the manager|an agent}[ please]",
             "{i want|i'd like|i need} {a real person|a human|an agent|to talk to a person|to speak to your boss}",
             "{connect|transfer|put} me {to|through to} {a human|the manager|an agent|customer service|the office}"
@@ -547,6 +591,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "slower": (
         [
+            "{please |could you please |}{speak|talk|go} {a bit |a little |}{slower|louder|softer}",
+            "{i|sorry i} {did not|could not|couldn't} hear {you|that|a word|anything}[ clearly]",
+            "{not so|don't talk so|less} {fast|loud|quiet}",
+            "{the sound|the line|your voice} is {bad|too quiet|too loud|not clear}",
             "{can|could} you {speak|talk} {slower|more slowly|louder|a bit louder|more quietly}[ please]",
             "{speak|talk} {up|slower|louder|more clearly}[ please]",
             "{i cannot|i can't|i can hardly} {hear|understand} you[ well| at all| very well]",
@@ -559,6 +607,9 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "compliment": (
         [
+            "i {really |do |quite |}{like|love|enjoy|admire} {you|this|your answers|your style|how you talk}",
+            "{you are|you're} {so |very |really |a }{clever|good|kind|friendly|nice|nice bot|good bot|funny one|helpful}",
+            "{well done|good bot|nice one|what a clever bot|what a good answer|what a lovely voice}",
             "{you are|you're} {great|very kind|so nice|smart|really helpful|the best|funny|sweet}[ today| you know]",
             "{good|nice|great|well} {job|work|answer}[ quire| really]",
             "i {like|love} {you|talking to you|your voice|this bot}[ quire| a lot]",
@@ -570,6 +621,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "insult": (
         [
+            "{you are|you're} {so |very |totally |a }{stupid|wrong|bad|rude|boring|bad bot|silly}",
+            "{your answer|this answer|that one} {is|was} {bad|wrong|false|silly|rubbish}",
+            "{no|no no}[,] {that is|this is|i said} {wrong|not it|not true|something else}",
+            "{i hate|i don't like|i am tired of} {you|this|this bot}",
             "{you are|you're} {stupid|useless|bad|terrible|annoying|no help|dumb|slow}[ really| you know]",
             "{that|this} {is|was} {wrong|not right|not what i asked|nonsense|no help at all}[ really]",
             "you {did not understand|got it wrong|don't get it|made a mistake}[ again]",
@@ -582,6 +637,8 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "unclear": (
         [
+            "{hm|er|uh|um|hmm|well} {er|uh|hm|um|i forgot|never mind|what was it again}",
+            "{blah|bla|mumble|la la|dum dee dum}[ mumble]",
             "{uh|um|er|hm|hmm}[ well| so| let me think]",
             "{blah blah|la la la|asdf|qwerty|bzzz|xyz}[ blah| xyz]",
             "{i mean|so|well|actually} {um|uh|wait|hang on|what was it}",
@@ -593,6 +650,11 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "music": (
         [
+            "{sing|hum|whistle}[ {a song|something|a tune|for me}]",
+            "{turn|switch|put} the {light|lamp|heating|radio|fan|oven} {on|off}",
+            "{play|start} {rock|a song|my playlist|classical music|the news|a tune}",
+            "{set|start|make} {an alarm|a timer|a reminder} for {six|eight|noon|the morning|monday}",
+            "{send|write|call|order|open} {an email|my mother|a taxi|the door|a pizza}",
             "{can you |please |}{play|put on} {some music|a song|the radio|jazz|something nice}[ please| for me]",
             "{sing|can you sing}[ me] a song[ please| for me]",
             "{turn|switch} {on|off} the {light|lights|radio|heating|television}[ please]",
@@ -605,6 +667,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "age": (
         [
+            "{what|how much} is your {age|birthday|weight|year of birth}",
+            "{where|by whom|when} {were|was} {you|quire|this bot} {made|trained|developed|invented}",
+            "how {old|young|big} {is|are} {this bot|quire|you really}[ by now]",
+            "who {is your maker|is your father|wrote you|invented you|owns you}",
             "how old are you[ quire| exactly]",
             "{when|where} were you {born|made|built}[ quire]",
             "who {made|built|trained|created|programmed} you[ quire| and why]",
@@ -617,6 +683,10 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
     ),
     "food_tip": (
         [
+            "{any|some|have you got any|do you have} {ideas|tips|suggestions} for {lunch|breakfast|supper|a snack|a meal}",
+            "what {can|could|shall|do} {i|we} {make|eat|cook|prepare}[ for {supper|guests|lunch|the kids}| now]",
+            "{recommend|suggest|give} me {a meal|something tasty|a recipe|some food}[ for tonight]",
+            "{i am|i'm|we are} {hungry|very hungry}[ quire]",
             "what should i {eat|cook|have}[ for {lunch|dinner|breakfast}| today| tonight]",
             "{i am|i'm} {hungry|so hungry|starving}[,] {any ideas|what now|what do you suggest}",
             "{can you |please |}{recommend|suggest} {a dish|something to eat|a dinner|a snack}[ please]",
@@ -629,7 +699,20 @@ TALK: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
 }
-FOLLOW_UPS = ["", "", "", "please ", "tell me ", "one question, ", "excuse me, ", "and ", "okay, ", "so, "]
+OPENERS = ["please ", "tell me ", "one question, ", "excuse me, ", "and ", "okay, ", "so ", "hey quire ", "well ", "quire, ",
+           "sorry, ", "now ", "oh ", "i wonder, ", "just asking, ", "hello, ", "hi ", "one more thing, "]  # fmt: skip
+CLOSERS = [
+    " please",
+    " then",
+    " quire",
+    " now",
+    " my friend",
+    " if i may ask",
+    " by any chance",
+    " actually",
+    " right",
+    " dear",
+]
 
 # fact -> (questions, answers when the prompt states it, how to name it when the prompt does not)
 FACTS: dict[str, tuple[list[str], list[str], str]] = {
@@ -649,7 +732,10 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "what are your {hours|opening hours|times} on <day>[s]",
             "can i {come|visit|drop by|come in} on <day>[ afternoon| too]",
         ],
-        ["On <day> we are open from <open> to <close>.", "{Yes, on|On} <day> we are open <open> to <close>."],
+        [
+            "On <day> we are open from <open> to <close>.",
+            "{Yes, on|On} <day> we are open <open> to <close>.",
+        ],
         "opening hours",
     ),
     "day_closed": (
@@ -669,7 +755,10 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "{where|how} {can|do} i find you[ in town| please]",
             "{give|tell} me {your|the} {address|street|location}[ please]",
         ],
-        ["{We are at|You find us at|Our address is} <address>.", "{The address is|Come to} <address>."],
+        [
+            "{We are at|You find us at|Our address is} <address>.",
+            "{The address is|Come to} <address>.",
+        ],
         "address",
     ),
     "phone": (
@@ -704,7 +793,10 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "{how much|what} {is|does} {delivery|the delivery}[ cost]",
             "what {do you charge|do i pay} for delivery",
         ],
-        ["{Delivery costs|We deliver for} <delivery>.", "{Yes, delivery|The delivery} is <delivery>."],
+        [
+            "{Delivery costs|We deliver for} <delivery>.",
+            "{Yes, delivery|The delivery} is <delivery>.",
+        ],
         "delivery",
     ),
     "returns": (
@@ -713,8 +805,10 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "what is your {return|refund} policy[ please]",
             "how many days {do i have|are there} {to return|for a return|to bring it back}",
         ],
-        ["You can {return|exchange} {it|items|things} within <returns> days.",
-         "{Returns are|A return is} possible for <returns> days."],
+        [
+            "You can {return|exchange} {it|items|things} within <returns> days.",
+            "{Returns are|A return is} possible for <returns> days.",
+        ],
         "returns",
     ),
     "manager": (
@@ -723,7 +817,10 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "what is the {manager's|boss's} name",
             "{who|whom} {runs the place|do i write to|is responsible}",
         ],
-        ["{The manager is|Our manager is|That is} <manager>.", "<manager> {runs the place|is the manager}."],
+        [
+            "{The manager is|Our manager is|That is} <manager>.",
+            "<manager> {runs the place|is the manager}.",
+        ],
         "manager",
     ),
     "price": (
@@ -733,11 +830,16 @@ FACTS: dict[str, tuple[list[str], list[str], str]] = {
             "{price of|and} the <item>[ please| then]",
             "{what about|how about} the <item>",
         ],
-        ["{The|One} <item> {costs|is} <price>.", "{That is|We charge|It is} <price> for the <item>."],
+        [
+            "{The|One} <item> {costs|is} <price>.",
+            "{That is|We charge|It is} <price> for the <item>.",
+        ],
         "price",
     ),
 }
-UNKNOWN = ["{I am sorry|Sorry|I'm afraid}, I {do not have|have no information about|do not know} {the|our} <topic>."]
+UNKNOWN = [
+    "{I am sorry|Sorry|I'm afraid}, I {do not have|have no information about|do not know} {the|our} <topic>."
+]
 SHOP_SYSTEMS = [
     "You are {the|a friendly|a helpful|the polite} voice assistant of <shop>.",
     "You answer the phone {for|at} <shop>.[ Keep answers short.]",
@@ -751,11 +853,21 @@ PLAIN_SYSTEMS = [
 ]
 OTHER: dict[str, tuple[list[str], list[str]]] = {
     "name": (
-        ["my name is <name>[ by the way]", "{i am|i'm|this is|it's} <name>[ speaking| here| calling]", "call me <name>"],
-        ["{Nice to meet you|Hello|Hi|Welcome|Good to meet you}, <name>[!|. How can I help?|. What can I do for you?]"],
+        [
+            "my name is <name>[ by the way]",
+            "{i am|i'm|this is|it's} <name>[ speaking| here| calling]",
+            "call me <name>",
+        ],
+        [
+            "{Nice to meet you|Hello|Hi|Welcome|Good to meet you}, <name>[!|. How can I help?|. What can I do for you?]"
+        ],
     ),
     "my_name": (
-        ["what is my name[ again]", "{do you remember|do you know|say|tell me} my name[ please| still]", "who am i[ then]"],
+        [
+            "what is my name[ again]",
+            "{do you remember|do you know|say|tell me} my name[ please| still]",
+            "who am i[ then]",
+        ],
         ["Your name is <name>.", "{You are|You told me you are} <name>."],
     ),
     "sum": (
@@ -763,11 +875,16 @@ OTHER: dict[str, tuple[list[str], list[str]]] = {
         ["<a> <op> <b> is <c>.", "{That is|It is|The answer is} <c>."],
     ),
     "say": (
-        ["{say|repeat|repeat after me|say after me}: <text>", "{please say|can you say|say the words|repeat the words} <text>"],
+        [
+            "{say|repeat|repeat after me|say after me}: <text>",
+            "{please say|can you say|say the words|repeat the words} <text>",
+        ],
         ["<text>"],
     ),
     "again": (
-        ["{repeat that|say that again|once more|what did you say|can you repeat that|pardon|come again}[ please]"],
+        [
+            "{repeat that|say that again|once more|what did you say|can you repeat that|pardon|come again}[ please]"
+        ],
         ["{I said|Again|Sure}: <last>"],
     ),
     "count": (
@@ -775,30 +892,50 @@ OTHER: dict[str, tuple[list[str], list[str]]] = {
         ["<counted>."],
     ),
     "day_after": (
-        ["{what|which} day {comes after|is after|follows} <day>", "{what|which} day {comes before|is before} <day1>"],
+        [
+            "{what|which} day {comes after|is after|follows} <day>",
+            "{what|which} day {comes before|is before} <day1>",
+        ],
         ["<mid>.", "{That is|It is} <mid>."],
     ),
     "book_all": (
-        ["{book|reserve|i'd like|i want|can i book|please book} a table for <n> on <day> at <time>[ please]",
-         "a table for <n> on <day> at <time>[ please| if possible]"],
-        ["{A table for|So, a table for|I have a table for} <n> on <day> at <time>. {Is that right|Shall I confirm|Correct}?"],
+        [
+            "{book|reserve|i'd like|i want|can i book|please book} a table for <n> on <day> at <time>[ please]",
+            "a table for <n> on <day> at <time>[ please| if possible]",
+        ],
+        [
+            "{A table for|So, a table for|I have a table for} <n> on <day> at <time>. {Is that right|Shall I confirm|Correct}?"
+        ],
     ),
     "book": (
-        ["{i'd like to|i want to|can i|could i|may i} {book|reserve} a table[ please]", "{a table|a booking|a reservation} please",
-         "{do you have|is there} a {free table|table free}[ for us]"],
-        ["{Of course|Sure|With pleasure|Certainly}. {For how many people|How many people|How many guests}?"],
+        [
+            "{i'd like to|i want to|can i|could i|may i} {book|reserve} a table[ please]",
+            "{a table|a booking|a reservation} please",
+            "{do you have|is there} a {free table|table free}[ for us]",
+        ],
+        [
+            "{Of course|Sure|With pleasure|Certainly}. {For how many people|How many people|How many guests}?"
+        ],
     ),
     "book_n": (
         ["[for ]<n>[ people| persons| of us| please]", "we {are|will be} <n>"],
-        ["{For which day|On which day|Which day|What day}?", "{Okay|Good|Fine}, <n>. {For which day|Which day}?"],
+        [
+            "{For which day|On which day|Which day|What day}?",
+            "{Okay|Good|Fine}, <n>. {For which day|Which day}?",
+        ],
     ),
     "book_day": (
         ["[on |for ]<day>[ please| if possible| evening]", "<day> {would be good|works|is best}"],
-        ["{At what time|What time|For what time}?", "{Okay|Good|Fine}, <day>. {At what time|What time}?"],
+        [
+            "{At what time|What time|For what time}?",
+            "{Okay|Good|Fine}, <day>. {At what time|What time}?",
+        ],
     ),
     "book_time": (
         ["[at ]<time>[ please| sharp| or so]", "{around|about} <time>"],
-        ["{A table for|So, a table for|I have a table for} <n> on <day> at <time>. {Is that right|Shall I confirm|Correct}?"],
+        [
+            "{A table for|So, a table for|I have a table for} <n> on <day> at <time>. {Is that right|Shall I confirm|Correct}?"
+        ],
     ),
     "book_yes": (
         ["{yes|yes please|correct|that's right|yep|sure|exactly|perfect|okay}[ thanks]"],
@@ -806,48 +943,124 @@ OTHER: dict[str, tuple[list[str], list[str]]] = {
     ),
     "book_no": (
         ["{no|nope|no thanks|that's wrong|not quite|cancel it|never mind}[ sorry]"],
-        ["{Okay|All right|No problem}, {I have cancelled it|I did not book it|nothing is booked}. {Anything else|What shall I "
-         "change}?"],
+        [
+            "{Okay|All right|No problem}, {I have cancelled it|I did not book it|nothing is booked}. {Anything else|What shall I "
+            "change}?"
+        ],
     ),
     "math_op": (["plus", "minus", "times"], []),
 }
 
 # Written by hand, outside the grammar above and never trained on: (what is said, intent expected).
 PARAPHRASES = [
-    ("greetings", "greeting"), ("yo", "greeting"), ("hello quire nice to hear you", "greeting"),
-    ("hey good morning", "greeting"), ("hi good to talk to you", "greeting"), ("hello to you too", "greeting"),
-    ("howdy", "greeting"), ("a very good evening to you", "greeting"), ("hi hi", "greeting"),
-    ("how are you feeling", "how_are_you"), ("how's it going", "how_are_you"), ("are you doing well", "how_are_you"),
-    ("how have you been", "how_are_you"), ("how is your day", "how_are_you"), ("everything okay", "how_are_you"),
-    ("and how are you today my friend", "how_are_you"), ("hi how's everything", "how_are_you"),
-    ("what should i call you", "who_are_you"), ("who am i speaking with", "who_are_you"),
-    ("tell me who you are", "who_are_you"), ("say your name", "who_are_you"), ("what's your name", "who_are_you"),
-    ("so who are you then", "who_are_you"), ("please tell me your name", "who_are_you"),
-    ("are you a bot", "robot"), ("am i talking with a machine", "robot"), ("is this a real person", "robot"),
-    ("you are a robot right", "robot"), ("so you are not human", "robot"), ("are you some kind of computer", "robot"),
-    ("what are you able to do", "abilities"), ("what can i ask you", "abilities"), ("how can you help", "abilities"),
-    ("can you tell me what you can do", "abilities"), ("what are you good for", "abilities"), ("what do you do", "abilities"),
-    ("thank you quire that was great", "thanks"), ("thanks again", "thanks"), ("thanks for the help", "thanks"),
-    ("i thank you", "thanks"), ("okay thanks", "thanks"), ("that is very helpful thank you", "thanks"), ("cheers thanks", "thanks"),
-    ("thank you kindly", "thanks"), ("bye for now", "goodbye"), ("okay goodbye then", "goodbye"), ("see you tomorrow", "goodbye"),
-    ("i need to go now bye", "goodbye"), ("that's it for today goodbye", "goodbye"), ("have a good evening", "goodbye"),
-    ("goodbye and good night", "goodbye"), ("will there be rain tomorrow", "weather"), ("is it sunny outside", "weather"),
-    ("what's the weather going to be", "weather"), ("how cold is it outside", "weather"), ("will it be hot this weekend", "weather"),
-    ("should i take an umbrella", "weather"), ("weather today please", "weather"), ("is it going to snow this week", "weather"),
-    ("what's the time please", "time"), ("tell me the time", "time"), ("do you know what time it is", "time"),
-    ("what day is it now", "time"), ("what is the date today", "time"), ("could you say what time it is", "time"),
-    ("i want to hear a joke", "joke"), ("tell a joke", "joke"), ("another joke please", "joke"), ("do you know any good jokes", "joke"),
-    ("say something to make me laugh", "joke"), ("got any jokes", "joke"), ("tell me something funny", "joke"),
-    ("i would like to speak with a human", "human"), ("let me talk to the manager", "human"), ("give me a real person please", "human"),
-    ("can somebody real help me", "human"), ("put me through to a person", "human"), ("i need to talk to a human agent", "human"),
-    ("please speak slower", "slower"), ("could you talk a bit louder", "slower"), ("you talk too fast", "slower"),
-    ("i didn't hear you well", "slower"), ("speak up please i can't hear you", "slower"), ("you are so helpful", "compliment"),
-    ("i really like you", "compliment"), ("good work quire", "compliment"), ("you are very smart", "compliment"),
-    ("what a nice bot you are", "compliment"), ("you're so stupid", "insult"), ("that answer was wrong", "insult"),
-    ("you are really annoying", "insult"), ("this is terrible", "insult"), ("no that's not what i meant", "insult"),
-    ("hmm uh well", "unclear"), ("blah", "unclear"), ("er what was i saying", "unclear"), ("play a song please", "music"),
-    ("could you play jazz", "music"), ("turn the lights off", "music"), ("set an alarm for seven", "music"), ("sing something", "music"),
-    ("what is your age", "age"), ("how old is quire", "age"), ("who was it that built you", "age"), ("where were you trained", "age"),
-    ("any ideas for dinner", "food_tip"), ("what shall i cook tonight", "food_tip"), ("i'm hungry what do you suggest", "food_tip"),
-    ("recommend me something for lunch", "food_tip"), ("what can i eat today", "food_tip"),
+    ("greetings", "greeting"),
+    ("yo", "greeting"),
+    ("hello quire nice to hear you", "greeting"),
+    ("hey good morning", "greeting"),
+    ("hi good to talk to you", "greeting"),
+    ("hello to you too", "greeting"),
+    ("howdy", "greeting"),
+    ("a very good evening to you", "greeting"),
+    ("hi hi", "greeting"),
+    ("how are you feeling", "how_are_you"),
+    ("how's it going", "how_are_you"),
+    ("are you doing well", "how_are_you"),
+    ("how have you been", "how_are_you"),
+    ("how is your day", "how_are_you"),
+    ("everything okay", "how_are_you"),
+    ("and how are you today my friend", "how_are_you"),
+    ("hi how's everything", "how_are_you"),
+    ("what should i call you", "who_are_you"),
+    ("who am i speaking with", "who_are_you"),
+    ("tell me who you are", "who_are_you"),
+    ("say your name", "who_are_you"),
+    ("what's your name", "who_are_you"),
+    ("so who are you then", "who_are_you"),
+    ("please tell me your name", "who_are_you"),
+    ("are you a bot", "robot"),
+    ("am i talking with a machine", "robot"),
+    ("is this a real person", "robot"),
+    ("you are a robot right", "robot"),
+    ("so you are not human", "robot"),
+    ("are you some kind of computer", "robot"),
+    ("what are you able to do", "abilities"),
+    ("what can i ask you", "abilities"),
+    ("how can you help", "abilities"),
+    ("can you tell me what you can do", "abilities"),
+    ("what are you good for", "abilities"),
+    ("what do you do", "abilities"),
+    ("thank you quire that was great", "thanks"),
+    ("thanks again", "thanks"),
+    ("thanks for the help", "thanks"),
+    ("i thank you", "thanks"),
+    ("okay thanks", "thanks"),
+    ("that is very helpful thank you", "thanks"),
+    ("cheers thanks", "thanks"),
+    ("thank you kindly", "thanks"),
+    ("bye for now", "goodbye"),
+    ("okay goodbye then", "goodbye"),
+    ("see you tomorrow", "goodbye"),
+    ("i need to go now bye", "goodbye"),
+    ("that's it for today goodbye", "goodbye"),
+    ("have a good evening", "goodbye"),
+    ("goodbye and good night", "goodbye"),
+    ("will there be rain tomorrow", "weather"),
+    ("is it sunny outside", "weather"),
+    ("what's the weather going to be", "weather"),
+    ("how cold is it outside", "weather"),
+    ("will it be hot this weekend", "weather"),
+    ("should i take an umbrella", "weather"),
+    ("weather today please", "weather"),
+    ("is it going to snow this week", "weather"),
+    ("what's the time please", "time"),
+    ("tell me the time", "time"),
+    ("do you know what time it is", "time"),
+    ("what day is it now", "time"),
+    ("what is the date today", "time"),
+    ("could you say what time it is", "time"),
+    ("i want to hear a joke", "joke"),
+    ("tell a joke", "joke"),
+    ("another joke please", "joke"),
+    ("do you know any good jokes", "joke"),
+    ("say something to make me laugh", "joke"),
+    ("got any jokes", "joke"),
+    ("tell me something funny", "joke"),
+    ("i would like to speak with a human", "human"),
+    ("let me talk to the manager", "human"),
+    ("give me a real person please", "human"),
+    ("can somebody real help me", "human"),
+    ("put me through to a person", "human"),
+    ("i need to talk to a human agent", "human"),
+    ("please speak slower", "slower"),
+    ("could you talk a bit louder", "slower"),
+    ("you talk too fast", "slower"),
+    ("i didn't hear you well", "slower"),
+    ("speak up please i can't hear you", "slower"),
+    ("you are so helpful", "compliment"),
+    ("i really like you", "compliment"),
+    ("good work quire", "compliment"),
+    ("you are very smart", "compliment"),
+    ("what a nice bot you are", "compliment"),
+    ("you're so stupid", "insult"),
+    ("that answer was wrong", "insult"),
+    ("you are really annoying", "insult"),
+    ("this is terrible", "insult"),
+    ("no that's not what i meant", "insult"),
+    ("hmm uh well", "unclear"),
+    ("blah", "unclear"),
+    ("er what was i saying", "unclear"),
+    ("play a song please", "music"),
+    ("could you play jazz", "music"),
+    ("turn the lights off", "music"),
+    ("set an alarm for seven", "music"),
+    ("sing something", "music"),
+    ("what is your age", "age"),
+    ("how old is quire", "age"),
+    ("who was it that built you", "age"),
+    ("where were you trained", "age"),
+    ("any ideas for dinner", "food_tip"),
+    ("what shall i cook tonight", "food_tip"),
+    ("i'm hungry what do you suggest", "food_tip"),
+    ("recommend me something for lunch", "food_tip"),
+    ("what can i eat today", "food_tip"),
 ]
