@@ -30,7 +30,9 @@ def test_rotary_turns_pairs_by_their_angle() -> None:
     """A pair (i, i + R/2) is a complex number, turned; what is beyond R stays."""
     x = normal(3, 2, 10, dtype=torch.float32)
     angles = normal(3, 4, dtype=torch.float32, seed=1)
-    turned = reference.rotary(x, angles.cos(), angles.sin())
+    cos = torch.cat([angles.cos(), angles.cos()], -1)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1)
+    turned = reference.rotary(x, cos, sin)
     pairs = torch.complex(x[..., :4], x[..., 4:8])
     expected = pairs * torch.polar(torch.ones(3, 1, 4), angles[:, None])
     torch.testing.assert_close(turned[..., :4], expected.real)

@@ -43,7 +43,7 @@ def _rotary(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for heads, head_dim, rotary_dim in ((3, 80, 80), (1, 96, 72), (6, 20, 2)):
         for tokens in _TOKENS:
             fused = normal(tokens, heads + 2, head_dim, dtype=dtype)
-            cos, sin = normal(2, tokens, rotary_dim // 2, dtype=dtype, seed=1)
+            cos, sin = normal(2, tokens, rotary_dim, dtype=dtype, seed=1)
             yield fused[:, 1:-1], cos, sin
 
 

@@ -112,10 +112,10 @@ class PagedModel:
 
 
 def load_folder(
-    folder: Path, dtype: str = "float32", **options: object
+    folder: Path, dtype: str = "float32", device: str = "cpu", **options: object
 ) -> tuple[LlamaForCausalLM, ModelArchitecture]:
-    """A model and its shape from a folder, on the CPU; options go to ModelConfig."""
+    """A model and its shape from a folder; options go to ModelConfig."""
     shape = ModelArchitecture.from_folder(folder)
     config = ModelConfig(model=str(folder), dtype=dtype, **options)
     torch_dtype = resolve_dtype(config.dtype, shape)
-    return load_model(config, shape, folder, torch.device("cpu"), torch_dtype), shape
+    return load_model(config, shape, folder, torch.device(device), torch_dtype), shape

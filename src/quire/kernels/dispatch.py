@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import attention as cpu_attention
+from quire.kernels.cpu import elementwise
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
 
@@ -19,10 +20,13 @@ from quire.kernels.layout import BatchLayout
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 TABLE: Table = {
-    "rms_norm": {"reference": reference.rms_norm},
-    "rms_norm_residual": {"reference": reference.rms_norm_residual},
-    "silu_and_mul": {"reference": reference.silu_and_mul},
-    "rotary": {"reference": reference.rotary},
+    "rms_norm": {"reference": reference.rms_norm, "cpu": elementwise.rms_norm},
+    "rms_norm_residual": {
+        "reference": reference.rms_norm_residual,
+        "cpu": elementwise.rms_norm_residual,
+    },
+    "silu_and_mul": {"reference": reference.silu_and_mul, "cpu": elementwise.silu_and_mul},
+    "rotary": {"reference": reference.rotary, "cpu": elementwise.rotary},
     "write_kv": {"reference": reference.write_kv},
     "attention": {"reference": reference.attention, "cpu": cpu_attention.attention},
     "prepare_linear": {

@@ -26,7 +26,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rms_norm_residual(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Add x to the residual stream and normalise the sum: (normed, new residual), all [T, H]."""
+    """Add x to the residual stream and normalise the sum: (normed, new residual), all [T, H].
+
+    The residual passed in is given away: a fast version may add to it in place.
+    """
     residual = residual + x
     return rms_norm(residual, weight, eps), residual
 
@@ -38,14 +41,16 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + R/2) of the first R dimensions by its token's angles; keep the rest.
+    """Turn each pair (i, i + R/2) of the first R dimensions by its token's angle; keep the rest.
 
-    x [T, heads, D]; cos, sin [T, R/2] in x's dtype, R <= D. (Su et al., 2021; NeoX's half layout)
+    x [T, heads, D]; cos, sin [T, R] in x's dtype, R <= D. Both halves of a row hold the same
+    angles, and sin's first half is negated. (Su et al., 2021; the half layout is GPT-NeoX's)
     """
-    half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+    dim = cos.shape[-1]
+    turned, rest = x[..., :dim], x[..., dim:]
+    swapped = torch.cat([turned[..., dim // 2 :], turned[..., : dim // 2]], dim=-1)
+    turned = turned * cos[:, None] + swapped * sin[:, None]
+    return torch.cat([turned, rest], dim=-1)
 
 
 def write_kv(

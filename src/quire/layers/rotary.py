@@ -40,13 +40,19 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [T] → (cos, sin), each [T, R/2] in the model's data type."""
+        """positions int64 [T] → (cos, sin), each [T, R] in the model's data type.
+
+        In the form of `kernels.rotary`: angles twice in a row, sin's first half negated.
+        """
         inv_freq = self.inv_freq
         if self.rope.kind == "dynamic":
             inv_freq = _dynamic_frequencies(self.rope, positions)  # [T, R/2]
         angles = positions[:, None].float() * inv_freq
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        return cos.to(self.dtype), sin.to(self.dtype)
+        return (
+            torch.cat([cos, cos], dim=-1).to(self.dtype),
+            torch.cat([-sin, sin], dim=-1).to(self.dtype),
+        )
 
 
 def inverse_frequencies(rope: RopeSettings, max_model_len: int) -> Tensor:

@@ -19,7 +19,7 @@ from quire.layers.parameter import LayerOptions
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.architecture import ModelArchitecture
 
-# cos and sin of the step's positions, each [T, R/2]
+# cos and sin of the step's positions, each [T, R]
 Rope = tuple[Tensor, Tensor]
 
 
@@ -28,7 +28,7 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
         self.head_dim = shape.head_dim
         self.kernels = options.kernels
         self.qkv_proj = QKVParallelLinear(
@@ -47,13 +47,15 @@ class LlamaAttention(nn.Module):
     def forward(self, hidden: Tensor, rope: Rope, ctx: ForwardContext) -> Tensor:
         """hidden [T, H] → [T, H]."""
         heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
-        query, key, value = heads.split(self.heads, dim=1)
-        query, key = self.turn(query, key, rope)
-        return self.o_proj(self.attn(query, key, value, ctx))  # type: ignore[no-any-return]
+        turning = self.num_heads + self.num_kv_heads
+        query, key = self.turn(heads[:, :turning], rope)
+        out = self.attn(query, key, heads[:, turning:], ctx)
+        return self.o_proj(out)  # type: ignore[no-any-return]
 
-    def turn(self, query: Tensor, key: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Apply the rotary embedding to query [T, Hq, D] and key [T, Hkv, D]."""
-        return self.kernels.rotary(query, *rope), self.kernels.rotary(key, *rope)
+    def turn(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Apply the rotary embedding to [T, Hq + Hkv, D] → query [T, Hq, D], key [T, Hkv, D]."""
+        turned = self.kernels.rotary(heads, *rope)
+        return turned[:, : self.num_heads], turned[:, self.num_heads :]
 
 
 class LlamaMLP(nn.Module):

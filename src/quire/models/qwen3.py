@@ -18,9 +18,13 @@ class Qwen3Attention(LlamaAttention):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
 
-    def turn(self, query: Tensor, key: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Normalise, then apply the rotary embedding."""
-        return super().turn(self.q_norm(query), self.k_norm(key), rope)
+    def turn(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Normalise each head, then apply the rotary embedding."""
+        query, key = heads[:, : self.num_heads], heads[:, self.num_heads :]
+        return (
+            self.kernels.rotary(self.q_norm(query), *rope),
+            self.kernels.rotary(self.k_norm(key), *rope),
+        )
 
 
 class Qwen3DecoderLayer(LlamaDecoderLayer):
