@@ -42,7 +42,7 @@ async def gather(job: Job, engine: EngineProtocol, usage: UsageCounter) -> list[
         async for place, item in news:
             usage.add(place, item)
             if place in whole:
-                _extend(whole[place], item)
+                whole[place].append(item)
             else:
                 whole[place] = item
     return [whole[place] for place in sorted(whole)]
@@ -90,14 +90,3 @@ async def _pump(
         await queue.put(error)
     else:
         await queue.put(None)
-
-
-def _extend(whole: RequestOutput, part: RequestOutput) -> None:
-    by_index = {output.index: output for output in whole.outputs}
-    for output in part.outputs:
-        if output.index in by_index:
-            by_index[output.index].append(output)
-        else:
-            whole.outputs.append(output)
-    whole.outputs.sort(key=lambda output: output.index)
-    whole.prompt_logprobs = part.prompt_logprobs
