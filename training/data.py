@@ -473,7 +473,7 @@ class Shop:
                 (clock(rng.randint(8, 11), "am"), clock(rng.randint(1, 5), "pm")),
             ]
         )
-        hours: list[tuple[str, str] | None] = [week] * 5 + [saturday, sunday]
+        hours: list[tuple[str, str] | None] = [*[week] * 5, saturday, sunday]
         if rng.random() < 0.3:
             hours[rng.randrange(5)] = rng.choice([None, (week[0], clock(rng.randint(1, 9), "pm"))])
 

@@ -299,9 +299,10 @@ UNITS = words("inch, cm, litre, ml, watt, piece, pack, metre, kg, gram, volt, mo
 CLOTHES_SIZES = words("xs, s, m, l, xl, xxl, 6, 8, 10, 12, 14, 16, 36, 38, 40, 42, 44")
 CURRENCIES = words("euros, dollars, pounds")
 
-REWRITE_SYSTEMS = words("""
-Rewrite the search query., Correct the spelling of the search query., Fix typos in the query.,
-You correct product search queries.""") + [
+REWRITE_SYSTEMS = [
+    *words(
+        """\nRewrite the search query., Correct the spelling of the search query., Fix typos in the query.,\nYou correct product search queries."""
+    ),
     "{Rewrite|Correct|Fix|Repair|Clean up} the {user's |customer's |following |}{search |product |}"
     "query[ so that a shop can find it].[ {Reply|Answer} with the {query|corrected query} only.]",
     "You {are a|work as a} {query rewriter|spelling corrector|search assistant} for {an online shop|"

@@ -51,20 +51,20 @@ CHAT_TEMPLATE = (
 MIX = {"rewrite": 0.38, "talk": 0.15, "facts": 0.22, "json": 0.13, "text": 0.12}  # share of tokens
 SHORT, LONG = 512, 4096
 VOCAB = 2048
-TARGET = dict(
-    hidden_size=256,
-    intermediate_size=768,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-)
-DRAFT = dict(
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-)
+TARGET: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+DRAFT: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 # ---------------------------------------------------------------- tokenizer and token shards
 
@@ -182,7 +182,7 @@ class Stream:
             news = self.take(wait=not self.shards)
             shard = self.shards[-1 if news else self.rng.integers(len(self.shards))]
             self.ready = list(self.split(shard))
-            self.rng.shuffle(self.ready)  # type: ignore[arg-type]
+            self.rng.shuffle(self.ready)
         return self.ready.pop()
 
     def split(self, shard: Shard) -> Iterator[Batch]:
@@ -232,11 +232,11 @@ class Stream:
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    _mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed document."""
@@ -259,7 +259,7 @@ def packed_attention(
 AttentionInterface.register("packed", packed_attention)
 
 
-def new_model(shape: dict[str, int], seed: int) -> Any:
+def new_model(shape: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -432,11 +432,10 @@ def save(model: Any, folder: Path, tokenizer: Tokenizer) -> None:
 
 
 def load(folder: Path, device: str) -> Any:
-    return (
-        LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa")
-        .to(device)
-        .eval()
+    model: Any = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="sdpa"
     )
+    return model.to(device).eval()
 
 
 def prompt_ids(tokenizer: Tokenizer, messages: list[data.Message]) -> list[int]:
@@ -559,16 +558,17 @@ def evaluate(work: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> dict
             table[task] = {"count": len(pairs), "right": share_right(pairs)}
             if task == "rewrite":
                 typed = [re.sub(r"^[a-z ]+: ", "", t.messages[-2][1]) for t in turns]
-                split: dict[str, Callable[[int], bool]] = {
-                    "already correct": lambda i, t=turns, q=typed: q[i] == t[i].answer,
-                    "with typos": lambda i, t=turns, q=typed: (
-                        q[i].lower().rstrip("?.! ") != t[i].answer
-                    ),
-                    "no system prompt": lambda i, t=turns: t[i].messages[0][0] == "user",
-                    "with a misspelling kept out of training": lambda i, t=turns: t[i].rare,
+                marks = {
+                    "already correct": [q == t.answer for q, t in zip(typed, turns, strict=True)],
+                    "with typos": [
+                        q.lower().rstrip("?.! ") != t.answer
+                        for q, t in zip(typed, turns, strict=True)
+                    ],
+                    "no system prompt": [t.messages[0][0] == "user" for t in turns],
+                    "with a misspelling kept out of training": [t.rare for t in turns],
                 }
-                for label, keep in split.items():
-                    chosen = [p for i, p in enumerate(pairs) if keep(i)]
+                for label, kept in marks.items():
+                    chosen = [p for p, keep in zip(pairs, kept, strict=True) if keep]
                     table[task][label] = {"count": len(chosen), "right": share_right(chosen)}
             if task == "facts":
                 far = [p for p, ids in zip(pairs, prompts, strict=True) if len(ids) > 1000]
