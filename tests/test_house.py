@@ -98,8 +98,8 @@ def test_torch_free_rooms_import_without_torch() -> None:
 
 def test_import_takes_milliseconds() -> None:
     code = (
-        "import time; begin = time.perf_counter(); import quire\n"
-        "print((time.perf_counter() - begin) * 1000)"
+        "import time; begin = time.process_time(); import quire\n"
+        "print((time.process_time() - begin) * 1000)"
     )
     runs = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

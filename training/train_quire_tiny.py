@@ -597,19 +597,21 @@ def evaluate(work: Path, tokenizer: Tokenizer, args: argparse.Namespace) -> dict
 
 
 def examples(sets: dict[str, list[data.Turn]]) -> list[dict[str, Any]]:
-    """Held-out prompts for a demonstration."""
-    chosen: list[tuple[str, data.Turn, str | None]] = []
-    chosen += [("rewrite", t, t.answer) for t in sets["rewrite"][:26]]
-    chosen += [("small_talk", t, None) for t in sets["talk"][:8]]
+    """Held-out prompts for a demonstration; the voice bot's callers all reach the same shop."""
     known = (t for t in sets["facts"] if t.must and t.accepts[0] not in lexicon.UNKNOWN)
-    chosen += [("small_talk", t, None) for t in known if len(t.messages[0][1]) < 900][:8]
+    facts = [t for t in known if len(t.messages[0][1]) < 900][:8]
+    shop = max((t.messages[0] for t in facts), key=lambda message: len(message[1]))
+    chosen: list[tuple[str, list[tuple[str, str]], str | None]] = []
+    chosen += [("rewrite", t.messages[:-1], t.answer) for t in sets["rewrite"][:26]]
+    chosen += [("small_talk", t.messages[:-1], None) for t in sets["talk"][:8]]
+    chosen += [("voice_bot", [shop, t.messages[-2]], None) for t in facts]
     return [
         {
             "task": task,
-            "messages": [{"role": r, "content": c} for r, c in t.messages[:-1]],
+            "messages": [{"role": role, "content": content} for role, content in messages],
             "expected": expected,
         }
-        for task, t, expected in chosen
+        for task, messages, expected in chosen
     ]
 
 

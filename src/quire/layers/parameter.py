@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,12 +41,12 @@ def copy_whole(param: Tensor, loaded: Tensor, part: str | None = None) -> None:
     param.copy_(loaded)
 
 
-class LoadedModule(nn.Module):
+class LoadedModule(nn.Module, ABC):
     """A module with something to do once its weights are loaded."""
 
+    @abstractmethod
     def process_after_load(self) -> None:
         """Bring the weights into their run-time form. Called once."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
