@@ -73,6 +73,8 @@ def read_names(body: bytes) -> dict[str, Any]:
         parsed = json.loads(body.decode(), object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise _malformed("it is not UTF-8") from None
     except ValueError:  # an integer too long for int(); only a field that nobody knows can hold it
         raise _malformed("a number in it is too long") from None
     assert isinstance(parsed, dict)
