@@ -31,6 +31,7 @@ def _circumstances() -> dict[str, Any]:
         "hardware": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
+            "instructions": _instructions(),
             "memory_gib": round(
                 os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1
             ),
@@ -50,7 +51,18 @@ def _versions() -> dict[str, str]:
 
 
 def _cpu_model() -> str:
+    return _cpuinfo("model name") or platform.processor()
+
+
+def _instructions() -> list[str]:
+    """Those of the processor's extensions that matrix products gain from."""
+    flags = _cpuinfo("flags").split()
+    wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+    return [flag for flag in wanted if flag in flags]
+
+
+def _cpuinfo(field: str) -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
+        if line.startswith(field):
             return line.split(":", 1)[1].strip()
-    return platform.processor()
+    return ""
