@@ -12,6 +12,7 @@ from torch import Tensor
 from twins import CASES, THROUGH, TOLERANCES
 
 from quire.kernels import reference
+from quire.kernels.cpu import matmul
 from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select
 
 
@@ -50,8 +51,8 @@ def test_cpu_version_equals_its_twin(op: str, dtype: torch.dtype) -> None:
             run(kernels_for("cpu"), op, arguments), run(twins, op, arguments), strict=True
         ):
             assert (ours.dtype, ours.shape) == (twin.dtype, twin.shape)
-            limit = TOLERANCES[dtype] * max(1.0, twin.abs().max().item())
-            assert (ours.float() - twin.float()).abs().max().item() <= limit
+            limit = TOLERANCES[dtype] * max([1.0, *twin.abs().flatten().tolist()])
+            torch.testing.assert_close(ours, twin, atol=limit, rtol=0)
 
 
 def test_an_operation_without_a_twin_is_refused() -> None:
@@ -68,3 +69,12 @@ def test_describe_names_each_choice() -> None:
     lines = describe("cpu").splitlines()
     assert [line.split()[0] for line in lines] == list(TABLE)
     assert any("quire.kernels.cpu.attention.attention" in line for line in lines)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_products_by_either_way_equal_the_twin(
+    monkeypatch: pytest.MonkeyPatch, emulated: bool
+) -> None:
+    """What processors with and without bfloat16 products do, on whichever this one is."""
+    monkeypatch.setattr(matmul, "_is_emulated", lambda _: emulated)
+    test_cpu_version_equals_its_twin("linear", torch.bfloat16)

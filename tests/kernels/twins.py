@@ -92,8 +92,8 @@ def _attention(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def _linear(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for tokens in (1, 2, 7, 8, 123):
-        for rows, columns in ((509, 96), (7, 8192), (1030, 1024)):
+    for tokens in (0, 1, 2, 7, 64, 123):
+        for rows, columns in ((509, 96), (7, 8192), (4100, 1030)):  # the last in two tiles
             weight = normal(rows, columns, dtype=dtype) / columns**0.5
             for bias in (None, normal(rows, dtype=dtype, seed=1)):
                 yield normal(tokens, columns, dtype=dtype, seed=2), weight, bias

@@ -1,13 +1,14 @@
 """Matrix products with 32- and 16-bit weights on the CPU. Owns the weight's form and reading.
 
-Three ways, by what was measured on a weight of 8192 x 2048 with two threads:
+A weight is packed by oneDNN into the blocks that its kernels read, except where plain ones were
+measured to be as fast (bfloat16 with AMX) or cannot be packed (float16). Products that a processor
+has to emulate are done in float32 instead once there are enough rows to pay for widening the
+weight. Measured on 8192 x 2048 with two threads, in ms at 1 / 16 / 512 rows of x:
 
-- packed by oneDNN into the blocks that its kernels read: float32, and bfloat16 where AVX-512
-  multiplies it. bf16 at 1 / 16 / 512 rows of x: 1.7 / 4.2 / 100 ms against 2.3 / 5.2 / 101 of
-  F.linear; float32 at 16 rows 4.9 against 12.7. Not with AMX: 3.2 against 2.6 at 16 rows.
-- tile by tile in float32: 16-bit weights on processors that cannot multiply them. bf16 at 16 / 512
-  rows 14.5 / 100 ms against 20 / 380.
-- plain, for a few rows of those: reading the weight is all the time there is.
+    bfloat16, AVX-512 BF16      packed 1.7 / 4.2 / 100      plain 2.3 / 5.2 / 101
+    bfloat16, AMX               packed 2.3 / 3.2 / 22       plain 2.4 / 2.6 / 25
+    bfloat16, emulated          packed 2.2 / 17 / 367       plain 3.3 / 21 / 373    (widened: 148)
+    float32, AVX-512            packed 3.7 / 4.9 / 79       plain 3.3 / 12.7 / 74
 """
 
 from __future__ import annotations
@@ -18,55 +19,61 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_TILE = 2**21  # elements of a weight widened at once: 8 MiB of float32, which the cache keeps
-_FEW_ROWS = 8  # below, widening a weight costs more than emulated products
+_TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
+_MANY_ROWS = 64  # from here on widening a weight costs less than emulated products
 
 
 def prepare_linear(weight: Tensor) -> Tensor:
-    """Twin of `reference.prepare_linear`: packed by oneDNN where that form is the faster one.
+    """Twin of `reference.prepare_linear`: packed where that form is the faster one.
 
     The packed tensor is opaque: only `linear` can read it.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return weight
-    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _packs_bfloat16()):
-        return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]
+    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not _has_amx()):
+        return _packed(weight)
     return weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`."""
-    if weight.is_mkldnn:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return out
-    if weight.dtype == torch.float32 or _multiplies_bfloat16():
+    if _is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
+        return _widened(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
+    if not weight.is_mkldnn:
         return F.linear(x, weight, bias)
-    if len(x) >= _FEW_ROWS:
-        return _widened(x, weight, bias)
-    if len(x) == 1 and bias is None:
-        return torch.mv(weight, x[0]).unsqueeze(0)
-    return F.linear(x, weight, bias)
+    if _is_emulated(weight.dtype) and len(x) == 2:  # twice one row takes 2/3 of the time
+        return torch.cat([linear(row, weight, bias) for row in x.split(1)])  # type: ignore[no-untyped-call]
+    return _packed_linear(x, weight, bias)
 
 
-@functools.cache
-def _packs_bfloat16() -> bool:
-    """Whether products of packed bfloat16 weights are the faster ones."""
-    return bool(torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported())
+def _packed(weight: Tensor) -> Tensor:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return weight
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed
 
 
-@functools.cache
-def _multiplies_bfloat16() -> bool:
-    """Whether the processor has bfloat16 products at all."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return out
 
 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product in float32, with the weight widened tile by tile: [T, K] → [T, N]."""
+    """The product in float32, with the weight [N, K] widened tile by tile: x [T, K] → [T, N]."""
     x32, out = x.float(), x.new_empty(len(x), len(weight))
     rows = max(1, _TILE // weight.shape[1])
     for start in range(0, len(weight), rows):
         tile = weight[start : start + rows].float()
-        out[:, start : start + rows] = torch.ops.mkldnn._linear_pointwise(
-            x32, tile, None, "none", [], ""
-        )
+        out[:, start : start + rows] = F.linear(x32, tile)
     return out if bias is None else out.add_(bias)
+
+
+@functools.cache
+def _is_emulated(dtype: torch.dtype) -> bool:
+    """Whether the processor lacks products of this data type."""
+    if dtype == torch.bfloat16:
+        return not (_has_amx() or torch.cpu._is_avx512_bf16_supported())
+    return dtype != torch.float32
+
+
+@functools.cache
+def _has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported())
