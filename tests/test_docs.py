@@ -1,0 +1,98 @@
+"""The pages: each setting and field stands in its page as in the code, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quire.config import Option, iter_options, options_of
+from quire.core.sampling_params import SamplingParams
+from quire.server import protocol
+from quire.server.settings import ServerSettings
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")
+ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
+BODIES = [protocol.CompletionRequest, protocol.ChatRequest]
+REFUSED = [protocol.COMPLETION_UNSUPPORTED, protocol.CHAT_UNSUPPORTED]
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def cells(page: str) -> dict[str, list[str]]:
+    """The tables' rows by the code in their first cell."""
+    rows = [
+        re.split(r"(?<!\\)\|", line)[1:-1] for line in text_of(page).splitlines() if "|" in line
+    ]
+    return {row[0].strip().strip("`"): [c.strip() for c in row[1:]] for row in rows if row}
+
+
+def shown(default: object) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "" if default is None else str(default)
+
+
+@pytest.mark.parametrize(
+    "option", [*ENGINE_OPTIONS, *options_of(ServerSettings)], ids=lambda option: option.name
+)
+def test_each_setting_stands_in_its_table_as_in_the_code(option: Option) -> None:
+    row = cells("command-line.md")["--" + option.name.replace("_", "-")]
+    assert row == [shown(option.default), option.help]
+
+
+def test_no_setting_is_made_up() -> None:
+    known = {o.name for o in (*ENGINE_OPTIONS, *options_of(ServerSettings))}
+    flags = [name for name in cells("command-line.md") if re.match(r"--\w", name)]
+    named = {flag[2:].replace("-", "_") for flag in flags}
+    assert named == known
+
+
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+def test_each_sampling_field_stands_in_its_table_with_its_default(field: str) -> None:
+    assert cells("python.md")[field][0] == str(getattr(SamplingParams(), field))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_each_request_field_is_named(body: type[msgspec.Struct]) -> None:
+    text = text_of("http-api.md")
+    assert [name for name in body.__struct_fields__ if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_each_refused_field_is_named(refused: dict[str, object]) -> None:
+    text = text_of("http-api.md")
+    assert [name for name in refused if f"`{name}`" not in text] == []
+
+
+def test_the_list_has_every_page() -> None:
+    listed = set(re.findall(r"\| \[([\w-]+\.md)\]", text_of("README.md")))
+    assert listed == {page.name for page in PAGES} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        found = (page.parent / name).resolve() if name else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as the usual renderers spell them in links."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    root = DOCS.parent
+    for page in PAGES:
+        for name in re.findall(r"`((?:tests|benchmarks|src)/[\w/.-]+\.\w+)`", text_of(page.name)):
+            assert (root / name).is_file(), f"{page.name} names {name}"
