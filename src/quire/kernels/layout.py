@@ -6,8 +6,9 @@ longest request. Requests with a single query token (decodes) come first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,13 @@ class BatchLayout:
     seq_lens_host: list[int]  # B
     first_slots_host: list[int | None]  # B; first slot if the blocks are consecutive, else None
     num_decodes: int
+    _worked_out: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Hashable, work_out: Callable[[], Any]) -> Any:
+        """What a kernel derives from the layout; worked out by the first layer that asks."""
+        if key not in self._worked_out:
+            self._worked_out[key] = work_out()
+        return self._worked_out[key]
 
     @classmethod
     def build(

@@ -1,0 +1,28 @@
+"""How decodes are put together before they are computed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.kernels.cpu import attention
+
+
+@given(st.lists(st.integers(1, 3000), max_size=80), st.sampled_from([256, 4096, 65536]))
+def test_groups_are_short_and_alike(seen: list[int], bytes_per_token: int) -> None:
+    groups = attention._grouped(seen, bytes_per_token)
+    rows = sorted(row for group in groups for row in group)
+    assert rows == [row for row, n in enumerate(seen) if n < attention._LONG]
+    for group in groups:
+        lengths = [seen[row] for row in group]
+        assert lengths[0] == max(lengths) <= 2 * min(lengths)
+        copied = len(group) * lengths[0] * bytes_per_token
+        assert len(group) == 1 or copied <= attention._LARGEST_COPY
+
+
+@pytest.mark.parametrize("lengths", [[500] * 40, list(range(1, 1000, 9))])
+def test_little_is_padding(lengths: list[int]) -> None:
+    groups = attention._grouped(lengths, 1024)
+    copied = sum(len(group) * lengths[group[0]] for group in groups)
+    assert sum(lengths) / copied > 0.7
