@@ -23,7 +23,9 @@ def test_a_folder_has_no_revision(tmp_path: Path) -> None:
         hub.resolve_model(str(tmp_path), "main")
 
 
-@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~nobody-at-all/x", "a/b/c", "", "  "])
+@pytest.mark.parametrize(
+    "name", ["/nowhere/model", "./nowhere", "~nobody-at-all/x", "a/b/c", "", "  "]
+)
 def test_what_can_only_be_a_folder_is_not_asked_from_the_hub(name: str) -> None:
     with pytest.raises(CheckpointError, match="there is no folder"):
         hub.resolve_model(name)

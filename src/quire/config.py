@@ -31,10 +31,12 @@ class ModelConfig:
 
     model: str = _setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
     tokenizer: str | None = _setting(None, "folder or hub name of the tokenizer, if elsewhere")
-    revision: str | None = _setting(None, "branch, tag or commit on the hub")
+    revision: str | None = _setting(None, "branch, tag or commit of the model on the hub")
     served_model_name: str | None = _setting(None, "name that requests use for the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
-        "auto", "data type of weights and KV cache; auto takes the checkpoint's"
+        "auto",
+        "data type of weights and KV cache; auto takes the checkpoint's, or float32 for a small "
+        "model on a CPU without 16-bit products",
     )
     max_model_len: int | None = _setting(
         None, "longest prompt + answer in tokens; default: the model's own limit"
@@ -58,7 +60,9 @@ class CacheConfig:
     block_size: int = _setting(16, "tokens per KV block")
     num_blocks: int | None = _setting(None, "number of KV blocks; default: from the memory given")
     kv_cache_memory_bytes: int | None = _setting(None, "bytes for the KV cache, all layers")
-    gpu_memory_utilization: float = _setting(0.9, "share of the GPU's memory to plan for")
+    gpu_memory_utilization: float = _setting(
+        0.9, "share of a GPU's memory to plan for; a CPU has none"
+    )
     enable_prefix_caching: bool = _setting(True, "share the KV blocks of equal prefixes")
 
     def __post_init__(self) -> None:
@@ -73,6 +77,10 @@ class CacheConfig:
         _require(
             self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
             f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; give a positive number",
+        )
+        _require(
+            self.num_blocks is None or self.kv_cache_memory_bytes is None,
+            "num_blocks and kv_cache_memory_bytes both set the size of the KV cache; give one",
         )
         _require(
             0.0 < self.gpu_memory_utilization <= 1.0,
@@ -113,7 +121,9 @@ class DeviceConfig:
     """Where tensors live."""
 
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "auto: CUDA if there is one")
-    threads: int | None = _setting(None, "CPU threads for tensor work; default: all cores")
+    threads: int | None = _setting(
+        None, "CPU threads for tensor work; default: all cores, one for a tiny model"
+    )
 
     def __post_init__(self) -> None:
         _require(

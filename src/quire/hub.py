@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quire.config import EngineConfig
 from quire.errors import CheckpointError
 
 BUNDLED = ("quire-tiny", "quire-tiny-draft")
@@ -24,6 +25,7 @@ _PATTERNS = [
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    "additional_chat_templates/*",
 ]
 
 
@@ -34,17 +36,28 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     was downloaded before is used. Raises CheckpointError, with the fix, when nothing is found.
     """
     if name in BUNDLED:
+        _refuse_revision(name, revision, "comes with this version of quire")
         return _bundled(name)
     folder = Path(os.path.expanduser(name))  # unlike Path's, leaves an unknown ~user as it is
     if name.strip() and folder.is_dir():
-        if revision is not None:
-            raise CheckpointError(
-                f"revision is {revision!r}, but {name} is a local folder; leave revision out"
-            )
+        _refuse_revision(name, revision, "is a local folder")
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; give a folder or a hub name")
     return _download(name, revision)
+
+
+def tokenizer_folder(config: EngineConfig) -> Path:
+    """The folder with the tokenizer: the model's, unless another is named."""
+    model = config.model
+    if model.tokenizer is not None:
+        return resolve_model(model.tokenizer)
+    return resolve_model(model.model, model.revision)
+
+
+def _refuse_revision(name: str, revision: str | None, why: str) -> None:
+    if revision is not None:
+        raise CheckpointError(f"revision is {revision!r}, but {name} {why}; leave revision out")
 
 
 def _bundled(name: str) -> Path:

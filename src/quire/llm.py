@@ -14,7 +14,7 @@ from quire.engine.input_processor import InputProcessor, Prompt
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.startup import start_engine
 from quire.errors import InvalidRequestError
-from quire.hub import resolve_model
+from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
@@ -32,9 +32,7 @@ class LLM:
     def __init__(self, model: str = BUNDLED_MODEL, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
         self._core, self.info = start_engine(config)
-        self.tokenizer = Tokenizer.from_folder(
-            resolve_model(config.model.tokenizer or model, config.model.revision)
-        )
+        self.tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
         self._inputs = InputProcessor(
             self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
         )

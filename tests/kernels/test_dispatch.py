@@ -76,5 +76,5 @@ def test_products_by_either_way_equal_the_twin(
     monkeypatch: pytest.MonkeyPatch, emulated: bool
 ) -> None:
     """What processors with and without bfloat16 products do, on whichever this one is."""
-    monkeypatch.setattr(matmul, "_is_emulated", lambda _: emulated)
+    monkeypatch.setattr(matmul, "is_emulated", lambda _: emulated)
     test_cpu_version_equals_its_twin("linear", torch.bfloat16)

@@ -16,7 +16,7 @@ DEFAULT_CONCURRENCY = 16
 
 def make_parser() -> CommandParser:
     """All options of the command."""
-    text = "Send the bundled model's two jobs to a server, all at once, and show how it went."
+    text = "Send the bundled model's three jobs to a server, all at once, and show how it went."
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="a running server; default: one is started on a free port")
     parser.add_argument(

@@ -22,12 +22,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     distribution's tail. presence_penalty and frequency_penalty: subtracted from logits of tokens
     already in the answer (OpenAI's definition); repetition_penalty: divides or multiplies logits
     of tokens in prompt or answer (CTRL paper, section 4.1). logit_bias: token id → addend.
-    seed: the same seed gives the same tokens, whatever the request is batched with.
+    seed: the random numbers depend on it and on the token's position alone, so that the same seed
+    gives the same tokens whatever the request is batched with, as far as logits do not change with
+    the batch: they do not in float32, but may in their last bits in 16-bit data types.
     stop: strings that end the answer; stop_token_ids: tokens that do; include_stop_str_in_output
     keeps the string. max_tokens: None goes on to the model's limit; min_tokens: no end before.
     ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
     probable tokens to report for each position, besides the token itself, before any penalty.
-    bad_words: strings that are never produced. skip_special_tokens: leave them out of the text.
+    bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
+    never follow one another in the answer. skip_special_tokens: leave them out of the text.
 
     Raises InvalidRequestError, which names the field and the fix.
     """

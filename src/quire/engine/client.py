@@ -20,7 +20,7 @@ from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.thread import EngineThread
 from quire.errors import EngineError
-from quire.hub import resolve_model
+from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -84,8 +84,12 @@ class AsyncEngine:
             on_step=lambda step: call(lambda: engine._deliver(step)),
             on_failure=lambda: call(lambda: engine._fail("the engine stopped; restart the server")),
         )
-        tokenizer = await asyncio.to_thread(_load_tokenizer, config)
-        engine = cls(config, thread, tokenizer, await asyncio.wrap_future(thread.started))
+        try:
+            tokenizer = await asyncio.to_thread(Tokenizer.from_folder, tokenizer_folder(config))
+            engine = cls(config, thread, tokenizer, await asyncio.wrap_future(thread.started))
+        except BaseException:
+            await asyncio.to_thread(thread.stop)
+            raise
         return engine
 
     @property
@@ -179,9 +183,3 @@ def _caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], Any]],
             loop.call_soon_threadsafe(function)
 
     return call
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    return Tokenizer.from_folder(
-        resolve_model(config.model.tokenizer or config.model.model, config.model.revision)
-    )

@@ -93,7 +93,7 @@ class EngineCore:
             self._deltas.append(
                 RequestDelta(
                     request_id=message.request_id,
-                    finish_reason=FinishReason.ERROR,
+                    finish_reason=FinishReason.ERROR.value,
                     error=str(refusal),
                 )
             )

@@ -127,7 +127,8 @@ class OutputProcessor:
         if delta.token_ids:
             caller.times.first_token = caller.times.first_token or now
             caller.times.last_token = now
-        caller.num_cached_tokens = max(caller.num_cached_tokens, delta.num_cached_tokens)
+        if answer.index == 0:  # the others find what the first has computed
+            caller.num_cached_tokens = delta.num_cached_tokens
         if caller.prompt_logprobs is not None:
             caller.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
@@ -159,7 +160,8 @@ class OutputProcessor:
         if sampling.logprobs is not None:
             part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(kept)]]
         if detokenizer.stop_reason is not None:
-            part.finish_reason, part.stop_reason = FinishReason.STOP, detokenizer.stop_reason
+            part.finish_reason = FinishReason.STOP.value
+            part.stop_reason = detokenizer.stop_reason
         else:
             part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_token_id
         return part

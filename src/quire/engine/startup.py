@@ -21,6 +21,7 @@ from quire.engine.executor import UniprocExecutor
 from quire.engine.model_runner import ModelRunner
 from quire.errors import ConfigError
 from quire.hub import resolve_model
+from quire.kernels.cpu.matmul import is_emulated
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
 from quire.models.architecture import ModelArchitecture
@@ -32,6 +33,11 @@ logger = logging.getLogger(__name__)
 # On a CPU the default KV cache takes this share of the free memory, and at most this much.
 CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
+
+# Sizes of float32 weights: below the first, CPUs without 16-bit products run in float32; below the
+# second, on one thread. Set by measuring the bundled model (20 MB) and a shape of 1.2 billion.
+SMALL_MODEL_BYTES = 1 << 30
+TINY_MODEL_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     device = _device(config)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
-    dtype = resolve_dtype(config.model.dtype, shape)
+    dtype = _dtype(config, shape, device)
+    torch.set_num_threads(_threads(config, shape))
     max_model_len = _max_model_len(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds):
@@ -106,10 +113,27 @@ def _device(config: EngineConfig) -> torch.device:
     wanted = config.device.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
-    torch.set_num_threads(config.device.threads or os.cpu_count() or 1)
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
+
+
+def _dtype(config: EngineConfig, shape: ModelArchitecture, device: torch.device) -> torch.dtype:
+    """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
+    dtype = resolve_dtype(config.model.dtype, shape)
+    emulated = device.type == "cpu" and is_emulated(dtype)
+    is_small = shape.num_parameters * torch.float32.itemsize <= SMALL_MODEL_BYTES
+    if config.model.dtype == "auto" and emulated and is_small:
+        return torch.float32
+    return dtype
+
+
+def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """As asked; a tiny model's products are too short to be worth sharing."""
+    if config.device.threads is not None:
+        return config.device.threads
+    is_tiny = shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
+    return 1 if is_tiny else os.cpu_count() or 1
 
 
 def _max_model_len(config: EngineConfig, shape: ModelArchitecture) -> int:

@@ -53,6 +53,14 @@ class ModelArchitecture:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def num_parameters(self) -> int:
+        """Weights of all matrices; norms and biases are left out."""
+        heads = self.num_heads + 2 * self.num_kv_heads + self.num_heads
+        layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        embeddings = 1 if self.tie_word_embeddings else 2
+        return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
+
     @classmethod
     def from_folder(cls, path: Path) -> ModelArchitecture:
         """Read config.json and, where there is one, generation_config.json.

@@ -267,7 +267,7 @@ class Scheduler:
         return RequestDelta(
             request_id=request.request_id,
             num_cached_tokens=request.num_cached_tokens,
-            finish_reason=reason,
+            finish_reason=reason.value,
             error=error,
         )
 
@@ -349,7 +349,7 @@ class Scheduler:
         reason = request.append(token_id)
         if reason is not None:
             self._finish(request)
-            delta.finish_reason = reason
+            delta.finish_reason = reason.value
             if reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids:
                 delta.stop_token_id = token_id
         return delta

@@ -35,11 +35,11 @@ def prepare_linear(weight: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`."""
-    if _is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
+    if is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
         return _widened(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
     if not weight.is_mkldnn:
         return F.linear(x, weight, bias)
-    if _is_emulated(weight.dtype) and len(x) == 2:  # twice one row takes 2/3 of the time
+    if is_emulated(weight.dtype) and len(x) == 2:  # twice one row takes 2/3 of the time
         return torch.cat([linear(row, weight, bias) for row in x.split(1)])  # type: ignore[no-untyped-call]
     return _packed_linear(x, weight, bias)
 
@@ -67,7 +67,7 @@ def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def _is_emulated(dtype: torch.dtype) -> bool:
+def is_emulated(dtype: torch.dtype) -> bool:
     """Whether the processor lacks products of this data type."""
     if dtype == torch.bfloat16:
         return not (_has_amx() or torch.cpu._is_avx512_bf16_supported())
