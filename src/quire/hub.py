@@ -25,7 +25,7 @@ _PATTERNS = [
     "vocab.json",
     "merges.txt",
     "chat_template*",
-    "additional_chat_templates/*",
+    "additional_chat_templates/*.jinja",
 ]
 
 
