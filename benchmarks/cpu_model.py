@@ -141,7 +141,7 @@ def main() -> None:
     batches = [int(b) for b in args.batch_sizes.split(",")]
     rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(args.rounds + 1):  # round 0 warms up
-        for batch in batches:
+        for batch in batches if number else batches[:1]:
             for name, engine in engines.items():
                 result = measure(engine, batch, args, seed=number)
                 print(f"round {number} batch {batch} {name}: {result}", flush=True)
