@@ -66,7 +66,11 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All answers to one prompt (or, in a stream, what is new of them)."""
+    """All answers to one prompt (or, in a stream, what is new of them).
+
+    prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:
+    shared by all parts of a stream.
+    """
 
     request_id: str
     prompt: str | None

@@ -161,6 +161,12 @@ class RequestLimits:
             )
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
+        if not all(type(token_id) is int for token_id in token_ids):
+            raise InvalidRequestError(
+                f"{field}: token ids are integers; give text, or a list of integers",
+                param=field,
+                code="invalid_value",
+            )
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise InvalidRequestError(
                 f"{field}: token ids go from 0 to {self.vocab_size - 1}; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.startup import EngineInfo
+
+logger = logging.getLogger(__name__)
 
 # Longer texts are encoded beside the event loop, so that they hold nobody up.
 ENCODE_IN_THREAD_CHARS = 4096
@@ -115,11 +118,11 @@ class AsyncEngine:
         prepared = await self._prepare(prompt, sampling, request_id, priority, cache_salt)
         if self._failure is not None:
             raise self._failure
-        mailbox = self._mailboxes[prepared.request_id] = Mailbox()
-        self._outputs.add(prepared, arrival)
-        for message in prepared.messages:
-            self._thread.send(message)
         try:
+            mailbox = self._mailboxes[prepared.request_id] = Mailbox()
+            self._outputs.add(prepared, arrival)
+            for message in prepared.messages:
+                self._thread.send(message)
             finished = False
             while not finished:
                 news = await mailbox.take()
@@ -161,7 +164,12 @@ class AsyncEngine:
     def _deliver(self, step: StepOutput) -> None:
         """Hand one step's news to the callers; runs on the event loop."""
         self.stats = step.stats
-        processed = self._outputs.process(step.deltas)
+        try:
+            processed = self._outputs.process(step.deltas)
+        except Exception:  # nobody knows any more who got what
+            logger.exception("a step's results could not be delivered")
+            self._fail("the engine's results could not be delivered; restart the server")
+            return
         if processed.aborts:
             self._thread.send(AbortRequests(request_ids=processed.aborts))
         for request_id, news in (processed.outputs | processed.failures).items():

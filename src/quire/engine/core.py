@@ -90,10 +90,13 @@ class EngineCore:
                 )
             )
         except InvalidRequestError as refusal:
-            self._deltas.append(
-                RequestDelta(
-                    request_id=message.request_id,
-                    finish_reason=FinishReason.ERROR.value,
-                    error=str(refusal),
-                )
-            )
+            self._refuse(message, str(refusal))
+        except Exception:  # a message that no check foresaw ends itself, not the engine
+            logger.exception("a request could not be added")
+            self._refuse(message, "the engine could not take this request")
+
+    def _refuse(self, message: AddRequest, error: str) -> None:
+        reason = FinishReason.ERROR.value
+        self._deltas.append(
+            RequestDelta(request_id=message.request_id, finish_reason=reason, error=error)
+        )

@@ -57,6 +57,10 @@ class InputProcessor:
         Raises InvalidRequestError or ContextLengthError.
         """
         self._check_priority(priority)
+        if not isinstance(cache_salt, str):
+            raise InvalidRequestError(
+                "cache_salt: it is not text; give a string", param="cache_salt"
+            )
         if isinstance(prompt, str):
             self._check_size(prompt)
             # the whole prompt is the caller's, who may write out a chat template by hand
@@ -64,9 +68,11 @@ class InputProcessor:
         else:
             token_ids = prompt
         self._limits.check(token_ids, sampling)
-        bad_words_ids = (
-            self._tokenizer.bad_words_ids(sampling.bad_words) if sampling.bad_words else []
-        )
+        bad_words_ids = [
+            word  # a token that the model does not have cannot be drawn anyway
+            for word in self._tokenizer.bad_words_ids(sampling.bad_words)
+            if max(word) < self._limits.vocab_size
+        ]
         messages = [
             AddRequest(
                 request_id=f"{request_id}/{index}",
@@ -96,6 +102,10 @@ class InputProcessor:
         ]
 
     def _check_priority(self, priority: int) -> None:
+        if type(priority) is not int:
+            raise InvalidRequestError(
+                f"priority: {priority!r} is not an integer; give one", param="priority"
+            )
         if priority != 0 and not self._limits.honours_priority:
             raise InvalidRequestError(
                 "priority: requests are run in order of arrival here; leave it out, or start the "

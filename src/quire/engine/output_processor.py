@@ -5,6 +5,7 @@ Runs in the front's process; the engine core knows neither text nor callers.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from quire.engine.input_processor import PreparedRequest
 from quire.errors import EngineError
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -107,13 +110,15 @@ class OutputProcessor:
             if answer is None:
                 continue  # nobody waits for it any more
             request_id = answer.caller.prepared.request_id
-            if delta.error is not None:
-                processed.failures[request_id] = EngineError(delta.error)
-                processed.aborts += self.forget(request_id)
-                changed.pop(request_id, None)
-            else:
+            try:
+                if delta.error is not None:
+                    raise EngineError(delta.error)
                 self._extend(answer, delta, now, processed)
                 changed[request_id] = answer.caller
+            except Exception as failure:  # one answer's text must not cost the others theirs
+                processed.failures[request_id] = _as_engine_error(failure)
+                processed.aborts += self.forget(request_id)
+                changed.pop(request_id, None)
         for request_id, caller in changed.items():
             processed.outputs[request_id] = self._take_output(caller)
             if not caller.unfinished:
@@ -191,3 +196,10 @@ class OutputProcessor:
                 rank = scores.rank if place == 0 else place
                 found[token_id] = Logprob(logprob, rank, self._tokenizer.token_text(token_id))
         return found
+
+
+def _as_engine_error(failure: Exception) -> EngineError:
+    if isinstance(failure, EngineError):
+        return failure
+    logger.error("an answer could not be put into words", exc_info=failure)
+    return EngineError("the answer could not be put into words; see the log")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -66,15 +68,14 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     shape = ModelArchitecture.from_folder(path)
     dtype = _dtype(config, shape, device)
     torch.set_num_threads(_threads(config, shape))
-    max_model_len = _max_model_len(config, shape)
+    limit = _length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds):
         model = load_model(config.model, shape, path, device, dtype)
-    with _timed("kv_cache", seconds):
-        kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, dtype)
-        bytes_each = block_bytes(shape.num_layers, *kv_shape)
-        num_blocks = _num_blocks(config, max_model_len, bytes_each, device)
-        kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
+    kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, dtype)
+    bytes_each = block_bytes(shape.num_layers, *kv_shape)
+    num_blocks = _num_blocks(config, limit, bytes_each, device)
+    max_model_len = _max_model_len(config, limit, num_blocks * block_size)
     limits = RequestLimits(
         max_model_len=max_model_len,
         max_kv_tokens=num_blocks * block_size,
@@ -82,7 +83,9 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         max_num_seqs=config.scheduler.max_num_seqs,
         honours_priority=config.scheduler.scheduling_policy == "priority",
     )
-    runner = ModelRunner(model, kv_caches, limits, block_size, device)
+    with _timed("kv_cache", seconds), _fitting_memory(config, num_blocks * bytes_each):
+        kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
+        runner = ModelRunner(model, kv_caches, limits, block_size, device)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -90,7 +93,7 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,
-        eos_token_ids=list(shape.eos_token_ids),
+        eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         num_blocks=num_blocks,
@@ -133,28 +136,18 @@ def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:
     if config.device.threads is not None:
         return config.device.threads
     is_tiny = shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
-    return 1 if is_tiny else os.cpu_count() or 1
+    if is_tiny:
+        return 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _max_model_len(config: EngineConfig, shape: ModelArchitecture) -> int:
-    limit = shape.max_position_embeddings
-    wanted = config.model.max_model_len or limit
-    if wanted > limit:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
-        )
-    return wanted
-
-
-def _num_blocks(
-    config: EngineConfig, max_model_len: int, bytes_each: int, device: torch.device
-) -> int:
+def _num_blocks(config: EngineConfig, limit: int, bytes_each: int, device: torch.device) -> int:
     """How many KV blocks to make: as asked, or what the memory gives and the requests can use."""
     cache = config.cache
     if cache.num_blocks is not None:
         return cache.num_blocks
     budget = cache.kv_cache_memory_bytes or _default_kv_bytes(cache, device)
-    usable = config.scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
+    usable = config.scheduler.max_num_seqs * -(-limit // cache.block_size)
     num_blocks = min(budget // bytes_each, usable)
     if num_blocks < 1:
         raise ConfigError(
@@ -164,9 +157,60 @@ def _num_blocks(
     return num_blocks
 
 
+def _max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
+    """As asked; by default the model's limit, or what the KV cache can hold of it."""
+    wanted = config.model.max_model_len
+    if wanted is None:
+        if num_slots < limit:
+            logger.warning(
+                "the KV cache holds %d tokens, so the context is limited to that instead of the "
+                "model's %d; for more, raise kv_cache_memory_bytes",
+                num_slots,
+                limit,
+            )
+        return min(limit, num_slots)
+    if wanted > num_slots:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the whole KV cache holds {num_slots} tokens; lower "
+            "the former, or raise kv_cache_memory_bytes or num_blocks"
+        )
+    return wanted
+
+
+def _length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
+    limit = shape.max_position_embeddings
+    wanted = config.model.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
+        )
+    return wanted
+
+
 def _default_kv_bytes(cache: CacheConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(total * cache.gpu_memory_utilization) - (total - free))
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(int(free * CPU_KV_SHARE), CPU_KV_BYTES)
+    return min(int(_available_bytes() * CPU_KV_SHARE), CPU_KV_BYTES)
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping; the page cache counts, since it gives way."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+@contextmanager
+def _fitting_memory(config: EngineConfig, num_bytes: int) -> Iterator[None]:
+    """Turn a failed allocation into the settings that decide its size."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"a KV cache of {num_bytes:,} bytes and {config.scheduler.max_num_seqs:,} rows of "
+            "requests do not fit in memory; lower num_blocks, kv_cache_memory_bytes or max_num_seqs"
+        ) from error

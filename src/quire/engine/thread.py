@@ -52,9 +52,10 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step it is in, and wait for it."""
+        """End the loop after the step it is in, and wait for it; a start is not waited for."""
         self._inbox.put(None)
-        self._thread.join()
+        if self.started.done():
+            self._thread.join()
 
     def _run(self) -> None:
         from quire.engine.startup import start_engine
