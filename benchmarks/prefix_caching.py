@@ -51,9 +51,12 @@ def run(core: EngineCore, label: str, prompts: list[list[int]]) -> list[float]:
     return list(first.values())
 
 
-def hit_rate(before: EngineStats, after: EngineStats) -> float:
+def hit_rates(before: EngineStats, after: EngineStats) -> tuple[float, float]:
+    """Hits over the tokens in full blocks that were looked up, and over all prompt tokens."""
+    hits = after.prefix_cache_hits - before.prefix_cache_hits
     queries = after.prefix_cache_queries - before.prefix_cache_queries
-    return (after.prefix_cache_hits - before.prefix_cache_hits) / max(queries, 1)
+    prompts = after.num_prompt_tokens - before.num_prompt_tokens
+    return round(hits / max(queries, 1), 4), round(hits / prompts, 4)
 
 
 def measure(caching: bool, args: argparse.Namespace) -> dict[str, Any]:
@@ -67,13 +70,17 @@ def measure(caching: bool, args: argparse.Namespace) -> dict[str, Any]:
     between = core.stats
     together = run(core, "together", make_prompts(args, info.limits.vocab_size, seed=2))
     after = core.stats
+    single_rate, single_share = hit_rates(before, between)
+    together_rate, together_share = hit_rates(between, after)
     return {
         "prefix_caching": caching,
         "one_by_one_ttft_ms": round(statistics.median(one_by_one) * 1e3, 2),
-        "one_by_one_hit_rate": round(hit_rate(before, between), 4),
+        "one_by_one_hit_rate": single_rate,
+        "one_by_one_share_of_prompt_tokens": single_share,
         "together_ttft_p50_ms": round(statistics.median(together) * 1e3, 1),
         "together_ttft_max_ms": round(max(together) * 1e3, 1),
-        "together_hit_rate": round(hit_rate(between, after), 4),
+        "together_hit_rate": together_rate,
+        "together_share_of_prompt_tokens": together_share,
         "misses": after.prefix_cache_misses,
     }
 

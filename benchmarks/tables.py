@@ -55,8 +55,9 @@ def prefix_caching(result: Result) -> str:
         ratio = result["off_over_on"][key]
         lines.append(f"| {name} | {on[key]:,.0f} | {off[key]:,.0f} | {ratio:.1f} |")
     for key, name in (
-        ("one_by_one_hit_rate", "hit rate, one after the other"),
-        ("together_hit_rate", "hit rate, all at once"),
+        ("one_by_one_hit_rate", "hit rate of full blocks looked up, one after the other"),
+        ("together_hit_rate", "the same, all at once"),
+        ("together_share_of_prompt_tokens", "hits over all prompt tokens, all at once"),
     ):
         lines.append(f"| {name} | {on[key]:.1%} | | |")
     return "\n".join([*lines, "", source("prefix_caching", result)])
