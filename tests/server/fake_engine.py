@@ -35,7 +35,7 @@ class FakeInfo:
 
 
 class FakeTokenizer:
-    """Token ids are code points."""
+    """Token ids are code points; those of surrogates (no text has them) stand for lone bytes."""
 
     has_chat_template = True
 
@@ -43,13 +43,19 @@ class FakeTokenizer:
         return [ord(char) for char in text]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return "".join(map(chr, ids)) + ("" if skip_special_tokens else "</s>")
+        text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        return text + ("" if skip_special_tokens else "</s>")
 
     def token_text(self, token_id: int) -> str:
-        return chr(token_id)
+        return self.token_bytes(token_id).decode(errors="replace")
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:  # noqa: ARG002
+        if 0xD800 <= token_id < 0xD900:
+            return bytes([token_id - 0xD800])
         return chr(token_id).encode()
+
+    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        return not (skip_special_tokens and token_id == 0x10FFFF)
 
     def encode_chat(
         self,
@@ -72,7 +78,8 @@ def text_of(content: Any) -> str:
 @dataclass
 class FakeEngine:
     """Answers `script` to everything. delay: seconds before each token; fail_at: tokens until
-    `failure` is raised; aborted: labels of streams that were closed before their end.
+    `failure` is raised; aborted: labels of streams that were closed before their end;
+    prompt_steps: items that bring prompt log-probabilities; hold: the text comes with the last.
     """
 
     script: str = "Hello!"
@@ -86,6 +93,8 @@ class FakeEngine:
     calls: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str | None] = field(default_factory=list)
     num_sent: int = 0
+    prompt_steps: int = 1
+    hold: bool = False
     closed: bool = False
 
     async def close(self) -> None:
@@ -115,7 +124,14 @@ class FakeEngine:
                     raise self.failure
                 finished = place == len(text) - 1
                 self.num_sent += 1
-                yield self._item(prompt, ids, sampling, char, finished)
+                item = self._item(prompt, ids, sampling, char, finished)
+                if item.prompt_logprobs is not None and place + 1 < self.prompt_steps:
+                    num_scored = len(ids) * (place + 1) // self.prompt_steps
+                    item.prompt_logprobs = item.prompt_logprobs[:num_scored]
+                if self.hold:
+                    for output in item.outputs:
+                        output.text = self.tokenizer.decode(self.tokenizer.encode(text)) * finished
+                yield item
         finally:
             if not finished:
                 self.aborted.append(request_id)
@@ -132,7 +148,7 @@ class FakeEngine:
         outputs = [
             CompletionOutput(
                 index,
-                char,
+                self.tokenizer.decode([ord(char)]),
                 self.tokenizer.encode(char),
                 logprobs=None if sampling.logprobs is None else [position(ord(char))],
                 finish_reason=reason if finished else None,
@@ -156,7 +172,10 @@ class FakeEngine:
 def position(token_id: int) -> PositionLogprobs:
     """The token itself at rank 2, and better and worse ones."""
     return {
-        token_id: Logprob(-1.5, 2, chr(token_id)),
-        token_id + 1: Logprob(-0.5, 1, chr(token_id + 1)),
-        token_id + 2: Logprob(float("-inf"), 3, chr(token_id + 2)),
+        token_id: Logprob(-1.5, 2, shown(token_id)),
+        token_id + 1: Logprob(-0.5, 1, shown(token_id + 1)),
+        token_id + 2: Logprob(float("-inf"), 3, shown(token_id + 2)),
     }
+
+
+shown = FakeTokenizer().token_text

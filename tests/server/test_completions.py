@@ -90,6 +90,27 @@ def test_minus_infinity_is_a_number_in_json(complete: Post, engine: FakeEngine) 
     assert choice["logprobs"]["top_logprobs"] == [{"x": -1.5, "y": -0.5, "z": -9999.0}]
 
 
+BYTES = [0xD800 + byte for byte in "é".encode()]  # tokens of one byte each
+
+
+def test_offsets_are_those_of_the_tokens(complete: Post, engine: FakeEngine) -> None:
+    """Two tokens may share a character, and a stop string may hold the text back."""
+    engine.script, engine.hold = "x" + "".join(map(chr, BYTES)) + "yz", True
+    (whole,) = complete(logprobs=0).json()["choices"]
+    assert whole["text"] == "xéyz"
+    assert whole["logprobs"]["text_offset"] == [0, 1, 1, 2, 3]
+    *chunks, _ = complete(logprobs=0, stream=True).events
+    offsets = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+    assert offsets == [[0], [1], [1], [2], [3]]
+
+
+def test_tokens_without_text_are_told_apart(complete: Post, engine: FakeEngine) -> None:
+    engine.script = chr(BYTES[0])
+    (choice,) = complete(logprobs=1).json()["choices"]
+    assert choice["logprobs"]["tokens"] == [r"bytes:\xc3"]
+    assert choice["logprobs"]["top_logprobs"] == [{r"bytes:\xc3": -1.5, r"bytes:\xc4": -0.5}]
+
+
 def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine) -> None:
     engine.script = "x"
     (choice,) = complete(prompt="ab", logprobs=0, echo=True).json()["choices"]
@@ -135,7 +156,12 @@ def test_stream_with_usage(complete: Post) -> None:
     assert last["usage"]["completion_tokens"] == 6
 
 
-def test_stream_equals_whole_answer(complete: Post) -> None:
+@pytest.mark.parametrize("prompt_steps", [1, 2, 3])
+@pytest.mark.parametrize("hold", [False, True])
+def test_stream_equals_whole_answer(
+    complete: Post, engine: FakeEngine, prompt_steps: int, hold: bool
+) -> None:
+    engine.prompt_steps, engine.hold = prompt_steps, hold
     wishes = {"prompt": ["ab", "c"], "n": 2, "echo": True, "logprobs": 2, "return_token_ids": True}
     whole = complete(**wishes).json()["choices"]
     *chunks, _ = complete(**wishes, stream=True).events

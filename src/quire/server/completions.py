@@ -14,6 +14,7 @@ from quire.server.job import Job, check_model, make_job
 from quire.server.logprobs import (
     CompletionLogprobs,
     PromptLogprob,
+    TextOffsets,
     completion_logprobs,
     prompt_logprobs,
 )
@@ -67,7 +68,9 @@ class CompletionDialect:
         self._num_logprobs = request.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
-        self._offsets: dict[int, int] = {}  # choice → characters sent; absent until it begins
+        self._begun: set[int] = set()  # choices of which something was sent
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its scores are complete
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
         """The whole answer."""
@@ -79,13 +82,25 @@ class CompletionDialect:
         return self._reply(choices, usage)
 
     def chunks(self, place: int, item: RequestOutput) -> Iterator[CompletionReply]:
-        """A stream's next chunks."""
+        """A stream's next chunks; none while the prompt to be echoed is still being scored."""
+        if place in self._waiting:
+            waiting = self._waiting.pop(place)
+            waiting.append(item)
+            item = waiting
+        num_scores = len(item.prompt_logprobs or ())
+        if self._scores_echo and num_scores < len(item.prompt_token_ids) and not item.finished:
+            self._waiting[place] = item
+            return
         for output in item.outputs:
             yield self._reply([self._choice(place, item, output)], self._no_usage)
 
     def usage_chunk(self, usage: Usage) -> CompletionReply:
         """The stream's last chunk."""
         return self._reply([], usage)
+
+    @property
+    def _scores_echo(self) -> bool:
+        return self._echo and self._num_logprobs is not None
 
     @property
     def _no_usage(self) -> UnsetType | None:
@@ -109,15 +124,15 @@ class CompletionDialect:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        begins = index not in self._offsets
-        offset = self._offsets.get(index, 0)
-        if begins and self._echo:
-            prompt = self._prompt_text(item)
-            choice.text = prompt + choice.text
-            offset += len(prompt)
+        begins = index not in self._begun
+        self._begun.add(index)
+        prompt = self._prompt_text(item) if begins and self._echo else ""
+        choice.text = prompt + choice.text
         if self._num_logprobs is not None:
-            with_prompt = begins and self._echo
-            choice.logprobs = self._logprobs(item, output, offset, with_prompt=with_prompt)
+            if begins:
+                self._offsets[index] = self._text_offsets(item.prompt_token_ids, begin=len(prompt))
+            offsets = self._offsets[index].of(output.token_ids)
+            choice.logprobs = self._logprobs(item, output, offsets, begins=begins)
         if self.job.return_token_ids:
             choice.token_ids = output.token_ids
             if begins:
@@ -126,20 +141,24 @@ class CompletionDialect:
             choice.prompt_logprobs = prompt_logprobs(
                 item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
             )
-        self._offsets[index] = offset + len(output.text)
         return choice
 
     def _logprobs(
-        self, item: RequestOutput, output: CompletionOutput, offset: int, *, with_prompt: bool
+        self, item: RequestOutput, output: CompletionOutput, offsets: list[int], *, begins: bool
     ) -> CompletionLogprobs:
         positions, token_ids = list(output.logprobs or ()), list(output.token_ids)
-        if with_prompt:
+        if begins and self._echo:
+            echoed = self._text_offsets([]).of(item.prompt_token_ids)
             positions = [*(item.prompt_logprobs or ()), *positions]
             token_ids = [*item.prompt_token_ids, *token_ids]
-            offset = 0
+            offsets = [*echoed, *offsets]
         return completion_logprobs(
-            positions, token_ids, self._num_logprobs or 0, offset, self._tokenizer
+            positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer
         )
+
+    def _text_offsets(self, before: Sequence[int], *, begin: int = 0) -> TextOffsets:
+        skip = self.job.sampling.skip_special_tokens
+        return TextOffsets(self._tokenizer, before, skip_special_tokens=skip, begin=begin)
 
     def _prompt_text(self, item: RequestOutput) -> str:
         if item.prompt is not None:

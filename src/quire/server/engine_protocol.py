@@ -25,8 +25,11 @@ class TokenizerProtocol(Protocol):
     def token_text(self, token_id: int) -> str:
         """One token as people see it."""
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """One token's own bytes, which need not be whole characters."""
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """One token's own bytes, which need not be whole characters; first: of a whole text."""
+
+    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether the token takes part in decoded text."""
 
     def encode_chat(
         self,

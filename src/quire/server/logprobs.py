@@ -9,12 +9,15 @@ import msgspec
 
 from quire.core.output import Logprob, PositionLogprobs
 from quire.server.engine_protocol import TokenizerProtocol
+from quire.tokenizer.detokenizer import Detokenizer
 
 LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of /v1/completions. text_offset: where each token begins in the choice's text."""
+    """Of /v1/completions. text_offset: where each token begins in the choice's text, if no stop
+    string cut it; tokens that share a character begin where it does.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,33 +53,55 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: str
 
 
+class TextOffsets:
+    """Where each token of a text begins, from the tokens' own bytes: a stream's text comes later.
+
+    before: the ids that the text follows. begin: the offset of the first token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerProtocol,
+        before: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        begin: int = 0,
+    ) -> None:
+        self._text = Detokenizer(tokenizer, before, skip_special_tokens=skip_special_tokens)
+        self._offset = begin
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets, in characters, of the text's next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._text.push([token_id]))
+        return offsets
+
+
 def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
     token_ids: Sequence[int],
     count: int,
-    offset: int,
+    offsets: list[int],
     tokenizer: TokenizerProtocol,
 ) -> CompletionLogprobs:
     """Format positions for /v1/completions; the token itself is listed besides the top `count`.
 
-    positions: None where there is none, as for a prompt's first token. offset: where the first
-    token begins in the text.
+    positions: None where there is none, as for a prompt's first token. offsets: where each token
+    begins in the text.
     """
-    shown = CompletionLogprobs([], [], [], [])
+    shown = CompletionLogprobs([], [], [], offsets)
     for token_id, position in zip(token_ids, positions, strict=True):
-        if position is None:
-            text, logprob, top = tokenizer.token_text(token_id), None, None
-        else:
-            own = position[token_id]
-            text, logprob = own.decoded_token, finite(own.logprob)
+        text, logprob, top = _spelled(token_id, tokenizer), None, None
+        if position is not None:
+            logprob = finite(position[token_id].logprob)
             top = {text: logprob}
-            for candidate in _top(position, count).values():
-                top.setdefault(candidate.decoded_token, finite(candidate.logprob))
+            for candidate_id, candidate in _top(position, count).items():
+                top.setdefault(_spelled(candidate_id, tokenizer), finite(candidate.logprob))
         shown.tokens.append(text)
         shown.token_logprobs.append(logprob)
         shown.top_logprobs.append(top)
-        shown.text_offset.append(offset)
-        offset += len(text)
     return shown
 
 
@@ -130,6 +155,15 @@ def prompt_logprobs(
 def finite(logprob: float) -> float:
     """A number that JSON can say."""
     return LOWEST if math.isnan(logprob) else max(logprob, LOWEST)
+
+
+def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:
+    """A token's text, or OpenAI's spelling `bytes:\\xNN` of what is no whole character."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _top(position: PositionLogprobs, count: int) -> dict[int, Logprob]:

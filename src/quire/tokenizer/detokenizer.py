@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from quire.tokenizer.stop_strings import StopMatcher
-from quire.tokenizer.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 _NewDecoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TokenSource(Protocol):
+    """What of a tokenizer is needed here."""
+
+    def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
+        """Whether the id takes part in decoded text."""
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """The bytes that a token adds to a text; first: at its very start."""
 
 
 class Detokenizer:
@@ -32,7 +42,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenSource,
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
