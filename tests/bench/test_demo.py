@@ -11,7 +11,10 @@ import pytest
 from rich.console import Console
 from scripted_server import Script, Seen, chat_events, chunked, event, scripted_server
 
+from quire.bench.client import Exchange
 from quire.bench.demo import DemoResult, Example, print_result, read_examples, run_demo
+from quire.bench.report import summarize
+from quire.cli import demo
 from quire.errors import ConfigError
 
 EXAMPLES = [
@@ -21,11 +24,13 @@ EXAMPLES = [
 ]
 
 
-def run(script: Script, seen: Seen | None = None) -> tuple[DemoResult, str]:
+def run(
+    script: Script, seen: Seen | None = None, examples: list[Example] = EXAMPLES
+) -> tuple[DemoResult, str]:
     async def ask() -> DemoResult:
         async with scripted_server(script, seen) as url:
             console = Console(quiet=True)
-            return await run_demo(EXAMPLES, url=url, concurrency=2, console=console)
+            return await run_demo(examples, url=url, concurrency=2, console=console)
 
     result = asyncio.run(ask())
     out = io.StringIO()
@@ -36,7 +41,7 @@ def run(script: Script, seen: Seen | None = None) -> tuple[DemoResult, str]:
 def test_demo() -> None:
     seen = Seen()
     result, text = run(chunked(chat_events("black shoes")), seen)
-    assert not result.failed
+    assert result.problems == ["1 of 2 answers are exactly as expected; at least 90% should be"]
     assert [body["messages"] for body in seen.bodies] == [e.messages for e in EXAMPLES]
     assert all(body["stream"] and body["temperature"] == 0 for body in seen.bodies)
     assert "rewrite: 1 of 2 exactly as expected" in text
@@ -49,9 +54,46 @@ def test_demo() -> None:
 
 def test_failures_are_shown() -> None:
     result, text = run(chunked([event({"error": {"message": "it broke"}})]))
-    assert result.failed
+    assert "3 of 3 requests failed" in result.problems
     assert text.count("✗") == 3
     assert "3 of 3" in text
+
+
+@pytest.mark.parametrize(("num_exact", "problems"), [(10, 0), (9, 0), (8, 1), (0, 1)])
+def test_nine_of_ten_answers_must_be_exact(num_exact: int, problems: int) -> None:
+    texts = ["red dress"] * num_exact + ["red dres"] * (10 - num_exact)
+    exchanges = [Exchange(0.0, text=text) for text in [*texts, "hello"]]
+    examples = [EXAMPLES[1]] * 10 + [EXAMPLES[2]]
+    result = DemoResult(examples, exchanges, summarize(exchanges))
+    assert len(result.problems) == problems
+
+
+def test_without_an_expected_answer_none_is_wrong() -> None:
+    exchanges = [Exchange(0.0, text="hello")]
+    assert DemoResult(EXAMPLES[2:], exchanges, summarize(exchanges)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        (chunked(chat_events("black shoes")), 0),
+        (chunked(chat_events("black shoe")), 1),
+        (chunked([event({"error": {"message": "it broke"}})]), 1),
+    ],
+)
+def test_exit_status(
+    script: Script, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, _ = run(script, examples=EXAMPLES[:1])
+
+    async def replay(*_: object, **__: object) -> DemoResult:
+        return result
+
+    monkeypatch.setattr("quire.bench.demo.run_demo", replay)
+    assert demo.run(["--json"]) == status
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert captured.err == "".join(f"quire demo: {problem}\n" for problem in result.problems)
 
 
 def test_json() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from quire.errors import ConfigError
 EXAMPLES = Path(__file__).parents[1] / "bundled" / "examples.json"
 
 MAX_TOKENS = 64
+MIN_EXACT = 0.9  # share of the examples with one right answer that must be answered so
 
 NEXT = """\
 what next:
@@ -50,9 +51,18 @@ class DemoResult:
     summary: Summary
 
     @property
-    def failed(self) -> bool:
-        """Whether any request failed."""
-        return self.summary.num_failed > 0
+    def problems(self) -> list[str]:
+        """Why the demonstration failed, in words; empty if it succeeded."""
+        found = []
+        if self.summary.num_failed:
+            found.append(f"{self.summary.num_failed} of {len(self.examples)} requests failed")
+        num_exact, num_known = _count_exact(zip(self.examples, self.exchanges, strict=True))
+        if num_exact < MIN_EXACT * num_known:
+            found.append(
+                f"{num_exact} of {num_known} answers are exactly as expected; "
+                f"at least {MIN_EXACT:.0%} should be"
+            )
+        return found
 
     def as_json(self) -> str:
         """One JSON object for programs."""
@@ -128,12 +138,16 @@ def _is_exact(example: Example, exchange: Exchange) -> bool:
     return example.expected is not None and exchange.text.strip() == example.expected.strip()
 
 
+def _count_exact(pairs: Iterable[tuple[Example, Exchange]]) -> tuple[int, int]:
+    """How many answers are exactly as expected, and how many examples expect one."""
+    known = [_is_exact(*pair) for pair in pairs if pair[0].expected is not None]
+    return sum(known), len(known)
+
+
 def _heading(task: str, pairs: Sequence[tuple[Example, Exchange]]) -> str:
-    known = [pair for pair in pairs if pair[0].expected is not None]
+    num_exact, num_known = _count_exact(pairs)
     title = task.replace("_", " ")
-    if not known:
-        return title
-    return f"{title}: {sum(_is_exact(*pair) for pair in known)} of {len(known)} exactly as expected"
+    return f"{title}: {num_exact} of {num_known} exactly as expected" if num_known else title
 
 
 def _answer_line(example: Example, exchange: Exchange) -> Text:

@@ -33,7 +33,7 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run it; the exit status is 1 if any request failed."""
+    """Run it; the exit status is 1 if a request failed or too few answers are right."""
     args = make_parser().parse(argv)
     url = vars(args).get("url")
     if args.concurrency < 1:
@@ -53,4 +53,6 @@ def run(argv: Sequence[str]) -> int:
         print(result.as_json())
     else:
         print_result(result, Console())
-    return 1 if result.failed else 0
+    for problem in result.problems:
+        print(f"quire demo: {problem}", file=sys.stderr)
+    return 1 if result.problems else 0
