@@ -203,10 +203,18 @@ class Simulation:
         plan = self.scheduler.schedule()
         if plan is not None:
             assert plan.num_tokens <= self.config.max_num_batched_tokens
+            self._check_threshold(plan)
             everyone = {entry.request_id for entry in plan.scheduled}
             output = self.model.run(plan, everyone if raises else failing)
             self.in_flight.append((plan, None if raises else output))
         return plan
+
+    def _check_threshold(self, plan: SchedulerOutput) -> None:
+        threshold = self.config.long_prefill_token_threshold
+        stats = self.scheduler.stats()
+        crowded = stats.num_running + stats.num_waiting > 1
+        if threshold and crowded and self.config.enable_chunked_prefill:
+            assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
     def settle(self) -> list[RequestDelta]:
         """Take the result of the oldest step in flight."""

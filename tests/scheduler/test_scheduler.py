@@ -67,8 +67,10 @@ def test_decodes_come_first_and_prompts_get_what_is_left() -> None:
     sim.add(4, max_tokens=9)
     sim.step()
     sim.add(100)
-    assert shape(sim.step()) == [("r0", 4, 1), ("r1", 0, 15)]
-    assert shape(sim.step()) == [("r0", 5, 1), ("r1", 15, 15)]
+    # half of the budget at most, as long as somebody decodes
+    assert shape(sim.step()) == [("r0", 4, 1), ("r1", 0, 8)]
+    sim.add(100)
+    assert shape(sim.step()) == [("r0", 5, 1), ("r1", 8, 8), ("r2", 0, 7)]
 
 
 def test_a_short_prompt_behind_a_long_one_is_not_starved() -> None:
@@ -76,8 +78,32 @@ def test_a_short_prompt_behind_a_long_one_is_not_starved() -> None:
     sim.add(100)
     sim.add(6)
     assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
-    # nobody else needs the rest of the budget now
-    assert shape(sim.step()) == [("r1", 6, 1), ("r0", 10, 15)]
+
+
+def test_an_explicit_threshold_holds_while_anybody_else_is_there() -> None:
+    sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3)
+    sim.add(100, max_tokens=3)
+    sim.add(2, max_tokens=2)
+    assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 2)]
+    assert shape(sim.step()) == [("r1", 2, 1), ("r0", 3, 3)]
+    assert shape(sim.step()) == [("r0", 6, 16)], "alone, it gets the whole budget"
+    sim.add(2)
+    assert shape(sim.step()) == [("r0", 22, 3), ("r2", 0, 2)]
+
+
+def test_an_explicit_threshold_holds_while_another_waits_for_a_row() -> None:
+    sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3, max_num_seqs=1)
+    sim.add(100)
+    sim.add(2)
+    assert shape(sim.step()) == [("r0", 0, 3)]
+
+
+def test_without_decodes_a_prompt_gets_the_rest_of_the_budget() -> None:
+    sim = Simulation(max_num_batched_tokens=16)
+    sim.add(100)
+    sim.add(6)
+    assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
+    assert shape(sim.step()) == [("r1", 6, 1), ("r0", 10, 8)]
 
 
 def test_without_chunks_a_prompt_runs_whole_or_not_at_all() -> None:
@@ -269,7 +295,14 @@ def _ends_at_once(prompt: list[int]) -> bool:
 
 def test_a_result_from_before_a_preemption_caches_nothing() -> None:
     """The request runs again, on other blocks, which the late result says nothing about."""
-    sim = Simulation(num_blocks=18, block_size=1, max_num_batched_tokens=4, max_num_seqs=4, depth=4)
+    sim = Simulation(
+        num_blocks=18,
+        block_size=1,
+        max_num_batched_tokens=4,
+        max_num_seqs=4,
+        depth=4,
+        long_prefill_token_threshold=3,
+    )
     sim.add(4, max_tokens=12)
     sim.schedule()
     sim.settle()

@@ -119,8 +119,9 @@ class Scheduler:
             self._advance(step, request, self._chunk(step, request.num_uncomputed_tokens))
         if self._num_preemptions == num_preemptions:  # else blocks are short
             prompts += self._admit(step, prompts)
-        for request in prompts:
-            self._use_rest(step, request)
+        if self._leaves_rest(decodes):
+            for request in prompts:
+                self._use_rest(step, request)
         return self._emit(step)
 
     def _split_running(self) -> tuple[list[Request], list[Request]]:
@@ -149,6 +150,16 @@ class Scheduler:
                 step.add(request, num_tokens, new_block_ids)
                 return
             self._preempt(step)
+
+    def _leaves_rest(self, decodes: list[Request]) -> bool:
+        """Whether prompts may go beyond the chunk limit, so that nobody waits longer for it.
+
+        A limit that was asked for gives way only to a request that is alone; half the budget,
+        which nobody asked for, whenever nobody decodes in this step.
+        """
+        if self._config.long_prefill_token_threshold:
+            return len(self._requests) == 1
+        return not decodes
 
     def _use_rest(self, step: StepPlan, request: Request) -> None:
         """Give what all others have left of the budget to a prompt that was cut at the limit."""
