@@ -18,7 +18,13 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = ["README.md"]
 
+MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
+
 Result = dict[str, Any]
+
+
+class TableError(Exception):
+    """A document asks for a table that cannot be made."""
 
 
 def cpu_model(result: Result) -> str:
@@ -81,30 +87,53 @@ TABLES: dict[str, Callable[[Result], str]] = {
 
 
 def fill(text: str) -> str:
-    """Replace what stands between each pair of markers."""
+    """Replace what stands between each pair of markers. Raises TableError."""
+    num_markers, num_pairs = text.count("<!-- table:"), len(MARKED.findall(text))
+    if num_markers != num_pairs:
+        raise TableError(
+            f"{num_markers} table markers, but {num_pairs} of them end; add <!-- end --> after each"
+        )
+    return MARKED.sub(
+        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1])}\n<!-- end -->", text
+    )
 
-    def table(found: re.Match[str]) -> str:
-        name = found[1]
-        result = json.loads((RESULTS / f"{name}.json").read_text())
-        return f"<!-- table:{name} -->\n{TABLES[name](result)}\n<!-- end -->"
 
-    return re.sub(r"<!-- table:(\w+) -->\n.*?<!-- end -->", table, text, flags=re.DOTALL)
+def make(name: str) -> str:
+    """The named table. Raises TableError."""
+    if name not in TABLES:
+        raise TableError(f"{name} is no table; known: {', '.join(TABLES)}")
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise TableError(f"{path} is missing; run the benchmark that writes it")
+    result = json.loads(path.read_text())
+    if not result["rows"]:
+        raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
+    return TABLES[name](result)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
+    try:
+        stale = update(write=not args.check)
+    except TableError as error:
+        sys.exit(str(error))
+    if args.check and stale:
+        sys.exit(f"stale tables in {', '.join(stale)}; run python benchmarks/tables.py")
+
+
+def update(*, write: bool) -> list[str]:
+    """Fill all documents; returns the names of those whose tables were stale. Raises TableError."""
     stale = []
     for name in DOCUMENTS:
         path = ROOT / name
         text = path.read_text()
         if (filled := fill(text)) != text:
             stale.append(name)
-            if not args.check:
+            if write:
                 path.write_text(filled)
-    if args.check and stale:
-        sys.exit(f"stale tables in {', '.join(stale)}; run python benchmarks/tables.py")
+    return stale
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -13,8 +15,10 @@ from quire.core.sampling_params import SamplingParams
 from quire.server import protocol
 from quire.server.settings import ServerSettings
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])  # all that may hold tables
 ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
 BODIES = [protocol.CompletionRequest, protocol.ChatRequest]
 REFUSED = [protocol.COMPLETION_UNSUPPORTED, protocol.CHAT_UNSUPPORTED]
@@ -92,7 +96,44 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_files_that_the_pages_name_exist() -> None:
-    root = DOCS.parent
     for page in PAGES:
         for name in re.findall(r"`((?:tests|benchmarks|src)/[\w/.-]+\.\w+)`", text_of(page.name)):
-            assert (root / name).is_file(), f"{page.name} names {name}"
+            assert (ROOT / name).is_file(), f"{page.name} names {name}"
+
+
+def load_tables() -> ModuleType:
+    """benchmarks/tables.py, which is a program and not part of the package."""
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_those_of_the_result_files(document: Path) -> None:
+    tables, text = load_tables(), document.read_text(encoding="utf-8")
+    assert tables.fill(text) == text, "run python benchmarks/tables.py"
+    has_table = "<!-- table:" in text
+    assert has_table == (document.relative_to(ROOT).as_posix() in tables.DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<!-- table:ghost -->\nold\n<!-- end -->", "ghost is no table"),
+        ("<!-- table:cpu_model -->\nold\n", "1 table markers, but 0 of them"),
+        ("<!-- table:empty -->\n<!-- end -->", "empty.json has no rows"),
+        ("<!-- table:lost -->\nold\n<!-- end -->", "lost.json is missing"),
+    ],
+)
+def test_a_table_that_cannot_be_filled_is_an_error(
+    text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = load_tables()
+    (tmp_path / "empty.json").write_text('{"rows": []}')
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "TABLES", dict.fromkeys(("empty", "lost"), str))
+    with pytest.raises(tables.TableError, match=problem):
+        tables.fill(text)
