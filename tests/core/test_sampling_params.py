@@ -9,10 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import (
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_WORD_CHARS,
     SamplingParams,
 )
 from quire.errors import InvalidRequestError
@@ -117,9 +120,14 @@ def test_only_some_may_be_left_out(field: str) -> None:
         ("stop", [1]),
         ("stop", None),
         ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
+        ("stop", ["x" * (MAX_WORD_CHARS + 1)]),
         ("bad_words", "word"),
         ("bad_words", [""]),
         ("bad_words", [b"word"]),
+        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
+        ("bad_words", ["x" * (MAX_WORD_CHARS + 1)]),
+        ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1)),
+        ("stop_token_ids", [10**5000]),
         ("stop_token_ids", 5),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1.0]),
@@ -132,6 +140,9 @@ def test_only_some_may_be_left_out(field: str) -> None:
         ("logit_bias", {1: math.inf}),
         ("logit_bias", {1: 100.5}),
         ("logit_bias", {1: -100.5}),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {1: -(10**5000)}),
+        ("logit_bias", {10**5000: 1}),
         ("logit_bias", {1: "1"}),
         ("logit_bias", {1: None}),
         ("logit_bias", dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0)),
@@ -144,11 +155,17 @@ def test_lists_and_maps_are_checked_inside(field: str, value: Any) -> None:
 def test_lists_and_maps_at_their_limits() -> None:
     params = SamplingParams(
         stop=["x"] * MAX_STOP_STRINGS,
-        bad_words=["never"],
-        stop_token_ids=[0, 7],
+        bad_words=["x" * MAX_WORD_CHARS] * MAX_BAD_WORDS,
+        stop_token_ids=[7] * MAX_STOP_TOKEN_IDS,
         logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), -100) | {0: 100.0},
     )
-    assert params.stop_token_ids == [0, 7]
+    assert len(params.stop_token_ids) == MAX_STOP_TOKEN_IDS
+
+
+@pytest.mark.parametrize("field", [*INTS, *FLOATS])
+def test_integers_too_long_to_be_written_out_are_refused(field: str) -> None:
+    assert_names(refusal(**{field: 10**5000}), field)
+    assert len(str(refusal(**{field: "x" * 5000}))) < 200
 
 
 def test_fewer_tokens_at_most_than_at_least() -> None:

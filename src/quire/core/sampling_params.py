@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 from typing import Any
 
 import msgspec
@@ -12,6 +12,9 @@ from quire.errors import InvalidRequestError
 MAX_LOGPROBS = 20
 MAX_N = 16
 MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
 
 
@@ -32,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text.
 
+    Lists are bounded, because their work is done for each token or before other requests' work.
     Raises InvalidRequestError, which names the field and the fix.
     """
 
@@ -109,6 +113,10 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_token_id(value: Any) -> bool:
+    return _is_int(value) and 0 <= value < 2**31
+
+
 def _is_number(value: Any) -> bool:
     return _is_int(value) or isinstance(value, float)
 
@@ -117,35 +125,55 @@ def _check_types(params: SamplingParams) -> None:
     for field in _INT_RANGES:
         value = getattr(params, field)
         if not (_is_int(value) or (value is None and field in _OPTIONAL)):
-            raise _wrong(field, f"{value!r} is not an integer; give one")
+            raise _wrong(field, f"{_shown(value)} is not an integer; give one")
     for field in _FLOAT_RANGES:
         if not _is_number(getattr(params, field)):
-            raise _wrong(field, f"{getattr(params, field)!r} is not a number; give one")
+            raise _wrong(field, f"{_shown(getattr(params, field))} is not a number; give one")
     for field in _BOOLS:
         if not isinstance(getattr(params, field), bool):
-            raise _wrong(field, f"{getattr(params, field)!r} is not true or false; give one")
-    for field in ("stop", "bad_words"):
-        if not _is_list_of(getattr(params, field), lambda item: isinstance(item, str) and item):
-            raise _wrong(field, "give a list of strings, none of them empty")
-    if not _is_list_of(params.stop_token_ids, lambda item: _is_int(item) and item >= 0):
-        raise _wrong("stop_token_ids", "give a list of token ids, 0 or above")
+            problem = f"{_shown(getattr(params, field))} is not true or false; give one"
+            raise _wrong(field, problem)
+    _check_words("stop", params.stop, MAX_STOP_STRINGS)
+    _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
+    _check_stop_token_ids(params.stop_token_ids)
 
 
-def _is_list_of(value: Any, accepts: Any) -> bool:
-    return isinstance(value, list) and all(accepts(item) for item in value)
+def _shown(value: Any) -> str:
+    """A wrong value in a message. Python refuses to write out very long integers."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
+
+
+def _check_words(field: str, words: Any, most: int) -> None:
+    if not isinstance(words, list):
+        raise _wrong(field, "give a list of strings")
+    if len(words) > most:
+        raise _wrong(field, f"{len(words)} strings; give at most {most}")
+    for word in words:
+        if not isinstance(word, str):
+            raise _wrong(field, f"{_shown(word)} is not a string; give strings")
+        if not 1 <= len(word) <= MAX_WORD_CHARS:
+            problem = f"a string of {len(word)} characters; give strings of 1 to {MAX_WORD_CHARS}"
+            raise _wrong(field, problem)
+
+
+def _check_stop_token_ids(token_ids: Any) -> None:
+    if not isinstance(token_ids, list) or len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise _wrong("stop_token_ids", f"give a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+    if not all(map(_is_token_id, token_ids)):
+        raise _wrong("stop_token_ids", "give token ids, 0 or above")
 
 
 def _check_ranges(params: SamplingParams) -> None:
     for field, (low, high) in (_INT_RANGES | _FLOAT_RANGES).items():
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
-            raise _wrong(field, f"{value} is out of range; give {low} to {high}")
+            raise _wrong(field, f"{_shown(value)} is out of range; give {low} to {high}")
     if params.top_p == 0.0:
         raise _wrong("top_p", "0 keeps no token; give a share in (0, 1]")
     if params.repetition_penalty == 0.0:
         raise _wrong("repetition_penalty", "0 is out of range; give a number above 0, 1 is off")
-    if len(params.stop) > MAX_STOP_STRINGS:
-        raise _wrong("stop", f"{len(params.stop)} strings; give at most {MAX_STOP_STRINGS}")
     _check_logit_bias(params.logit_bias)
 
 
@@ -155,7 +183,8 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
     if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:
         raise _wrong("logit_bias", f"give a map of at most {MAX_LOGIT_BIAS} token ids to numbers")
     for token_id, value in bias.items():
-        if not _is_int(token_id) or token_id < 0:
-            raise _wrong("logit_bias", f"{token_id!r} is not a token id; give ids of 0 or above")
-        if not _is_number(value) or not math.isfinite(value) or abs(value) > 100:
-            raise _wrong("logit_bias", f"{value!r} is out of range; give -100 to 100")
+        if not _is_token_id(token_id):
+            problem = f"{_shown(token_id)} is not a token id; give ids of 0 or above"
+            raise _wrong("logit_bias", problem)
+        if not _is_number(value) or not -100 <= value <= 100:  # also refuses NaN
+            raise _wrong("logit_bias", f"{_shown(value)} is out of range; give -100 to 100")
