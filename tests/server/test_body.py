@@ -65,7 +65,7 @@ def test_same_key_twice_inside_a_message(app: Starlette) -> None:
 
 def test_a_list_prompt_may_repeat_other_texts(app: Starlette, engine: FakeEngine) -> None:
     ids = json.dumps(list(range(100))).encode()
-    body = b'{"user": "%b", "prompt": %b, "stop": "%b"}' % (ids[:90], ids, ids)
+    body = b'{"user": "%b", "prompt": %b, "cache_salt": "%b"}' % (ids[:90], ids, ids)
     assert call(app, "/v1/completions", body).status == 200
     assert engine.calls[0]["ids"] == list(range(100))
 

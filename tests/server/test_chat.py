@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any
 
+import pytest
 from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
+
+from quire.server import protocol
 
 
 def rendered(engine: FakeEngine) -> str:
@@ -44,6 +48,33 @@ def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: Fak
     engine.info.limits = dataclasses.replace(LIMITS, max_model_len=9000, max_kv_tokens=9000)
     reply = chat(messages=[{"role": "user", "content": "x" * 5000}])
     assert reply.json()["usage"]["prompt_tokens"] == 5000 + len("<user><assistant>")
+
+
+def test_what_does_not_fit_is_told_of_the_messages(chat: Post, engine: FakeEngine) -> None:
+    for reply in (chat(max_tokens=1006), chat(messages=[{"role": "user", "content": "x" * 1024}])):
+        assert (reply.status, reply.error["param"]) == (400, "messages")
+        assert reply.error["code"] == "context_length_exceeded"
+        assert reply.error["message"].startswith("messages: ")
+        assert "prompt" not in reply.error["message"]
+    assert engine.calls == []
+
+
+def test_only_small_bodies_are_read_on_the_loop(
+    chat: Post, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    parse = protocol.parse_chat
+
+    def noting_parse(data: bytes) -> protocol.ChatRequest:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse(data)
+
+    monkeypatch.setattr(protocol, "parse_chat", noting_parse)
+    chat()
+    chat(messages=[{"role": "user", "content": ""}] * 4000)  # much work, though no text
+    chat(chat_template_kwargs={"x": "y" * 5000})
+    assert threads == [True, False, False]
+    assert len(engine.calls) == 1  # the others do not fit this model
 
 
 def test_no_template(chat: Post, engine: FakeEngine) -> None:

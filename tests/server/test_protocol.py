@@ -36,14 +36,23 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
         ],
     ),
     "seed": ([-(2**63), 0, 2**63 - 1, None], [-(2**63) - 1, 2**63, 2**64, 0.5, "a"]),
-    "stop": (["a", ["a", "b"], [], ["x"] * 16, None], ["", [""], ["x"] * 17, [1], 1, {}]),
-    "stop_token_ids": ([[], [0, 5], None], [[-1], [0x110000], [2**64], ["a"], 5, [True]]),
+    "stop": (
+        ["a", ["a", "b"], [], ["x" * 256] * 16, None],
+        ["", [""], ["x"] * 17, "x" * 257, [1], 1, {}],
+    ),
+    "stop_token_ids": (
+        [[], [0, 5], [5] * 128, None],
+        [[-1], [0x110000], [2**64], ["a"], 5, [True], [5] * 129],
+    ),
     "include_stop_str_in_output": ([True, False, None], [1, "true"]),
     "max_tokens": ([1, 1021, None], [-1, 0, 1022, 2**31, 2**64, 1.0, "1", True]),
     "min_tokens": ([0, 1, None], [-1, 2**31, 0.5]),
     "ignore_eos": ([True, False, None], [1, "yes"]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, 2**64, True]),
-    "bad_words": ([[], ["a"], None], [[""], "a", [1]]),
+    "bad_words": (
+        [[], ["a"], ["x" * 256] * 128, None],
+        [[""], "a", [1], ["a"] * 129, ["x" * 257]],
+    ),
     "skip_special_tokens": ([True, False, None], [0]),
     "stream": ([True, False, None], [1, "true"]),
     "user": (["", "someone", "x" * 512, None], ["x" * 513, 1]),
@@ -66,6 +75,16 @@ COMPLETION = SHARED | {
     "suffix": (["", None], ["a"]),
     "best_of": ([1, None], [2, True]),
 }
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in one another."""
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
 USER = {"role": "user", "content": "hi"}
 CHAT = SHARED | {
     "max_tokens": ([1, 1005, None], [0, 1006, 2**64]),
@@ -74,8 +93,11 @@ CHAT = SHARED | {
     "top_logprobs": ([None], [1, -1, 21]),  # it needs logprobs
     "add_generation_prompt": ([True, False, None], [1]),
     "chat_template_kwargs": (
-        [{}, {"thinking": False}, None],
-        [{"messages": []}, {"tools": []}, {"self": 1}, {"add_generation_prompt": True}, [], "a"],
+        [{}, {"thinking": False}, {"a": nested(15)}, None],
+        [
+            *[{"messages": []}, {"tools": []}, {"self": 1}, {"add_generation_prompt": True}],
+            *[[], "a", {"a": nested(16)}, {"a": nested(900)}, {"a": "x" * (16 << 10)}],
+        ],
     ),
     "messages": (
         [
@@ -99,6 +121,7 @@ CHAT = SHARED | {
             [{**USER, "nam": "bob"}],
             [{**USER, "tool_calls": [1]}],
             [{**USER, "content": "a" * 65537}],
+            [{**USER, "content": ""}] * 4097,
             [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             [{**USER, "content": [{"type": "text", "text": "a", "x": 1}]}],
         ],
@@ -129,7 +152,8 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
         return
     assert reply.status == 400, reply.body
     # the numbers of an over-long request are told of the prompt, since either can be mended
-    named = {field, "prompt"} if "context" in str(reply.error["code"]) else {field}
+    prompt = {"complete": "prompt", "chat": "messages"}[route]
+    named = {field, prompt} if "context" in str(reply.error["code"]) else {field}
     assert reply.error["param"].partition("[")[0].partition(".")[0] in named, reply.error
 
 
@@ -221,6 +245,12 @@ def test_top_logprobs(chat: Post) -> None:
     assert chat(logprobs=True, top_logprobs=20).status == 200
     assert chat(logprobs=True, top_logprobs=21).status == 400
     assert chat(logprobs=False, top_logprobs=1).error["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("stop", ["", [""]])
+def test_an_empty_stop_string_is_told_as_such(complete: Post, stop: object) -> None:
+    text = "stop: a string of 0 characters; give strings of 1 to 256"
+    assert complete(stop=stop).error["message"] == text
 
 
 def test_two_limits_must_agree(chat: Post) -> None:

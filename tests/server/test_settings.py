@@ -15,7 +15,10 @@ from quire.server.settings import ServerSettings
     [
         {"port": -1},
         {"port": 65536},
-        {"api_key": " "},
+        {"api_key": ""},
+        {"api_key": " \n"},
+        {"api_key": "schlüssel"},
+        {"api_key": "two\nlines"},
         {"max_body_bytes": 0},
         {"shutdown_timeout": -1},
     ],
@@ -24,3 +27,7 @@ def test_wrong_values_are_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):
         ServerSettings(**wrong)
+
+
+def test_space_around_a_key_is_no_part_of_it() -> None:
+    assert ServerSettings(api_key=" a key\n").api_key == "a key"

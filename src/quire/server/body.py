@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -110,8 +111,8 @@ def _is_same(value: Any, neutral: Any) -> bool:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)[:64]
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)[:64]
         raise InvalidRequestError(
             f"{twice}: it is given twice; give it once", param=twice, code="duplicate_key"
         )

@@ -10,20 +10,19 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.errors import ContextLengthError, InvalidRequestError
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.errors import ContextLengthError
 from quire.server import protocol
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.job import Job, check_model, make_job
 from quire.server.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
 from quire.server.usage import Usage
 
-# Longer conversations are rendered and encoded beside the event loop.
-ENCODE_IN_THREAD_CHARS = 4096
+# Larger bodies are read, rendered and encoded beside the event loop, so that they hold nobody up.
+PREPARE_IN_THREAD_BYTES = 4096
 # A token rarely stands for more; longer text is refused before any work is spent on it.
 MAX_CHARS_PER_TOKEN = 64
-
-# Arguments of encode_chat, which chat_template_kwargs must not be able to pass a second time.
-RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -92,39 +91,48 @@ async def prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
 
     Raises InvalidRequestError or ContextLengthError.
     """
+    if len(body) > PREPARE_IN_THREAD_BYTES:
+        return await asyncio.to_thread(_prepare, body, engine)
+    return _prepare(body, engine)
+
+
+def _prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
     request = protocol.parse_chat(body)
     check_model(request.model, engine.info.model_name)
     sampling = protocol.chat_sampling(request)
-    token_ids = await _encode(request, engine)
+    token_ids = _encode(request, engine)
+    _check_fit(token_ids, sampling, engine.info.limits)
     job = make_job("chatcmpl", request, [token_ids], sampling, engine.info.model_name)
     return ChatDialect(job, request, engine.tokenizer)
 
 
-async def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list[int]:
-    variables = request.chat_template_kwargs or {}
-    for name in sorted(RESERVED_NAMES & set(variables)):
-        text = f"chat_template_kwargs.{name}: it cannot be set here; remove it"
-        raise InvalidRequestError(text, param="chat_template_kwargs", code="invalid_value")
+def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list[int]:
     num_chars = sum(map(_num_chars, request.messages))
     longest = MAX_CHARS_PER_TOKEN * engine.info.limits.max_model_len
     if num_chars > longest:
         text = f"messages: {num_chars} characters cannot fit a context of "
         text += f"{engine.info.limits.max_model_len} tokens; shorten them"
         raise ContextLengthError(text, param="messages")
+    return engine.tokenizer.encode_chat(
+        [_plain(message) for message in request.messages],
+        add_generation_prompt=request.add_generation_prompt is not False,
+        **(request.chat_template_kwargs or {}),
+    )
 
-    def encode() -> list[int]:
-        return engine.tokenizer.encode_chat(
-            [_plain(message) for message in request.messages],
-            add_generation_prompt=request.add_generation_prompt is not False,
-            **variables,
-        )
 
-    return await asyncio.to_thread(encode) if num_chars > ENCODE_IN_THREAD_CHARS else encode()
+def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:
+    """The engine's own check, told of the field that a conversation has: it has no prompt."""
+    try:
+        limits.check(token_ids, sampling)
+    except ContextLengthError as error:
+        text = str(error).replace("prompt:", "messages:", 1).replace("the prompt", "them")
+        raise ContextLengthError(text, param="messages") from None
 
 
 def _num_chars(message: protocol.Message) -> int:
+    """Characters of the text; those of parts, joined by line ends, are one more each."""
     content = message.content
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    return len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
 
 
 def _plain(message: protocol.Message) -> dict[str, Any]:

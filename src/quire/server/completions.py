@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -19,6 +20,9 @@ from quire.server.logprobs import (
     prompt_logprobs,
 )
 from quire.server.usage import Usage
+
+# Lists of token ids are read faster than texts are encoded: larger bodies than a chat's, then.
+PREPARE_IN_THREAD_BYTES = 64 << 10
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -50,6 +54,12 @@ async def prepare(body: bytes, engine: EngineProtocol) -> CompletionDialect:
 
     Raises InvalidRequestError.
     """
+    if len(body) > PREPARE_IN_THREAD_BYTES:
+        return await asyncio.to_thread(_prepare, body, engine)
+    return _prepare(body, engine)
+
+
+def _prepare(body: bytes, engine: EngineProtocol) -> CompletionDialect:
     request = protocol.parse_completion(body)
     check_model(request.model, engine.info.model_name)
     sampling = protocol.completion_sampling(request)

@@ -14,8 +14,12 @@ import msgspec
 from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire.errors import InvalidRequestError
 from quire.server import body
+from quire.tokenizer.messages import TALKING_ROLES
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
+MAX_MESSAGES = 4096
+MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
+MAX_TEMPLATE_KWARGS_DEPTH = 16  # lists and objects in one another
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -73,9 +77,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
 
-ROLES = ("system", "developer", "user", "assistant")
-
-
 class TextPart(msgspec.Struct, kw_only=True):
     """A part of a message's content; only parts of type "text" are taken."""
 
@@ -84,7 +85,7 @@ class TextPart(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation. role: one of ROLES."""
+    """One turn of a conversation. role: one of TALKING_ROLES, for there are no tools."""
 
     role: str
     content: str | list[TextPart]
@@ -94,13 +95,16 @@ class Message(msgspec.Struct, kw_only=True):
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+
+# Arguments of encode_chat, which chat_template_kwargs must not be able to pass a second time.
+RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
 
 NO_EFFECT = ("user",)  # fields that are accepted and never read
 
@@ -187,6 +191,7 @@ def parse_chat(data: bytes) -> ChatRequest:
     _check_request_names(found, request, CHAT_UNSUPPORTED)
     for place, message in enumerate(request.messages):
         _check_message(found["messages"][place], message, f"messages[{place}].")
+    _check_template_kwargs(request.chat_template_kwargs or {})
     return request
 
 
@@ -239,8 +244,8 @@ def _without(data: bytes, part: bytes) -> bytes:
 
 def _check_message(found: dict[str, Any], message: Message, path: str) -> None:
     body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
-    if message.role not in ROLES:
-        raise _not_taken(f"{path}role", message.role, f"give one of {', '.join(ROLES)}")
+    if message.role not in TALKING_ROLES:
+        raise _not_taken(f"{path}role", message.role, f"give one of {', '.join(TALKING_ROLES)}")
     if isinstance(message.content, str):
         return
     for place, part in enumerate(message.content):
@@ -248,6 +253,27 @@ def _check_message(found: dict[str, Any], message: Message, path: str) -> None:
         if part.type != "text":
             raise _not_taken(f"{where}type", part.type, "give parts of type text")
         body.check_names(found["content"][place], TextPart.__struct_fields__, {}, where)
+
+
+def _check_template_kwargs(variables: dict[str, Any]) -> None:
+    problem = None
+    if reserved := sorted(RESERVED_NAMES & set(variables)):
+        problem = f".{reserved[0]}: it cannot be set here; remove it"
+    elif _is_deeper(variables, MAX_TEMPLATE_KWARGS_DEPTH):
+        problem = f": nested more than {MAX_TEMPLATE_KWARGS_DEPTH} deep; flatten it"
+    elif (size := len(msgspec.json.encode(variables))) > MAX_TEMPLATE_KWARGS_BYTES:
+        problem = f": {size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
+    if problem is not None:
+        text = f"chat_template_kwargs{problem}"
+        raise InvalidRequestError(text, param="chat_template_kwargs", code="invalid_value")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether more than `levels` lists and objects stand in one another."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _not_taken(field: str, value: str, fix: str) -> InvalidRequestError:

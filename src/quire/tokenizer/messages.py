@@ -12,7 +12,8 @@ from typing import Any
 
 from quire.errors import InvalidRequestError
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TALKING_ROLES = ("system", "developer", "user", "assistant")
+ROLES = (*TALKING_ROLES, "tool", "function")
 BREAK = "\ufdd0"
 """A code point that Unicode reserves for use inside programs: no text may hold it, so a program
 may mark places with it (the tokenizer does, in control tokens that a user typed)."""

@@ -143,17 +143,19 @@ class Tokenizer:
 
         Raises InvalidRequestError (param "bad_words").
         """
-        found: list[list[int]] = []
+        before = self._encode("\n", add_special_tokens=False)
+        found: dict[tuple[int, ...], None] = {}  # a set in order
         for word in words:
             check_text(word, "bad_words")
             for spelled in (word, f" {word}"):
-                if (ids := self._inner_ids(spelled)) and ids not in found:
-                    found.append(ids)
-        return found
+                found[tuple(self._inner_ids(spelled, before))] = None
+        return [list(ids) for ids in found if ids]
 
-    def _inner_ids(self, text: str) -> list[int]:
-        """Ids of a text that follows other text, without the space that some put in front."""
-        before = self._encode("\n", add_special_tokens=False)
+    def _inner_ids(self, text: str, before: list[int]) -> list[int]:
+        """Ids of a text that follows other text, without the space that some put in front.
+
+        before: the ids of a line end, after which the text is encoded.
+        """
         ids = self._encode(f"\n{text}", add_special_tokens=False)
         if ids[: len(before)] == before:
             return ids[len(before) :]
