@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core import EngineCore
 from quire.engine.startup import start_engine
+from quire.layers.context import ForwardContext
 
 NUM_REQUESTS = 200
-BLOCK_SIZE = 16
+VOCAB_SIZE = 509  # of tiny_model
 
 
 @dataclass
@@ -208,3 +211,94 @@ def test_nan_logits_end_one_request_and_are_never_shared(tiny_model: Path) -> No
     assert core.stats.prefix_cache_hits == 0
     fresh = serve(start(tiny_model, num_blocks=160), [request("well")])
     assert well.tokens == fresh.tokens
+
+
+class DamagedForward:
+    """A model's forward that spoils one chunk of a prompt: hidden states, keys and values."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor], at: int, prompt: list[int]) -> None:
+        self._forward = forward
+        self._at = at  # position of the token that is spoilt, with all of its chunk behind it
+        self._prompt = prompt
+        self.num_spoilt = 0
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
+        hidden = self._forward(input_ids, positions, ctx)
+        starts = ctx.layout.query_start_loc.tolist()
+        for first, end in itertools.pairwise(starts):
+            chunk = range(int(positions[first]), int(positions[first]) + end - first)
+            tokens = input_ids[first:end].tolist()
+            if self._at in chunk and tokens == self._prompt[chunk.start : chunk.stop]:
+                spoilt = first + chunk.index(self._at)
+                hidden[spoilt] = torch.nan  # in the middle of the chunk, whose end looks well
+                for cache in itertools.chain(*ctx.kv):
+                    cache.flatten(0, 1)[ctx.layout.slot_mapping[spoilt]] = torch.nan
+                self.num_spoilt += 1
+        return hidden
+
+
+def test_a_damaged_chunk_is_never_shared_though_no_token_is_drawn_after_it(
+    tiny_model: Path,
+) -> None:
+    """Of a prompt in several chunks a middle one is damaged, beside requests that decode."""
+    options = {
+        "num_blocks": 160,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "long_prefill_token_threshold": 24,
+    }
+    prompt = [3 + i % 251 for i in range(100)]
+
+    def request(name: str, prompt: list[int]) -> AddRequest:
+        sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        return AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+
+    others = [request(f"other{i}", [300 + i] * 20) for i in range(3)]
+    well, after = request("well", prompt), request("after", prompt)
+    expected = serve(start(tiny_model, **options), [*others, well]).tokens
+    core = start(tiny_model, **options)
+    model = core._executor._runner._model
+    sound = model.forward
+    model.forward = damage = DamagedForward(sound, at=40, prompt=prompt)
+    sick = serve(core, [*others, request("sick", prompt)])
+    model.forward = sound
+    assert damage.num_spoilt == 1
+    assert sick.ends.pop("sick") == ["error"]
+    assert sick.tokens.pop("sick") == []
+    assert sick.tokens == {other.request_id: expected[other.request_id] for other in others}
+    assert core.stats.prefix_cache_hits == 0
+    healthy = serve(core, [well])
+    assert core.stats.prefix_cache_hits == 0
+    assert healthy.tokens["well"] == expected["well"]
+    assert serve(core, [after]).tokens["after"] == expected["well"]
+    assert core.stats.prefix_cache_hits == 96
+    assert core.stats.num_free_blocks + core.stats.num_cached_blocks == core.stats.num_blocks
+
+
+def test_wishes_that_leave_no_token_end_one_request_and_cost_no_cached_block(
+    tiny_model: Path,
+) -> None:
+    core = start(tiny_model, num_blocks=160)
+    prompt = list(range(3, 103))
+
+    def request(name: str, bad_words_ids: list[list[int]]) -> AddRequest:
+        return AddRequest(
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+            bad_words_ids=bad_words_ids,
+        )
+
+    first = serve(core, [request("first", [])])
+    deltas = []
+    core.handle(request("picky", [[token_id] for token_id in range(VOCAB_SIZE)]))
+    while core.has_work:
+        deltas += core.step().deltas
+    [delta] = deltas
+    assert delta.finish_reason == "error"
+    assert "bad_words" in (delta.error or "")
+    again = serve(core, [request("again", [])])
+    assert again.tokens["again"] == first.tokens["first"]
+    assert core.stats.prefix_cache_hits == 2 * 96

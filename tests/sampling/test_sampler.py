@@ -211,13 +211,14 @@ def test_a_poisoned_row_fails_alone(vocab: int, poison: float, sample) -> None:
             assert output.logprobs[i] == fine.logprobs[i]
 
 
-def test_nothing_left_to_draw_is_a_failure(sample) -> None:
+def test_the_model_fails_a_row_and_its_own_wishes_exhaust_it(sample) -> None:
     logits = random_logits(3, 70)
     logits[0] = -torch.inf
     logits[1] = -torch.inf
     logits[1, 11] = 1.0  # the only token, and it is banned
     output = sample(logits, SamplingParams(min_tokens=1), eos_token_ids=[11])
-    assert output.failed == [True, True, False]
+    assert output.failed == [True, False, False]
+    assert output.exhausted == [False, True, False]
 
 
 def test_masked_tokens_are_legal(sample) -> None:

@@ -8,6 +8,7 @@ chunked on the way; and its answer must be what it would have been alone.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
@@ -59,6 +60,7 @@ class Row:
     num_computed: int | None = None  # None before its first step
     block_table: list[int] = field(default_factory=list)
     is_damaged: bool = False
+    is_exhausted: bool = False
 
 
 class FakeModel:
@@ -70,7 +72,9 @@ class FakeModel:
         self.rows: dict[str, Row] = {}
         self.slots: dict[int, tuple[int, str]] = {}  # slot → (history, salt)
 
-    def run(self, plan: SchedulerOutput, failing: set[str]) -> ModelRunnerOutput:
+    def run(
+        self, plan: SchedulerOutput, failing: Collection[str], exhausted: Collection[str]
+    ) -> ModelRunnerOutput:
         for request_id in plan.removed_ids:
             del self.rows[request_id]
         for new in plan.new_requests:
@@ -84,6 +88,7 @@ class FakeModel:
         for entry in plan.scheduled:
             row = self.rows[entry.request_id]
             row.is_damaged |= entry.request_id in failing
+            row.is_exhausted |= entry.request_id in exhausted
             self._write(entry, row, written)
         return ModelRunnerOutput(
             results=[self._result(e, self.rows[e.request_id]) for e in plan.scheduled]
@@ -126,7 +131,10 @@ class FakeModel:
                 TokenLogprobs(token_ids=[t], logprobs=[0.0], rank=1)
                 for t in targets[: entry.num_tokens]
             ]
-        if entry.samples:
+        if entry.samples and row.is_exhausted:
+            result.exhausted = True
+            row.token_ids.append(0)  # a step that is in flight already will read it
+        elif entry.samples:
             result.token_id = next_token(history[-1])
             row.token_ids.append(result.token_id)
         return result
@@ -196,8 +204,11 @@ class Simulation:
         return request
 
     def schedule(
-        self, failing: set[str] = frozenset(), raises: bool = False
-    ) -> SchedulerOutput | None:  # type: ignore[assignment]
+        self,
+        failing: Collection[str] = (),
+        raises: bool = False,
+        exhausted: Collection[str] = (),
+    ) -> SchedulerOutput | None:
         """Plan a step and start it, as far as the depth allows."""
         assert len(self.in_flight) < self.depth
         plan = self.scheduler.schedule()
@@ -205,7 +216,7 @@ class Simulation:
             assert plan.num_tokens <= self.config.max_num_batched_tokens
             self._check_threshold(plan)
             everyone = {entry.request_id for entry in plan.scheduled}
-            output = self.model.run(plan, everyone if raises else failing)
+            output = self.model.run(plan, everyone if raises else failing, exhausted)
             self.in_flight.append((plan, None if raises else output))
         return plan
 

@@ -222,7 +222,7 @@ def test_a_request_with_damaged_logits_fails_alone() -> None:
     sim.schedule(failing={"r0"})
     deltas = {delta.request_id: delta for delta in sim.settle()}
     assert deltas["r0"].finish_reason == "error"
-    assert "non-finite logits" in (deltas["r0"].error or "")
+    assert "non-finite numbers" in (deltas["r0"].error or "")
     assert deltas["r0"].token_ids == []
     assert damaged.is_finished
     again = sim.add(sim.messages["r0"].prompt_token_ids)
@@ -230,6 +230,37 @@ def test_a_request_with_damaged_logits_fails_alone() -> None:
     sim.drain()
     assert sim.answer(neighbour) == sim.alone["r1"]
     assert sim.answer(again) == sim.alone["r2"]
+
+
+def test_damage_in_a_chunk_that_draws_nothing_is_not_shared() -> None:
+    sim = Simulation(max_num_batched_tokens=16)
+    sim.add([1] * 40)
+    sim.step()
+    sim.schedule(failing={"r0"})
+    [delta] = sim.settle()
+    assert delta.finish_reason == "error"
+    again = sim.add([1] * 40)
+    sim.drain()
+    assert again.num_cached_tokens == 0
+    assert sim.answer(again) == sim.alone["r1"]
+
+
+def test_wishes_that_leave_no_token_cost_nobody_a_cached_block() -> None:
+    sim = Simulation()
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    sim.add(prompt, max_tokens=1)
+    sim.drain()
+    sim.add([*prompt, 2, 3, 4, 1])
+    sim.schedule(exhausted={"r1"})
+    [delta] = sim.settle()
+    assert (delta.finish_reason, delta.token_ids) == ("error", [])
+    for name in ("logit_bias", "min_tokens", "stop_token_ids", "bad_words", "ban fewer tokens"):
+        assert name in (delta.error or "")
+    again = sim.add([*prompt, 2, 3, 4, 1])
+    sim.drain()
+    assert again.num_cached_tokens == 12, "what it computed itself is sound, too"
+    assert sim.answer(again) == sim.alone["r2"]
+    sim.check_idle()
 
 
 def test_damage_in_a_late_step_takes_the_early_blocks_out_of_the_cache_too() -> None:

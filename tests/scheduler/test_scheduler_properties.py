@@ -109,6 +109,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         chosen = data.draw(st.sets(st.sampled_from([*self.sim.requests]), min_size=1, max_size=2))
         self.sim.schedule(failing=chosen)
 
+    @precondition(lambda self: self.sim.requests and len(self.sim.in_flight) < self.sim.depth)
+    @rule(data=st.data())
+    def schedule_with_nothing_to_draw(self, data: st.DataObject) -> None:
+        self.sim.schedule(exhausted={data.draw(st.sampled_from([*self.sim.requests]))})
+
     @precondition(lambda self: len(self.sim.in_flight) < self.sim.depth)
     @rule()
     def schedule_and_raise(self) -> None:

@@ -55,13 +55,15 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
 class SampleResult(msgspec.Struct, kw_only=True):
     """The outcome of one scheduled request: the token drawn, or None when none was due.
 
-    failed: its logits were not finite, so that nothing of this step may be kept.
+    failed: what the model computed for it was not finite, so that nothing of this step may be kept.
+    exhausted: its own wishes left no token to draw; what the model computed is sound.
     """
 
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] = []
     failed: bool = False
+    exhausted: bool = False
 
 
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):

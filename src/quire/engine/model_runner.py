@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,12 +66,15 @@ class ModelRunner:
         inputs = self._batch.prepare(plan)
         context = ForwardContext(layout=inputs.layout, kv=self._kv_caches)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)  # [T, H]
-        results = self._sample(inputs, hidden)
+        results = {
+            entry.request_id: SampleResult(failed=not sound)
+            for entry, sound in zip(inputs.scheduled, _are_finite(inputs, hidden), strict=True)
+        }
+        self._sample(inputs, hidden, results)
         for index, entry in enumerate(inputs.scheduled):
-            if entry.request_id in self._prompt_logprobs:
-                results[entry.request_id].prompt_logprobs = self._score_prompt(
-                    inputs, hidden, index
-                )
+            result = results[entry.request_id]
+            if entry.request_id in self._prompt_logprobs and not result.failed:
+                result.prompt_logprobs = self._score_prompt(inputs, hidden, index)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
     def _apply_differences(self, plan: SchedulerOutput) -> None:
@@ -91,12 +95,15 @@ class ModelRunner:
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[request.request_id] = request.sampling.prompt_logprobs
 
-    def _sample(self, inputs: StepInputs, hidden: Tensor) -> dict[str, SampleResult]:
+    def _sample(self, inputs: StepInputs, hidden: Tensor, results: dict[str, SampleResult]) -> None:
         """Draw a token for each request that is due one, and keep it in the batch."""
-        results = {entry.request_id: SampleResult() for entry in inputs.scheduled}
-        due = [index for index, entry in enumerate(inputs.scheduled) if entry.samples]
+        due = [
+            index
+            for index, entry in enumerate(inputs.scheduled)
+            if entry.samples and not results[entry.request_id].failed
+        ]
         if not due:
-            return results
+            return
         last_tokens = torch.from_numpy(inputs.query_start[1:][due] - 1).to(hidden.device)
         logits = self._model.compute_logits(hidden[last_tokens])  # [S, V]
         rows = inputs.rows[due].tolist()
@@ -106,13 +113,11 @@ class ModelRunner:
         )
         for place, index in enumerate(due):
             result = results[inputs.scheduled[index].request_id]
-            if drawn.failed[place]:
-                result.failed = True
-            else:
+            result.failed, result.exhausted = drawn.failed[place], drawn.exhausted[place]
+            if not (result.failed or result.exhausted):
                 result.token_id = drawn.token_ids[place]
                 result.logprobs = drawn.logprobs[place]
                 batch.append_token(rows[place], result.token_id)
-        return results
 
     def _score_prompt(self, inputs: StepInputs, hidden: Tensor, index: int) -> list[TokenLogprobs]:
         """Log-probabilities of the prompt tokens that follow this step's positions."""
@@ -132,3 +137,13 @@ class ModelRunner:
     def _num_scored(self, row: int, entry: ScheduledRequest) -> int:
         """How many prompt tokens lie after the entry's first position."""
         return max(0, int(self._batch.num_prompt_tokens[row]) - 1 - entry.start)
+
+
+def _are_finite(inputs: StepInputs, hidden: Tensor) -> list[bool]:
+    """Whether all hidden states [T, H] of each request [B] are finite, sampled from or not.
+
+    A prompt's chunk is cached and shared like everything else, so it must not be damaged unseen.
+    """
+    finite = hidden.isfinite().all(-1).cpu().numpy()  # [T]
+    sound: list[bool] = np.logical_and.reduceat(finite, inputs.query_start[:-1]).tolist()
+    return sound

@@ -36,13 +36,15 @@ _TOP_P = int(Need.RANDOM | Need.FILTER | Need.TOTAL_MASS)
 class SamplerOutput:
     """The outcome of each row, in the order asked.
 
-    failed: the model's logits held NaN or +inf, or no token was left to draw; then the token id
-    means nothing. logprobs: for rows that asked and did not fail.
+    failed: the model's logits held NaN or +inf, or nothing but -inf. exhausted: the row's wishes
+    made such logits of sound ones, as a ban on every token does. In both cases the token id means
+    nothing. logprobs: for rows that asked and have a token.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     failed: list[bool]
+    exhausted: list[bool]
 
 
 class Sampler:
@@ -71,34 +73,32 @@ class Sampler:
         # a copy, as wishes change the logits in place
         raw = logits.index_select(0, on_device(asked, logits)) if len(asked) else None
         batch = Rows.of(logits)
-        failed = self._adjust(batch, index, History(token_ids, num_tokens, num_prompt_tokens))
-        drawn = self._draw(batch, index, failed, num_tokens)
+        # Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
+        failed = ~np.isfinite(batch.peaks)
+        self._adjust(batch, index, History(token_ids, num_tokens, num_prompt_tokens))
+        lost = ~np.isfinite(batch.peaks) | failed
+        drawn = self._draw(batch, index, lost, num_tokens)
         report: list[TokenLogprobs | None] = [None] * len(rows)
         if raw is not None:
             counts = self._state.num_logprobs[index[asked]].tolist()
             found = token_logprobs(raw, drawn[asked].tolist(), counts)
             for i, logprobs in zip(asked, found, strict=True):
-                report[i] = None if failed[i] else logprobs
-        return SamplerOutput(drawn.tolist(), report, failed.tolist())
+                report[i] = None if lost[i] else logprobs
+        exhausted = lost & ~failed
+        return SamplerOutput(drawn.tolist(), report, failed.tolist(), exhausted.tolist())
 
-    def _adjust(self, batch: Rows, index: Ints, history: History) -> Flags:
-        """Apply the rows' wishes to the logits in place; returns which rows failed.
-
-        Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
-        """
-        finite = np.isfinite(batch.peaks)
+    def _adjust(self, batch: Rows, index: Ints, history: History) -> None:
+        """Apply the rows' wishes to the logits in place, and look again at what they changed."""
         changed = np.flatnonzero(self._state.needs[index] & CHANGES_LOGITS)
         if len(changed):
             adjust_logits(batch.logits, index, self._state, history)
             batch.refresh(changed)
-            finite &= np.isfinite(batch.peaks)
-        return ~finite
 
     def _draw(
-        self, batch: Rows, index: Ints, failed: Flags, num_tokens: npt.NDArray[np.integer]
+        self, batch: Rows, index: Ints, lost: Flags, num_tokens: npt.NDArray[np.integer]
     ) -> Ints:
         """One token for each row; rows that need the same are drawn together."""
-        kinds = np.where(failed, _GREEDY, self._state.needs[index] & _TOP_P)
+        kinds = np.where(lost, _GREEDY, self._state.needs[index] & _TOP_P)
         drawn = np.empty(len(index), np.int64)
         numbers = np.empty(0)
         if np.any(kinds):

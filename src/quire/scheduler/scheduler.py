@@ -37,9 +37,14 @@ MAX_PREEMPTIONS = 4
 # hashing them takes time that running requests would wait, too.
 MAX_PARKED_BUDGETS = 32
 
-NON_FINITE_LOGITS = (
-    "the model produced non-finite logits for this request; send it again, or lower extreme "
-    "logit_bias and penalties"
+NON_FINITE = (
+    "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
+    "if it happens every time, start the engine with dtype='float32'"
+)
+NOTHING_TO_DRAW = (
+    "the wishes of this request left no token that could come next: logit_bias, penalties, "
+    "bad_words and, until min_tokens are there, stop_token_ids ban or distort all of them; ban "
+    "fewer tokens, lower min_tokens, or use smaller values"
 )
 
 
@@ -298,11 +303,13 @@ class Scheduler:
                 continue
             if result.failed:
                 self._kv.forget(request)
-                deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE_LOGITS))
+                deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE))
                 continue
             if request.num_preemptions == num_preemptions:  # it still holds the blocks
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
-            if entry.samples or result.prompt_logprobs:
+            if result.exhausted:
+                deltas.append(self._end(request, FinishReason.ERROR, NOTHING_TO_DRAW))
+            elif entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
         return deltas
 
