@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from quire.core.sampling_params import MAX_BAD_WORDS
 from quire.errors import InvalidRequestError
 from quire.tokenizer.messages import BREAK
 from quire.tokenizer.tokenizer import Tokenizer
@@ -197,6 +198,12 @@ def test_bad_words_with_and_without_a_space(byte_tokenizer: Tokenizer) -> None:
     spelled = byte_tokenizer.bad_words_ids(["fox", "fox", "quick brown"])
     texts = [b"".join(map(byte_tokenizer.token_bytes, ids)) for ids in spelled]
     assert texts == [b"fox", b" fox", b"quick brown", b" quick brown"]
+
+
+def test_as_many_bad_words_as_a_request_may_have(byte_tokenizer: Tokenizer) -> None:
+    words = [f"w{index}" for index in range(MAX_BAD_WORDS)]
+    spelled = byte_tokenizer.bad_words_ids(words + words)
+    assert len(spelled) == len(set(map(tuple, spelled))) == 2 * MAX_BAD_WORDS
 
 
 def test_bad_words_of_words(folders: dict[str, Path]) -> None:

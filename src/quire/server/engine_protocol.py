@@ -22,9 +22,6 @@ class TokenizerProtocol(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text."""
 
-    def token_text(self, token_id: int) -> str:
-        """One token as people see it."""
-
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """One token's own bytes, which need not be whole characters; first: of a whole text."""
 
