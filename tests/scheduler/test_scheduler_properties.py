@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulation import VOCAB_SIZE, Simulation
 
-from quire.core.request import Request
 from quire.scheduler.scheduler import MAX_PREEMPTIONS
 
 PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
+
+
+MAX_MODEL_LEN = 40
+
+
+def small_simulation(
+    *,
+    block_size: int,
+    extra_blocks: int,
+    max_num_seqs: int,
+    extra_budget: int,
+    depth: int,
+    policy: str,
+    chunked: bool,
+    threshold: int,
+    caching: bool,
+) -> Simulation:
+    """Just enough blocks and budget for one request, and so much more."""
+    return Simulation(
+        block_size=block_size,
+        num_blocks=-(-(MAX_MODEL_LEN - 1) // block_size) + extra_blocks // block_size,
+        max_model_len=MAX_MODEL_LEN,
+        depth=depth,
+        enable_prefix_caching=caching,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=(max_num_seqs if chunked else MAX_MODEL_LEN) + extra_budget,
+        scheduling_policy=policy,
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=threshold,
+    )
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -27,31 +60,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 1, 5]),
         caching=st.booleans(),
     )
-    def start(
-        self,
-        block_size: int,
-        extra_blocks: int,
-        max_num_seqs: int,
-        extra_budget: int,
-        depth: int,
-        policy: str,
-        chunked: bool,
-        threshold: int,
-        caching: bool,
-    ) -> None:
-        max_model_len = 40
-        self.sim = Simulation(
-            block_size=block_size,
-            num_blocks=-(-(max_model_len - 1) // block_size) + extra_blocks // block_size,
-            max_model_len=max_model_len,
-            depth=depth,
-            enable_prefix_caching=caching,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=(max_num_seqs if chunked else max_model_len) + extra_budget,
-            scheduling_policy=policy,
-            enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=threshold,
-        )
+    def start(self, **drawn: Any) -> None:
+        self.sim = small_simulation(**drawn)
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
@@ -129,14 +139,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without new arrivals everything ends, within a bound, and nothing stays held."""
-        unfinished = [r for r in self.sim.requests.values() if not r.is_finished]
-        self.sim.drain(max_steps=10 + bound(unfinished))
-        self.sim.check_idle()
+        end_all(self.sim)
 
 
-def bound(requests: list[Request]) -> int:
-    """Turns that suffice if only one token were computed in each, and all were preempted."""
-    return sum(r.max_total_tokens for r in requests) * (MAX_PREEMPTIONS + 2)
+def end_all(sim: Simulation) -> None:
+    """Turns suffice in which one token is computed each, though all requests were preempted."""
+    unfinished = [r for r in sim.requests.values() if not r.is_finished]
+    bound = sum(r.max_total_tokens for r in unfinished) * (MAX_PREEMPTIONS + 2)
+    sim.drain(max_steps=10 + bound)
+    sim.check_idle()
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -148,3 +159,72 @@ TestScheduler.settings = settings(
     database=None,
     report_multiple_bugs=False,
 )
+
+
+# ---------------------------------------------------------------------- many short traces
+
+NUM_TRACES = 2000
+TRACES_PER_TEST = 500
+
+
+def random_simulation(rng: random.Random) -> Simulation:
+    return small_simulation(
+        block_size=rng.choice([1, 2, 4, 8]),
+        extra_blocks=rng.randint(0, 30),
+        max_num_seqs=rng.randint(1, 6),
+        extra_budget=rng.randint(0, 40),
+        depth=rng.randint(1, 3),
+        policy=rng.choice(["fcfs", "priority"]),
+        chunked=rng.random() < 0.7,
+        threshold=rng.choice([0, 0, 1, 5]),
+        caching=rng.random() < 0.8,
+    )
+
+
+def add_random(sim: Simulation, rng: random.Random) -> None:
+    sim.add(
+        rng.choice(PREFIXES) + rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 8)),
+        rng.choice([None, *range(1, 12)]),
+        priority=rng.randint(0, 2),
+        salt=rng.choice(["", "", "tenant"]),
+        ignore_eos=rng.random() < 0.5,
+        prompt_logprobs=rng.choice([None, None, None, 1]),
+    )
+
+
+def random_event(sim: Simulation, rng: random.Random) -> None:
+    """Mostly steps; of the rest, mostly requests."""
+    someone = [rng.choice([*sim.requests])]
+    luck = rng.random()
+    if luck < 0.3:
+        add_random(sim, rng)
+    elif luck < 0.4:
+        sim.abort(*someone)
+    elif luck < 0.55 and len(sim.in_flight) < sim.depth:
+        kind = rng.choice(["failing", "exhausted", "raises", "plain", "plain", "plain"])
+        if kind == "raises":
+            sim.schedule(raises=True)
+        else:
+            sim.schedule(**{} if kind == "plain" else {kind: someone})
+    elif luck < 0.57:
+        sim.kv.reset_prefix_cache()
+    else:
+        sim.step()
+    sim.check()
+
+
+@pytest.mark.parametrize("first", range(0, NUM_TRACES, TRACES_PER_TEST))
+def test_short_random_traces(first: int) -> None:
+    """Without shrinking, and so at less cost: many more orders of events."""
+    for seed in range(first, first + TRACES_PER_TEST):
+        rng = random.Random(seed)
+        sim = random_simulation(rng)
+        try:
+            for _ in range(rng.randint(1, 3)):
+                add_random(sim, rng)
+            for _ in range(rng.randint(5, 25)):
+                random_event(sim, rng)
+            end_all(sim)
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
