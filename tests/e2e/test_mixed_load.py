@@ -37,13 +37,13 @@ class Served:
             self.ends.setdefault(delta.request_id, []).append(delta.finish_reason)
 
 
-def random_sampling(rng: random.Random) -> SamplingParams:
+def random_sampling(rng: random.Random, longest: int) -> SamplingParams:
     """Every field that changes which token comes next, in random company."""
 
     def maybe(value: object, otherwise: object) -> object:
         return value if rng.random() < 0.3 else otherwise
 
-    max_tokens = rng.randint(1, 40)
+    max_tokens = rng.randint(1, longest)
     return SamplingParams(
         temperature=maybe(0.0, round(rng.uniform(0.3, 1.8), 2)),
         top_p=maybe(round(rng.uniform(0.2, 1.0), 2), 1.0),
@@ -63,10 +63,10 @@ def random_sampling(rng: random.Random) -> SamplingParams:
     )
 
 
-def make_requests(seed: int, count: int = NUM_REQUESTS, scale: int = 20) -> list[AddRequest]:
+def make_requests(seed: int, scale: int = 20, longest: int = 40) -> list[AddRequest]:
     """Prompts of very different lengths, half of them below `scale` tokens.
 
-    A third share one of three long beginnings.
+    A third share one of three long beginnings. longest: the most tokens that one answers.
     """
     rng = random.Random(seed)
 
@@ -75,7 +75,7 @@ def make_requests(seed: int, count: int = NUM_REQUESTS, scale: int = 20) -> list
 
     beginnings = [tokens(rng.randint(2 * scale, 6 * scale)) for _ in range(3)]
     requests = []
-    for number in range(count):
+    for number in range(NUM_REQUESTS):
         prompt = tokens(int((rng.paretovariate(1.2) - 1) * scale) % (14 * scale) + 1)
         if rng.random() < 0.33:
             prompt = rng.choice(beginnings) + prompt
@@ -83,7 +83,7 @@ def make_requests(seed: int, count: int = NUM_REQUESTS, scale: int = 20) -> list
             AddRequest(
                 request_id=f"r{number}",
                 prompt_token_ids=prompt,
-                sampling=random_sampling(rng),
+                sampling=random_sampling(rng, longest),
                 eos_token_ids=[2],
                 bad_words_ids=[[rng.randrange(500), rng.randrange(500)], [rng.randrange(500)]],
                 priority=rng.randint(-2, 2),
@@ -157,10 +157,27 @@ def test_together_equals_alone(
     core._scheduler._kv.pool.check()
 
 
-def test_waste_is_below_four_percent(tiny_model: Path) -> None:
-    requests = make_requests(seed=12, count=60, scale=100)
-    served = serve(start(tiny_model, num_blocks=600, max_num_batched_tokens=512), requests)
+def test_waste_is_below_four_percent_under_pressure(tiny_model: Path) -> None:
+    """Blocks of 16 and requests of some hundred tokens; shorter ones cannot reach four percent.
+
+    Half of its last block is empty, on average, whatever a request's length: 8 slots are 12 % of
+    the 60 tokens of the mix above.
+    """
+    requests = make_requests(seed=12, scale=50, longest=200)
+    core = start(tiny_model, block_size=16, num_blocks=200, max_num_batched_tokens=512)
+    served = serve(core, requests)
+    stats = core.stats
+    assert stats.num_preemptions > 0, "no pressure: the test shows nothing"
     assert 1 - served.stored / served.allocated < 0.04
+    assert {name: len(ends) for name, ends in served.ends.items()} == dict.fromkeys(
+        (request.request_id for request in requests), 1
+    )
+    assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+    core._scheduler._kv.pool.check()
+    alone = start(tiny_model, enable_prefix_caching=False, num_blocks=160)
+    for request in requests[::40]:
+        expected = serve(alone, [request])
+        assert served.tokens[request.request_id] == expected.tokens[request.request_id]
 
 
 def test_aborts_leave_the_others_alone(
