@@ -46,6 +46,7 @@ class Ours:
                 model=str(SHAPE),
                 load_format="dummy",
                 dtype="bfloat16",
+                device="cpu",
                 threads=threads,
                 max_model_len=max_model_len,
                 enable_prefix_caching=False,
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=512)
     parser.add_argument("--output-len", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--name", default="cpu_model", help="name of the result file")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -154,7 +156,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = [
         {"engine": name, "batch": batch} | medians(found) for (name, batch), found in rounds.items()
     ]
-    save("cpu_model", {"read_bandwidth_gb_per_s": round(bandwidth / 1e9, 1), "rows": rows})
+    save(
+        args.name,
+        {
+            "input_len": args.input_len,
+            "output_len": args.output_len,
+            "rounds": args.rounds,
+            "read_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
+            "rows": rows,
+        },
+    )
     show(rows)
 
 

@@ -31,7 +31,8 @@ def cpu_model(result: Result) -> str:
     """Ours beside transformers, by batch size."""
     rows = {(row["engine"], row["batch"]): row for row in result["rows"]}
     lines = [
-        "Llama-3.2-1B shape, bfloat16, random weights, 512-token prompts, tokens/s:",
+        f"Llama-3.2-1B shape, bfloat16, random weights, prompts of {result['input_len']} tokens, "
+        "tokens/s:",
         "",
         "| batch | prefill | transformers | ratio | decode | transformers | ratio |",
         "|---|---|---|---|---|---|---|",
@@ -42,7 +43,7 @@ def cpu_model(result: Result) -> str:
         for key in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             cells += [f"{ours[key]:.1f}", f"{theirs[key]:.1f}", f"{ours[key] / theirs[key]:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", source("cpu_model", result)])
+    return "\n".join(lines)
 
 
 def prefix_caching(result: Result) -> str:
@@ -66,7 +67,7 @@ def prefix_caching(result: Result) -> str:
         ("together_share_of_prompt_tokens", "hits over all prompt tokens, all at once"),
     ):
         lines.append(f"| {name} | {on[key]:.1%} | | |")
-    return "\n".join([*lines, "", source("prefix_caching", result)])
+    return "\n".join(lines)
 
 
 def source(name: str, result: Result) -> str:
@@ -82,6 +83,7 @@ def source(name: str, result: Result) -> str:
 
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
+    "cpu_model_amx": cpu_model,
     "prefix_caching": prefix_caching,
 }
 
@@ -108,7 +110,7 @@ def make(name: str) -> str:
     result = json.loads(path.read_text())
     if not result["rows"]:
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
-    return TABLES[name](result)
+    return f"{TABLES[name](result)}\n\n{source(name, result)}"
 
 
 def main() -> None:

@@ -99,7 +99,9 @@ class SchedulerConfig:
     )
     enable_chunked_prefill: bool = _setting(True, "let a prompt be computed over several steps")
     long_prefill_token_threshold: int = _setting(
-        0, "most prompt tokens one request gets in a step while others wait; 0: half the budget"
+        0,
+        "most prompt tokens one request gets in a step while others run or wait; 0: half the "
+        "budget while others decode",
     )
 
     def __post_init__(self) -> None:
