@@ -52,7 +52,7 @@ SERVE = "--host --port --api-key --max-body-bytes --shutdown-timeout --log-level
 # Every option of every command. Changing this list is changing what users have in their scripts.
 SURFACE = {
     "serve": SERVE + ENGINE,
-    "chat": "--system" + SAMPLING + ENGINE,
+    "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
     "demo": "--url --concurrency --json",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -137,3 +139,12 @@ def test_a_table_that_cannot_be_filled_is_an_error(
     monkeypatch.setattr(tables, "TABLES", dict.fromkeys(("empty", "lost"), str))
     with pytest.raises(tables.TableError, match=problem):
         tables.fill(text)
+
+
+def test_the_readme_example_answers_as_it_says() -> None:
+    """The Python block of the README, run as it stands, prints what its comment says."""
+    readme = (ROOT / "README.md").read_text()
+    code = readme.split("```python\n")[1].split("```")[0]
+    promised = code.rsplit("# ", 1)[1].strip().split(", ")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-len(promised) :] == promised

@@ -5,6 +5,7 @@ A name is, in this order: the name of a bundled model, a local folder, a reposit
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -42,6 +43,10 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     if name.strip() and folder.is_dir():
         _refuse_revision(name, revision, "is a local folder")
         return folder
+    if folder.is_file():
+        raise CheckpointError(f"{name} is a file; give the folder of a model, or a hub name")
+    if near := difflib.get_close_matches(name, BUNDLED, n=1, cutoff=0.8):
+        raise CheckpointError(f"there is no model {name!r}; did you mean {near[0]!r}?")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         raise CheckpointError(f"there is no folder {name!r}; give a folder or a hub name")
     return _download(name, revision)

@@ -120,16 +120,21 @@ def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, list | tuple):
+        raise InvalidRequestError(
+            f"prompt: {type(prompts).__name__} is not text, token ids or a list of them; give one",
+            param="prompt",
+        )
     found = list(prompts)
     if found and all(isinstance(item, int) for item in found):
-        return [found]  # type: ignore[list-item]
+        return [found]
     for item in found:
         if not isinstance(item, str | list):
             raise InvalidRequestError(
                 f"prompt: {type(item).__name__} is not text or a list of token ids; give either",
                 param="prompt",
             )
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _as_conversations(
@@ -147,6 +152,11 @@ def _one_for_each(
         sampling = SamplingParams()
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
+    if not all(isinstance(params, SamplingParams) for params in sampling):
+        raise InvalidRequestError(
+            "sampling_params: give SamplingParams(...), or a list with one for each prompt",
+            param="sampling_params",
+        )
     if len(sampling) != count:
         raise InvalidRequestError(
             f"sampling_params: {len(sampling)} given for {count} prompts; give one, or one each",
@@ -159,6 +169,7 @@ class _Progress:
     """A bar of finished requests with tokens per second."""
 
     def __init__(self, total: int, *, shown: bool) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._bar = Progress(
@@ -166,6 +177,7 @@ class _Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.0f} tokens/s"),
+            console=Console(stderr=True),
             disable=not shown,
         )
         self._task = self._bar.add_task("answers", total=total, rate=0.0)

@@ -31,7 +31,7 @@ what next:
   quire chat                                 talk to it
   quire serve                                the same server, on port 8000
   quire serve Qwen/Qwen3-0.6B                another model, from the hub
-  quire generate --file prompts.txt --json   many prompts, without a server"""
+  quire generate --chat --file prompts.txt   many prompts, without a server"""
 
 
 class Example(msgspec.Struct):

@@ -18,7 +18,7 @@ from quire.errors import InvalidRequestError
 EXAMPLES = (
     "quire chat",
     "quire chat Qwen/Qwen3-0.6B --temperature 0.7 --system 'Answer in one sentence.'",
-    "echo 'What is a quire?' | quire chat",
+    "echo 'red runing shoes' | quire chat",
 )
 
 COMMANDS_HELP = """\
@@ -56,7 +56,7 @@ def make_parser() -> CommandParser:
         "chat", f"Talk to a model in the terminal.\n\nin the chat:\n{COMMANDS_HELP}", EXAMPLES
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_options(parser, max_tokens="the rest of the context")
+    add_sampling_options(parser, max_tokens="the rest of the context", without=["n"])
     add_engine_options(parser)
     return parser
 
@@ -123,7 +123,8 @@ class Chat:
         try:
             self._run(self._answer(answer))
         except InvalidRequestError as error:
-            say(f"error: {error}")
+            hint = "; /reset begins anew" if len(self.messages) > 2 else ""
+            say(f"error: {error}{hint}")
             self._num_failures += 1
             self.messages.pop()
             return

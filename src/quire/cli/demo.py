@@ -16,7 +16,7 @@ DEFAULT_CONCURRENCY = 16
 
 def make_parser() -> CommandParser:
     """All options of the command."""
-    text = "Send the bundled model's three jobs to a server, all at once, and show how it went."
+    text = "Send the bundled model's three jobs to a server, many at once, and show how it went."
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="a running server; default: one is started on a free port")
     parser.add_argument(
@@ -40,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"concurrency is {args.concurrency}; give at least 1")
     if url is not None and not url.startswith("http://"):
         raise ConfigError(f"url {url!r} is not an address; give one, such as http://127.0.0.1:8000")
+    url = url and url.rstrip("/").removesuffix("/v1")
     from rich.console import Console
 
     from quire.bench.demo import print_result, read_examples, run_demo

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire.core.output import RequestOutput
 
 EXAMPLES = (
-    'quire generate --chat --prompt "Name three rivers." --temperature 0',
+    'quire generate --chat --prompt "red runing shoes" --temperature 0',
     "quire generate Qwen/Qwen3-0.6B --file prompts.txt --max-tokens 200 --json > answers.jsonl",
     "cat prompts.txt | quire generate --file -",
 )
@@ -109,7 +109,7 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
 
 def _read(path: str) -> str:
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"file {path!r} is not UTF-8 text; convert it") from None
     except OSError as error:

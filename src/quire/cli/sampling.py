@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -34,11 +35,15 @@ HELP = {
 }
 
 
-def add_sampling_options(parser: CommandParser, *, max_tokens: str) -> None:
-    """Add an option for each wish. max_tokens: its default, in words."""
+def add_sampling_options(
+    parser: CommandParser, *, max_tokens: str, without: Sequence[str] = ()
+) -> None:
+    """Add an option for each wish but `without`. max_tokens: its default, in words."""
     group = parser.add_argument_group("sampling")
     defaults = msgspec.structs.asdict(SamplingParams())
     for name, text in HELP.items():
+        if name in without:
+            continue
         default = defaults[name]
         shown = max_tokens if name == "max_tokens" else default
         flag = "--" + name.replace("_", "-")

@@ -147,10 +147,10 @@ class RequestLimits:
         # the last token of the answer is never fed back, so it needs no slot in the KV cache
         answer = max(1, sampling.min_tokens) if wanted is None else wanted
         if prompt + answer > self.max_model_len:
+            lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
             raise ContextLengthError(
                 f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
-                f"the model's limit is {self.max_model_len}; shorten the prompt or lower "
-                f"{'min_tokens' if wanted is None else 'max_tokens'}"
+                f"the model's limit is {self.max_model_len}; shorten the prompt{lower}"
             )
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:

@@ -133,12 +133,18 @@ def _dtype(config: EngineConfig, shape: ModelArchitecture, device: torch.device)
 
 def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:
     """As asked; a tiny model's products are too short to be worth sharing."""
+    num_cores = os.cpu_count() or 1
     if config.device.threads is not None:
+        if config.device.threads > 4 * num_cores:
+            raise ConfigError(
+                f"threads is {config.device.threads}, but this machine has {num_cores} cores; "
+                "give no more than these"
+            )
         return config.device.threads
     is_tiny = shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
     if is_tiny:
         return 1
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else num_cores
 
 
 def _num_blocks(config: EngineConfig, limit: int, bytes_each: int, device: torch.device) -> int:

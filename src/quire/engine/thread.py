@@ -60,6 +60,7 @@ class EngineThread:
     def _run(self) -> None:
         from quire.engine.startup import start_engine
 
+        self.started.set_running_or_notify_cancel()  # whoever stops waiting cannot break it
         try:
             core, info = start_engine(self._config)
         except BaseException as failure:  # told to whoever waits for the start
