@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
-_MANY_ROWS = 192  # from here on unpacking and widening costs less than emulated products
+_MANY_ROWS = 64  # from here on unpacking and widening costs less than emulated products
 
 
 def prepare_linear(weight: Tensor) -> Tensor:
