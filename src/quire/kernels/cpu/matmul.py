@@ -1,15 +1,14 @@
 """Matrix products with 32- and 16-bit weights on the CPU. Owns the weight's form and reading.
 
-A weight is packed by oneDNN into the blocks that its kernels read, where that was measured to be
-faster. Products that a processor would have to emulate go row by row through the one kernel that
-is bound by memory, or in float32, with the weight widened tile by tile, once there are rows to pay
-for that. Measured on 8192 x 2048 with two threads, in ms at 1 / 16 / 128 / 512 rows of x:
+A weight is packed by oneDNN into the blocks that its kernels read, except where plain ones were
+measured to be as fast (bfloat16 with AMX) or cannot be packed (float16). Products that a processor
+has to emulate are done in float32 instead once there are enough rows to pay for widening the
+weight. Measured on 8192 x 2048 with two threads, in ms at 1 / 16 / 512 rows of x:
 
-    bfloat16, AVX-512 BF16      packed 1.7 / 4.2 / - / 100     plain 2.3 / 5.2 / - / 101
-    bfloat16, AMX               packed 2.3 / 3.2 / - / 22      plain 2.4 / 2.6 / - / 25
-    bfloat16, emulated          packed 1.8 / 17 / 88 / 367     plain 3.1 / 21 / 93 / 373
-                                mv 1.9                         widened - / 18 / 33 / 84
-    float32, AVX-512            packed 3.7 / 4.9 / - / 79      plain 3.3 / 12.7 / - / 74
+    bfloat16, AVX-512 BF16      packed 1.7 / 4.2 / 100      plain 2.3 / 5.2 / 101
+    bfloat16, AMX               packed 2.3 / 3.2 / 22       plain 2.4 / 2.6 / 25
+    bfloat16, emulated          packed 2.2 / 17 / 367       plain 3.3 / 21 / 373    (widened: 148)
+    float32, AVX-512            packed 3.7 / 4.9 / 79       plain 3.3 / 12.7 / 74
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
-_MANY_ROWS = 6  # from here on widening a weight costs less than reading it for each row
+_MANY_ROWS = 64  # from here on unpacking and widening costs less than emulated products
 
 
 def prepare_linear(weight: Tensor) -> Tensor:
@@ -29,21 +28,20 @@ def prepare_linear(weight: Tensor) -> Tensor:
 
     The packed tensor is opaque: only `linear` can read it.
     """
-    if is_emulated(weight.dtype) or (weight.dtype == torch.bfloat16 and _has_amx()):
-        return weight
-    return _packed(weight)
+    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not _has_amx()):
+        return _packed(weight)
+    return weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`."""
-    if weight.is_mkldnn:
-        return _packed_linear(x, weight, bias)
-    if not is_emulated(weight.dtype):
+    if is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
+        return _widened(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
+    if not weight.is_mkldnn:
         return F.linear(x, weight, bias)
-    if not 0 < len(x) < _MANY_ROWS:
-        return _widened(x, weight, bias)
-    out = torch.stack([torch.mv(weight, row) for row in x])
-    return out if bias is None else out.add_(bias)
+    if is_emulated(weight.dtype) and len(x) == 2:  # twice one row takes 2/3 of the time
+        return torch.cat([linear(row, weight, bias) for row in x.split(1)])  # type: ignore[no-untyped-call]
+    return _packed_linear(x, weight, bias)
 
 
 def _packed(weight: Tensor) -> Tensor:
