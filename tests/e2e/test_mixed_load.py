@@ -118,16 +118,20 @@ def requests() -> list[AddRequest]:
     return make_requests(seed=11)
 
 
-@pytest.fixture(scope="module")
-def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
-    """Each request alone in an engine with nothing shared and memory for all."""
-    core = start(tiny_model, enable_prefix_caching=False, num_blocks=256)
+def run_alone(model: Path, requests: list[AddRequest]) -> Served:
+    """Each request by itself in an engine with nothing shared and memory for all."""
+    core = start(model, enable_prefix_caching=False, num_blocks=256)
     served = Served({}, {})
     for request in requests:
         alone = serve(core, [request])
         served.tokens |= alone.tokens
         served.ends |= alone.ends
     return served
+
+
+@pytest.fixture(scope="module")
+def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
+    return run_alone(tiny_model, requests)
 
 
 @pytest.mark.parametrize(
@@ -158,26 +162,24 @@ def test_together_equals_alone(
 
 
 def test_waste_is_below_four_percent_under_pressure(tiny_model: Path) -> None:
-    """Blocks of 16 and requests of some hundred tokens; shorter ones cannot reach four percent.
+    """Blocks of 16, requests of some hundred tokens: as right as alone, and little is wasted.
 
     Half of its last block is empty, on average, whatever a request's length: 8 slots are 12 % of
-    the 60 tokens of the mix above.
+    the 60 tokens of the mix above, which is why this one has longer prompts.
     """
-    requests = make_requests(seed=12, scale=50, longest=200)
-    core = start(tiny_model, block_size=16, num_blocks=200, max_num_batched_tokens=512)
-    served = serve(core, requests)
+    requests = make_requests(seed=12, scale=60, longest=100)
+    core = start(tiny_model, num_blocks=128, max_num_batched_tokens=512)
+    together = serve(core, requests)
     stats = core.stats
+    assert core._scheduler._kv.block_size == 16
     assert stats.num_preemptions > 0, "no pressure: the test shows nothing"
-    assert 1 - served.stored / served.allocated < 0.04
-    assert {name: len(ends) for name, ends in served.ends.items()} == dict.fromkeys(
-        (request.request_id for request in requests), 1
-    )
+    assert 1 - together.stored / together.allocated < 0.04
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
     core._scheduler._kv.pool.check()
-    alone = start(tiny_model, enable_prefix_caching=False, num_blocks=160)
-    for request in requests[::40]:
-        expected = serve(alone, [request])
-        assert served.tokens[request.request_id] == expected.tokens[request.request_id]
+    alone = run_alone(tiny_model, requests)
+    assert {name: len(ends) for name, ends in together.ends.items()} == dict.fromkeys(alone.ends, 1)
+    assert together.ends == alone.ends
+    assert together.tokens == alone.tokens
 
 
 def test_aborts_leave_the_others_alone(

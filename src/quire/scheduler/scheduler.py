@@ -243,6 +243,7 @@ class Scheduler:
         self._running[request.request_id] = request
         step.enter(request)
         step.add(request, num_tokens, block_ids)
+        request.check_lengths()
 
     # ------------------------------------------------------------------ leaving the batch
 
@@ -365,6 +366,7 @@ class Scheduler:
         if result.logprobs is not None:
             delta.logprobs = [result.logprobs]
         reason = request.append(token_id)
+        request.check_lengths()
         if reason is not None:
             self._finish(request)
             delta.finish_reason = reason.value
