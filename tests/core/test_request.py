@@ -43,6 +43,39 @@ def test_the_message_is_not_changed_by_what_happens_to_the_request() -> None:
     assert message.prompt_token_ids == [1]
 
 
+def test_an_answer_begun_elsewhere_counts_as_an_answer() -> None:
+    message = AddRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        sampling=SamplingParams(max_tokens=3, min_tokens=3),
+        eos_token_ids=[EOS],
+        output_token_ids=[4],
+        num_prompt_logprobs=1,
+    )
+    request = Request(message, arrival=0, max_model_len=100)
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (3, 2, 1)
+    assert (request.max_total_tokens, request.num_prompt_logprobs) == (5, 1)
+    assert ends(request, [EOS, EOS]) == [None, FinishReason.STOP]
+
+
+@pytest.mark.parametrize(
+    ("begun", "max_tokens", "words"),
+    [([1] * 5, 5, "5 tokens"), ([1] * 14, None, "14 tokens"), ([50], 5, "0 to 49")],
+)
+def test_an_answer_that_cannot_have_been_begun_is_refused(
+    begun: list[int], max_tokens: int | None, words: str
+) -> None:
+    message = AddRequest(
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        sampling=SamplingParams(max_tokens=max_tokens),
+        output_token_ids=begun,
+    )
+    limits = RequestLimits(max_model_len=16, max_kv_tokens=99, vocab_size=50, max_num_seqs=1)
+    with pytest.raises(InvalidRequestError, match=words):
+        limits.check_continuation(message)
+
+
 @pytest.mark.parametrize(
     ("max_tokens", "max_model_len", "expected"), [(5, 100, 8), (5, 6, 6), (None, 100, 100)]
 )

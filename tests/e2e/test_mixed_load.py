@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -159,6 +160,23 @@ def test_together_equals_alone(
     assert together.tokens == solo.tokens
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
     core._scheduler._kv.pool.check()
+
+
+def test_an_answer_goes_on_in_another_engine_as_if_nothing_had_happened(
+    tiny_model: Path, requests: list[AddRequest], solo: Served
+) -> None:
+    rng = random.Random(5)
+    begun = [
+        msgspec.structs.replace(request, output_token_ids=tokens[: rng.randrange(len(tokens))])
+        for request in requests
+        if (tokens := solo.tokens[request.request_id])
+    ]
+    assert sum(len(request.output_token_ids) for request in begun) > 1000
+    rest = serve(start(tiny_model, num_blocks=250, block_size=4), begun)
+    for request in begun:
+        name = request.request_id
+        assert request.output_token_ids + rest.tokens[name] == solo.tokens[name]
+        assert rest.ends[name] == solo.ends[name]
 
 
 def test_waste_is_below_four_percent_under_pressure(tiny_model: Path) -> None:

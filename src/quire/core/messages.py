@@ -12,7 +12,13 @@ from quire.core.sampling_params import SamplingParams
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
-    """Run this. bad_words_ids: each bad word as token ids, in every spelling that can occur."""
+    """Run this.
+
+    bad_words_ids: each bad word as token ids, in every spelling that can occur. output_token_ids,
+    num_prompt_logprobs: what the caller has been told already, when another engine goes on with a
+    request; lengths, seeds and penalties count as if it had never changed hands. stream: whether
+    the caller wants news after each step, or all of it at the end.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -21,6 +27,9 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     bad_words_ids: list[list[int]] = []
     priority: int = 0
     cache_salt: str = ""  # requests share prefix-cache blocks only with those of the same salt
+    output_token_ids: list[int] = []
+    num_prompt_logprobs: int = 0
+    stream: bool = True
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

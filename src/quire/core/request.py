@@ -61,8 +61,8 @@ class Request:
 
     def __init__(self, message: AddRequest, *, arrival: int, max_model_len: int) -> None:
         self.request_id = message.request_id
-        self.token_ids: list[int] = list(message.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids: list[int] = message.prompt_token_ids + message.output_token_ids
+        self.num_prompt_tokens = len(message.prompt_token_ids)
         self.sampling: SamplingParams = message.sampling
         self.priority = message.priority
         self.cache_salt = message.cache_salt
@@ -78,7 +78,7 @@ class Request:
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
         self.num_preemptions = 0
         self.num_lost_tokens = 0  # computed ones, as of the last preemption
-        self.num_prompt_logprobs = 0  # told to the caller so far
+        self.num_prompt_logprobs = message.num_prompt_logprobs  # told to the caller so far
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
 
@@ -158,6 +158,18 @@ class RequestLimits:
                 f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
                 f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
                 "the prompt, lower max_tokens, or start the server with a larger KV cache"
+            )
+
+    def check_continuation(self, message: AddRequest) -> None:
+        """Refuse an answer so far that no engine can have given. Raises InvalidRequestError."""
+        begun, wanted = len(message.output_token_ids), message.sampling.max_tokens
+        self._check_token_ids("output_token_ids", message.output_token_ids)
+        room = self.max_model_len - len(message.prompt_token_ids)
+        if begun >= (room if wanted is None else min(room, wanted)):
+            raise InvalidRequestError(
+                f"output_token_ids: {begun} tokens leave nothing to answer; send fewer",
+                param="output_token_ids",
+                code="invalid_value",
             )
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:

@@ -83,6 +83,8 @@ class EngineCore:
     def _add(self, message: AddRequest) -> None:
         try:
             self.limits.check(message.prompt_token_ids, message.sampling)
+            if message.output_token_ids:
+                self.limits.check_continuation(message)
             self._num_arrivals += 1
             self._scheduler.add(
                 Request(
