@@ -1,35 +1,56 @@
-"""/v1/chat/completions: from a body to a job, and from the engine's news to answers and chunks."""
+"""/v1/chat/completions: from a body to a conversation, from its events to answers and chunks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.core.request import RequestLimits
-from quire.core.sampling_params import SamplingParams
-from quire.errors import ContextLengthError
-from quire.server import protocol
+from quire.server import conversation, protocol
+from quire.server.conversation import Conversation
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
-from quire.server.job import Job, check_model, make_job
 from quire.server.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
+from quire.server.parsing.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    join,
+)
 from quire.server.usage import Usage
 
 # Larger bodies are read, rendered and encoded beside the event loop, so that they hold nobody up.
 PREPARE_IN_THREAD_BYTES = 4096
-# A token rarely stands for more; longer text is refused before any work is spent on it.
-MAX_CHARS_PER_TOKEN = 64
+
+
+class FunctionCall(msgspec.Struct, kw_only=True):
+    """What is called, or in a stream more of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A tool call; only a stream has the index, and all but that in a call's first part only."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's turn."""
+    """The assistant's turn. The reasoning has the two names that clients look for."""
 
     role: str = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -61,6 +82,9 @@ class Delta(msgspec.Struct, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -98,62 +122,21 @@ async def prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
 
 def _prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
     request = protocol.parse_chat(body)
-    check_model(request.model, engine.info.model_name)
-    sampling = protocol.chat_sampling(request)
-    token_ids = _encode(request, engine)
-    _check_fit(token_ids, sampling, engine.info.limits)
-    job = make_job("chatcmpl", request, [token_ids], sampling, engine.info.model_name)
-    return ChatDialect(job, request, engine.tokenizer)
-
-
-def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list[int]:
-    num_chars = sum(map(_num_chars, request.messages))
-    longest = MAX_CHARS_PER_TOKEN * engine.info.limits.max_model_len
-    if num_chars > longest:
-        text = f"messages: {num_chars} characters cannot fit a context of "
-        text += f"{engine.info.limits.max_model_len} tokens; shorten them"
-        raise ContextLengthError(text, param="messages")
-    return engine.tokenizer.encode_chat(
-        [_plain(message) for message in request.messages],
-        add_generation_prompt=request.add_generation_prompt is not False,
-        **(request.chat_template_kwargs or {}),
-    )
-
-
-def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:
-    """The engine's own check, told of the field that a conversation has: it has no prompt."""
-    try:
-        limits.check(token_ids, sampling)
-    except ContextLengthError as error:
-        text = str(error).replace("prompt:", "messages:", 1).replace("the prompt", "them")
-        raise ContextLengthError(text, param="messages") from None
-
-
-def _num_chars(message: protocol.Message) -> int:
-    """Characters of the text; those of parts, joined by line ends, are one more each."""
-    content = message.content
-    return len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
-
-
-def _plain(message: protocol.Message) -> dict[str, Any]:
-    """A message as the tokenizer takes it."""
-    content: str | list[dict[str, str]]
-    if isinstance(message.content, str):
-        content = message.content
-    else:
-        content = [{"type": part.type, "text": part.text} for part in message.content]
-    plain = {"role": message.role, "content": content}
-    return plain if message.name is None else plain | {"name": message.name}
+    return ChatDialect(conversation.prepare(request, engine), request, engine.tokenizer)
 
 
 class ChatDialect:
-    """Speaks /v1/chat/completions for one job."""
+    """Speaks /v1/chat/completions for one conversation."""
 
     def __init__(
-        self, job: Job, request: protocol.ChatRequest, tokenizer: TokenizerProtocol
+        self,
+        conversation: Conversation,
+        request: protocol.ChatRequest,
+        tokenizer: TokenizerProtocol,
     ) -> None:
-        self.job = job
-        self._num_logprobs = job.sampling.logprobs
+        self.job = conversation.job
+        self._conversation = conversation
+        self._num_logprobs = self.job.sampling.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
         self._begun: set[int] = set()  # choices whose role was sent
@@ -177,20 +160,14 @@ class ChatDialect:
         return reply
 
     def chunks(self, _place: int, item: RequestOutput) -> Iterator[ChatChunk]:
-        """A stream's next chunks: the role first, then text, then why it ended."""
+        """A stream's next chunks: the role first, then what comes, then why it ended."""
         for output in item.outputs:
             if output.index not in self._begun:
                 yield self._first_chunk(item, output.index)
-            text_left = output.text or output.finish_reason is None
-            if text_left or self._num_logprobs is not None or self.job.return_token_ids:
-                yield self._chunk(self._text_part(output))
+            for choice in self._parts(output):
+                yield self._chunk(choice)
             if output.finish_reason is not None:
-                end = ChunkChoice(
-                    index=output.index, delta=Delta(), finish_reason=output.finish_reason
-                )
-                if output.stop_reason is not None:
-                    end.stop_reason = output.stop_reason
-                yield self._chunk(end)
+                yield self._chunk(self._end(output))
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The stream's last chunk."""
@@ -213,19 +190,32 @@ class ChatDialect:
             id=job.reply_id, created=job.created, model=job.model, choices=[choice], usage=usage
         )
 
-    def _text_part(self, output: CompletionOutput) -> ChunkChoice:
-        part = ChunkChoice(index=output.index, delta=Delta(content=output.text))
-        part.logprobs = self._logprobs(output)
-        if self.job.return_token_ids:
-            part.token_ids = output.token_ids
-        return part
+    def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:
+        """One part for each event; what is told of tokens goes with the first."""
+        deltas = [_delta(event) for event in self._conversation.read(output)]
+        tells_tokens = self._num_logprobs is not None or self.job.return_token_ids
+        if not deltas and (tells_tokens or output.finish_reason is None):
+            deltas = [Delta(content="")]
+        parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
+        if parts:
+            parts[0].logprobs = self._logprobs(output)
+            if self.job.return_token_ids:
+                parts[0].token_ids = output.token_ids
+        return parts
+
+    def _end(self, output: CompletionOutput) -> ChunkChoice:
+        reason = self._conversation.finish_reason(output)
+        end = ChunkChoice(index=output.index, delta=Delta(), finish_reason=reason)
+        if output.stop_reason is not None:
+            end.stop_reason = output.stop_reason
+        return end
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         choice = ChatChoice(
             index=output.index,
-            message=ChatMessage(content=output.text),
+            message=_message(self._conversation.read(output)),
             logprobs=self._logprobs(output),
-            finish_reason=output.finish_reason,
+            finish_reason=self._conversation.finish_reason(output),
             stop_reason=output.stop_reason,
         )
         if self.job.return_token_ids:
@@ -238,3 +228,35 @@ class ChatDialect:
         return chat_logprobs(
             output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer
         )
+
+
+def _message(events: Sequence[Event]) -> ChatMessage:
+    answer = join(events)
+    message = ChatMessage(content=answer.text)
+    if answer.reasoning:
+        message.reasoning_content = message.reasoning = answer.reasoning
+    if answer.calls:
+        message.content = answer.text or None
+        message.tool_calls = [
+            ToolCall(
+                id=call.id,
+                type="function",
+                function=FunctionCall(name=call.name, arguments=call.arguments),
+            )
+            for call in answer.calls
+        ]
+    return message
+
+
+def _delta(event: Event) -> Delta:
+    match event:
+        case TextDelta(text):
+            return Delta(content=text)
+        case ReasoningDelta(text):
+            return Delta(reasoning_content=text, reasoning=text)
+        case ToolCallBegin(index, call_id, name):
+            function = FunctionCall(name=name, arguments="")
+            call = ToolCall(index=index, id=call_id, type="function", function=function)
+        case ToolCallArguments(index, text):
+            call = ToolCall(index=index, function=FunctionCall(arguments=text))
+    return Delta(tool_calls=[call])
