@@ -8,6 +8,9 @@ QuireError
 │       ├── ContextLengthError    it can never fit
 │       └── ModelNotFoundError    it names a model that is not served (HTTP 404)
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
+│   ├── QueueFullError            too many wait already (HTTP 429)
+│   └── QueueTimeoutError         it waited too long to begin
+├── DeadlineError             it did not end in the time that it was given (HTTP 504)
 └── EngineError               the engine failed this request (HTTP 500)
 """
 
@@ -66,6 +69,18 @@ class OverloadedError(QuireError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class QueueFullError(OverloadedError):
+    """So many requests wait already that another one is not taken."""
+
+
+class QueueTimeoutError(OverloadedError):
+    """The request waited for its turn longer than it was to wait."""
+
+
+class DeadlineError(QuireError):
+    """The request had begun, but did not end in the time that it was given."""
 
 
 class EngineError(QuireError):

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from quire.config import SchedulerConfig
-from quire.core.messages import AbortRequests, AddRequest, RequestDelta
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    ErrorKind,
+    RequestDelta,
+    ResetPrefixCache,
+)
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core import EngineCore
 from quire.engine.executor import Executor, UniprocExecutor
+from quire.engine.queue_deadlines import QueueDeadlines
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 
@@ -24,6 +31,7 @@ class CountingRunner:
         self.lengths: dict[str, int] = {}
         self.breaks_at: set[int] = set()
         self.not_finite: set[str] = set()
+        self.exhausted: set[str] = set()
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         for request in plan.new_requests:
@@ -35,6 +43,8 @@ class CountingRunner:
     def result(self, entry) -> SampleResult:
         if entry.request_id in self.not_finite:
             return SampleResult(failed=True)
+        if entry.request_id in self.exhausted:
+            return SampleResult(exhausted=True)
         if not entry.samples:
             return SampleResult()
         token_id = self.lengths[entry.request_id]
@@ -56,13 +66,20 @@ def make_core(executor_type: type = UniprocExecutor) -> tuple[EngineCore, Counti
     return EngineCore(scheduler, executor, LIMITS), runner
 
 
-def add(core: EngineCore, request_id: str, prompt_len: int = 5, **sampling: object) -> None:
+def add(
+    core: EngineCore,
+    request_id: str,
+    prompt_len: int = 5,
+    queue_timeout: float | None = None,
+    **sampling: object,
+) -> None:
     core.handle(
         AddRequest(
             request_id=request_id,
             prompt_token_ids=list(range(1, prompt_len + 1)),
             sampling=SamplingParams(**({"max_tokens": 6} | sampling)),
             eos_token_ids=[999],
+            queue_timeout=queue_timeout,
         )
     )
 
@@ -145,3 +162,35 @@ class TestLoop:
         assert "80" in str(told["long"][0].error)
         assert "64" in str(told["long"][0].error)
         assert ends(told["empty"]) == ["error"]
+        assert told["long"][0].error_kind is told["empty"][0].error_kind is ErrorKind.REQUEST
+
+    def test_wishes_that_ban_every_token_are_the_callers_fault(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.exhausted = {"r"}
+        add(core, "r")
+        (delta,) = run_until_idle(core)["r"]
+        assert delta.error_kind is ErrorKind.REQUEST
+        assert "logit_bias" in str(delta.error)
+
+    def test_who_waits_too_long_is_given_up_and_who_runs_is_not(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(8):  # all rows
+            add(core, f"runs{number}", max_tokens=40)
+        while core.stats.num_running < 8:
+            core.step()
+        core._deadlines = QueueDeadlines(lambda: 0.0)
+        core._deadlines.add("runs0", 0.0)
+        add(core, "waits", queue_timeout=0.0)
+        add(core, "patient")
+        told = run_until_idle(core)
+        (delta,) = told["waits"]
+        assert delta.error_kind is ErrorKind.OVERLOAD
+        assert ends(told["runs0"]) == ends(told["patient"]) == ["length"]
+
+    def test_a_reset_prefix_cache_finds_nothing(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for request_id, num_cached in (("a", 0), ("b", 8), ("c", 0)):
+            if request_id == "c":
+                core.handle(ResetPrefixCache())
+            add(core, request_id, prompt_len=9)
+            assert run_until_idle(core)[request_id][-1].num_cached_tokens == num_cached

@@ -96,6 +96,10 @@ class FakeEngine:
     prompt_steps: int = 1
     hold: bool = False
     closed: bool = False
+    num_resets: int = 0
+
+    async def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     async def close(self) -> None:
         self.closed = True
@@ -108,11 +112,18 @@ class FakeEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        queue_timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.info.limits.check(ids, sampling)
         self.calls.append(
-            {"ids": ids, "sampling": sampling, "priority": priority, "cache_salt": cache_salt}
+            {
+                "ids": ids,
+                "sampling": sampling,
+                "priority": priority,
+                "cache_salt": cache_salt,
+                "queue_timeout": queue_timeout,
+            }
         )
         text = self.script * 100 if sampling.ignore_eos else self.script
         text = text[: sampling.max_tokens]

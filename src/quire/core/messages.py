@@ -6,6 +6,8 @@ objects travel through a queue inside a process or as msgpack frames between pro
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
@@ -18,6 +20,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     num_prompt_logprobs: what the caller has been told already, when another engine goes on with a
     request; lengths, seeds and penalties count as if it had never changed hands. stream: whether
     the caller wants news after each step, or all of it at the end.
+    queue_timeout: seconds after which it is given up if it has not begun to run.
     """
 
     request_id: str
@@ -30,6 +33,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     output_token_ids: list[int] = []
     num_prompt_logprobs: int = 0
     stream: bool = True
+    queue_timeout: float | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -38,7 +42,19 @@ class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     request_ids: list[str]
 
 
-EngineMessage = AddRequest | AbortRequests
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
+    """Let no request find what others have computed before this message."""
+
+
+EngineMessage = AddRequest | AbortRequests | ResetPrefixCache
+
+
+class ErrorKind(enum.StrEnum):
+    """Whose fault an error is, and with that what HTTP says of it."""
+
+    ENGINE = "engine"  # 500: it may be sent again
+    REQUEST = "request"  # 400: it must be changed
+    OVERLOAD = "overload"  # 503: it came at a bad time
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +71,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step gave one request.
 
-    finish_reason: set exactly once, in the last delta. error: message for the caller.
+    finish_reason: set exactly once, in the last delta. error: message for the caller, whose kind
+    is error_kind.
     prompt_logprobs: scores of the next prompt tokens; the first prompt token has none.
     """
 
@@ -67,6 +84,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: str | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    error_kind: ErrorKind = ErrorKind.ENGINE
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, EngineStats, StepOutput
+from quire.core.messages import AbortRequests, EngineStats, ResetPrefixCache, StepOutput
 from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.thread import EngineThread
-from quire.errors import EngineError
+from quire.errors import EngineError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -38,12 +38,12 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._unread: RequestOutput | None = None
-        self._failure: EngineError | None = None
+        self._failure: QuireError | None = None
         self._arrived = asyncio.Event()
 
-    def put(self, news: RequestOutput | EngineError) -> None:
+    def put(self, news: RequestOutput | QuireError) -> None:
         """Add news; never blocks."""
-        if isinstance(news, EngineError):
+        if isinstance(news, QuireError):
             self._failure = news
         elif self._unread is None:
             self._unread = news
@@ -52,7 +52,7 @@ class Mailbox:
         self._arrived.set()
 
     async def take(self) -> RequestOutput:
-        """Wait for news and take all of it. Raises the EngineError that ended the request."""
+        """Wait for news and take all of it. Raises the error that ended the request."""
         await self._arrived.wait()
         self._arrived.clear()
         if self._failure is not None:
@@ -108,14 +108,19 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        queue_timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
         Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
-        Raises InvalidRequestError before the first item, EngineError when the engine fails.
+        queue_timeout: seconds that it may wait to begin.
+        Raises InvalidRequestError before the first item (later only for wishes that ban every
+        token), QueueTimeoutError, and EngineError when the engine fails.
         """
         arrival = time.monotonic()
-        prepared = await self._prepare(prompt, sampling, request_id, priority, cache_salt)
+        prepared = await self._prepare(
+            prompt, sampling, request_id, priority, cache_salt, queue_timeout
+        )
         if self._failure is not None:
             raise self._failure
         try:
@@ -131,6 +136,10 @@ class AsyncEngine:
         finally:
             self._forget(prepared.request_id)
 
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request find what was computed before."""
+        self._thread.send(ResetPrefixCache())
+
     async def close(self) -> None:
         """Stop the loop; unfinished requests end with an EngineError."""
         await asyncio.to_thread(self._thread.stop)
@@ -143,13 +152,19 @@ class AsyncEngine:
         label: str | None,
         priority: int,
         cache_salt: str,
+        queue_timeout: float | None,
     ) -> PreparedRequest:
         self._num_requests += 1
         request_id = f"{label or 'request'}-{self._num_requests}"
 
         def prepare() -> PreparedRequest:
             return self._inputs.prepare(
-                request_id, prompt, sampling, priority=priority, cache_salt=cache_salt
+                request_id,
+                prompt,
+                sampling,
+                priority=priority,
+                cache_salt=cache_salt,
+                queue_timeout=queue_timeout,
             )
 
         if isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS:

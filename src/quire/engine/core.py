@@ -15,12 +15,15 @@ from quire.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
+    ErrorKind,
     RequestDelta,
+    ResetPrefixCache,
     StepOutput,
 )
 from quire.core.request import FinishReason, Request, RequestLimits
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
 from quire.engine.executor import Executor
+from quire.engine.queue_deadlines import QueueDeadlines
 from quire.errors import InvalidRequestError
 from quire.scheduler.scheduler import Scheduler
 
@@ -37,6 +40,7 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._deltas: list[RequestDelta] = []
         self._num_arrivals = 0
+        self._deadlines = QueueDeadlines()
 
     @property
     def has_work(self) -> bool:
@@ -55,9 +59,12 @@ class EngineCore:
                 self._add(message)
             case AbortRequests():
                 self._deltas += self._scheduler.abort(message.request_ids)
+            case ResetPrefixCache():
+                self._scheduler.reset_prefix_cache()
 
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
+        self._deltas += self._scheduler.expire(self._deadlines.take_expired())
         plan = self._scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self._executor.execute(plan)))
@@ -91,14 +98,19 @@ class EngineCore:
                     message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
                 )
             )
+            self._deadlines.add(message.request_id, message.queue_timeout)
         except InvalidRequestError as refusal:
-            self._refuse(message, str(refusal))
+            self._refuse(message, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw ends itself, not the engine
             logger.exception("a request could not be added")
-            self._refuse(message, "the engine could not take this request")
+            self._refuse(message, "the engine could not take this request", ErrorKind.ENGINE)
 
-    def _refuse(self, message: AddRequest, error: str) -> None:
-        reason = FinishReason.ERROR.value
+    def _refuse(self, message: AddRequest, error: str, kind: ErrorKind) -> None:
         self._deltas.append(
-            RequestDelta(request_id=message.request_id, finish_reason=reason, error=error)
+            RequestDelta(
+                request_id=message.request_id,
+                finish_reason=FinishReason.ERROR.value,
+                error=error,
+                error_kind=kind,
+            )
         )

@@ -51,6 +51,7 @@ class InputProcessor:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        queue_timeout: float | None = None,
     ) -> PreparedRequest:
         """Make the engine's messages for a prompt (text, or token ids as they are).
 
@@ -82,6 +83,7 @@ class InputProcessor:
                 bad_words_ids=bad_words_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                queue_timeout=queue_timeout,
             )
             for index, answer in enumerate(self._answers(sampling))
         ]

@@ -9,7 +9,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from quire.core.messages import RequestDelta, TokenLogprobs
+from quire.core.messages import ErrorKind, RequestDelta, TokenLogprobs
 from quire.core.output import (
     CompletionOutput,
     Logprob,
@@ -19,7 +19,7 @@ from quire.core.output import (
 )
 from quire.core.request import FinishReason
 from quire.engine.input_processor import PreparedRequest
-from quire.errors import EngineError
+from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class Processed:
     """
 
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
-    failures: dict[str, EngineError] = field(default_factory=dict)
+    failures: dict[str, QuireError] = field(default_factory=dict)
     aborts: list[str] = field(default_factory=list)
 
 
@@ -112,11 +112,11 @@ class OutputProcessor:
             request_id = answer.caller.prepared.request_id
             try:
                 if delta.error is not None:
-                    raise EngineError(delta.error)
+                    raise _told(delta.error, delta.error_kind)
                 self._extend(answer, delta, now, processed)
                 changed[request_id] = answer.caller
             except Exception as failure:  # one answer's text must not cost the others theirs
-                processed.failures[request_id] = _as_engine_error(failure)
+                processed.failures[request_id] = _as_quire_error(failure)
                 processed.aborts += self.forget(request_id)
                 changed.pop(request_id, None)
         for request_id, caller in changed.items():
@@ -198,8 +198,19 @@ class OutputProcessor:
         return found
 
 
-def _as_engine_error(failure: Exception) -> EngineError:
-    if isinstance(failure, EngineError):
+def _told(message: str, kind: ErrorKind) -> QuireError:
+    """The failure that the engine told, as its caller sees it."""
+    match kind:
+        case ErrorKind.REQUEST:
+            return InvalidRequestError(message, code="invalid_value")
+        case ErrorKind.OVERLOAD:
+            return QueueTimeoutError(message)
+        case ErrorKind.ENGINE:
+            return EngineError(message)
+
+
+def _as_quire_error(failure: Exception) -> QuireError:
+    if isinstance(failure, QuireError):
         return failure
     logger.error("an answer could not be put into words", exc_info=failure)
     return EngineError("the answer could not be put into words; see the log")

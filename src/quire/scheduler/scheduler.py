@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.config import SchedulerConfig
-from quire.core.messages import EngineStats, RequestDelta
+from quire.core.messages import EngineStats, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request, RequestStatus
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.errors import ConfigError, InvalidRequestError
@@ -45,6 +45,11 @@ NOTHING_TO_DRAW = (
     "the wishes of this request left no token that could come next: logit_bias, penalties, "
     "bad_words and, until min_tokens are there, stop_token_ids ban or distort all of them; ban "
     "fewer tokens, lower min_tokens, or use smaller values"
+)
+
+
+WAITED_TOO_LONG = (
+    "the request waited for its turn longer than it may; send it again when fewer are running"
 )
 
 
@@ -105,6 +110,21 @@ class Scheduler:
         """End these requests, in whatever state they are; unknown and ended ids are ignored."""
         found = (self._requests.get(request_id) for request_id in request_ids)
         return [self._end(request, FinishReason.ABORT) for request in found if request is not None]
+
+    def expire(self, request_ids: Iterable[str]) -> list[RequestDelta]:
+        """End those of these requests that have not begun; the others go on."""
+        found = (self._requests.get(request_id) for request_id in request_ids)
+        return [
+            self._end(request, FinishReason.ERROR, WAITED_TOO_LONG, ErrorKind.OVERLOAD)
+            for request in found
+            if request is not None
+            and request.status is RequestStatus.WAITING
+            and request.num_output_tokens == 0
+        ]
+
+    def reset_prefix_cache(self) -> None:
+        """Let no later request find what was computed before."""
+        self._kv.reset_prefix_cache()
 
     # ------------------------------------------------------------------ planning a step
 
@@ -277,7 +297,11 @@ class Scheduler:
         del self._requests[request.request_id]
 
     def _end(
-        self, request: Request, reason: FinishReason, error: str | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = ErrorKind.ENGINE,
     ) -> RequestDelta:
         """End a request, in whatever state it is, without a token."""
         self._finish(request)
@@ -286,6 +310,7 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             finish_reason=reason.value,
             error=error,
+            error_kind=error_kind,
         )
 
     # ------------------------------------------------------------------ taking a result
@@ -309,7 +334,9 @@ class Scheduler:
             if request.num_preemptions == num_preemptions:  # it still holds the blocks
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
             if result.exhausted:
-                deltas.append(self._end(request, FinishReason.ERROR, NOTHING_TO_DRAW))
+                deltas.append(
+                    self._end(request, FinishReason.ERROR, NOTHING_TO_DRAW, ErrorKind.REQUEST)
+                )
             elif entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
         return deltas

@@ -80,11 +80,16 @@ class EngineProtocol(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        queue_timeout: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream what is new of the answers; closing the generator aborts the request.
 
-        Raises InvalidRequestError before the first item, EngineError if the engine fails.
+        queue_timeout: seconds that it may wait to begin. Raises InvalidRequestError before the
+        first item, QueueTimeoutError, EngineError if the engine fails.
         """
+
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request find what was computed before."""
 
     async def close(self) -> None:
         """Stop; unfinished streams end with EngineError."""

@@ -1,0 +1,31 @@
+"""Whose fault an error is decides what its caller sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.core.messages import AddRequest, ErrorKind, RequestDelta
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import PreparedRequest
+from quire.engine.output_processor import OutputProcessor
+from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [
+        (ErrorKind.ENGINE, EngineError),
+        (ErrorKind.REQUEST, InvalidRequestError),
+        (ErrorKind.OVERLOAD, QueueTimeoutError),
+    ],
+)
+def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:
+    outputs = OutputProcessor(tokenizer=None)  # type: ignore[arg-type]
+    sampling = SamplingParams()
+    message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
+    outputs.add(PreparedRequest("a", None, [], sampling, [message]), arrival=0.0)
+    delta = RequestDelta(request_id="a/0", finish_reason="error", error="why", error_kind=kind)
+    told = outputs.process([delta]).failures["a"]
+    assert type(told) is failure
+    assert str(told) == "why"
+    assert outputs.num_unfinished == 0
