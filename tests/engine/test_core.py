@@ -175,7 +175,7 @@ class TestLoop:
     def test_who_waits_too_long_is_given_up_and_who_runs_is_not(self, executor_type: type) -> None:
         core, _ = make_core(executor_type)
         for number in range(8):  # all rows
-            add(core, f"runs{number}", max_tokens=40)
+            add(core, f"runs{number}", max_tokens=20)
         while core.stats.num_running < 8:
             core.step()
         core._deadlines = QueueDeadlines(lambda: 0.0)
@@ -186,6 +186,14 @@ class TestLoop:
         (delta,) = told["waits"]
         assert delta.error_kind is ErrorKind.OVERLOAD
         assert ends(told["runs0"]) == ends(told["patient"]) == ["length"]
+
+    def test_blocks_run_out_among_requests_that_share_a_prefix(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(8):
+            add(core, f"r{number}", max_tokens=40)
+        told = run_until_idle(core)
+        assert core.stats.num_preemptions > 0
+        assert all(tokens(deltas) == list(range(5, 45)) for deltas in told.values())
 
     def test_a_reset_prefix_cache_finds_nothing(self, executor_type: type) -> None:
         core, _ = make_core(executor_type)

@@ -116,7 +116,8 @@ class Request:
 
     def check_lengths(self) -> None:
         """Assert the order of the stored lengths."""
-        assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
+        if self.status is not RequestStatus.PREEMPTED:  # then nothing is computed any more
+            assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
         assert self.num_computed_tokens <= self.num_tokens + self.num_in_flight_tokens
         assert self.num_tokens <= self.max_total_tokens
 

@@ -46,8 +46,6 @@ NOTHING_TO_DRAW = (
     "bad_words and, until min_tokens are there, stop_token_ids ban or distort all of them; ban "
     "fewer tokens, lower min_tokens, or use smaller values"
 )
-
-
 WAITED_TOO_LONG = (
     "the request waited for its turn longer than it may; send it again when fewer are running"
 )
