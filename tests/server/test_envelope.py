@@ -42,7 +42,7 @@ def test_every_answer_has_an_id(app: Starlette) -> None:
         ("/nowhere", "GET", 404),
         ("/v1/completions/", "POST", 404),
         ("/v1", "GET", 404),
-        ("/", "GET", 404),
+        ("/", "POST", 405),
         ("/v1/models/other", "GET", 404),
     ],
 )
@@ -112,7 +112,9 @@ WRONG_KEYS = ["", KEY, f"Basic {KEY}", "Bearer", "Bearer ", "Bearer wrong", f"Be
 
 
 @pytest.mark.parametrize("header", WRONG_KEYS)
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/version", "/nowhere", "/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/completions", "/version", "/nowhere", "/page/"]
+)
 def test_wrong_key_is_refused_everywhere(
     locked: Starlette, engine: FakeEngine, path: str, header: str
 ) -> None:
@@ -141,4 +143,4 @@ def test_health_needs_no_key(locked: Starlette, path: str) -> None:
 def test_every_route_is_locked(locked: Starlette) -> None:
     paths = {route.path for route in locked.routes}  # type: ignore[attr-defined]
     opened = {path for path in paths if call(locked, path).status != 401}
-    assert opened == {"/health", "/ping"}
+    assert opened == {"/", "/health", "/ping"}

@@ -22,6 +22,7 @@ from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import Envelope
 from quire.server.http_errors import describe
 from quire.server.job import check_model
+from quire.server.page import Page
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.version import __version__
@@ -38,6 +39,7 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         await engine.close()
 
     pages = _Pages(engine)
+    page = Page()
     limit = settings.max_body_bytes
     routes = [
         _generation("/v1/completions", completions.prepare, engine, limit),
@@ -47,10 +49,11 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         Route("/version", pages.version),
         Route("/health", pages.health),
         Route("/ping", pages.health, methods=["GET", "POST"]),
+        *page.routes,
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Envelope, api_key=settings.api_key)],
+        middleware=[Middleware(Envelope, api_key=settings.api_key, open_paths=page.paths)],
         exception_handlers={HTTPException: _on_error, QuireError: _on_error},
         lifespan=lifespan,
     )

@@ -22,10 +22,14 @@ class Envelope:
 
     The response carries `x-request-id`: the client's own if it is a plain label, else a new one.
     Access is decided on the path that the router will use, never on one rebuilt from headers.
+    open_paths: need no key, besides OPEN_PATHS.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, api_key: str | None, open_paths: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
+        self._open_paths = OPEN_PATHS | open_paths
         self._key_hash = None if api_key is None else _hash(api_key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +60,7 @@ class Envelope:
                 await send_error(send_with_id, reply)
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        if self._key_hash is None or path in OPEN_PATHS:
+        if self._key_hash is None or path in self._open_paths:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(_hash(key.strip().encode()), self._key_hash)

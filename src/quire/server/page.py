@@ -1,0 +1,107 @@
+"""The page at `/`: a chat playground and a live view of the engine, as static files.
+
+The files in the folder `page/` are read once and are the same for everybody, so they need no key;
+what they show comes from endpoints that do. All but the first stand under a path that holds the
+hash of them all, so a browser may keep them for ever and never mixes two versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+FOLDER = Path(__file__).parent / "page"
+INDEX = "index.html"
+PLACEHOLDER = b"{assets}"  # in the index: where the other files are
+
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+# Scripts, styles and data come from this server only. Styles set by scripts go through the DOM.
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+)
+
+HEADERS = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Page:
+    """The files, and the routes that serve them. paths: all that can be read, without a key."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        self.version = _version(files)
+        base = f"page/{self.version}"
+        index = files.pop(INDEX).replace(PLACEHOLDER, base.encode())
+        self._index = _Asset(index, INDEX, "no-cache")
+        self._assets = {
+            f"/{base}/{name}": _Asset(content, name, "public, max-age=31536000, immutable")
+            for name, content in files.items()
+        }
+        self.paths = frozenset({"/", *self._assets})
+
+    @property
+    def routes(self) -> list[Route]:
+        """GET and HEAD of the page and its files."""
+        return [Route("/", self._index.answer), Route("/page/{path:path}", self._asset)]
+
+    async def _asset(self, request: Request) -> Response:
+        asset = self._assets.get(request.scope["path"])
+        if asset is None:
+            raise HTTPException(404)
+        return await asset.answer(request)
+
+
+class _Asset:
+    """One file with its headers."""
+
+    def __init__(self, content: bytes, name: str, cache_control: str) -> None:
+        self._content = content
+        self._headers = HEADERS | {
+            "cache-control": cache_control,
+            "content-type": MEDIA_TYPES[Path(name).suffix],
+            "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+        }
+
+    async def answer(self, request: Request) -> Response:
+        """The file, or 304 to a browser that has it."""
+        known = request.headers.get("if-none-match", "")
+        if self._headers["etag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, headers=self._headers)
+
+
+def _version(files: Mapping[str, bytes]) -> str:
+    """A hash of all names and contents."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]

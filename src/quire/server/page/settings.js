@@ -1,0 +1,129 @@
+// What goes into a request besides the conversation. Empty fields are left to the server.
+
+import { byId, el } from "./dom.js";
+
+const NAME = "quire-settings";
+
+const number = (text) => Number(text);
+const lines = (text) => text.split("\n").filter((line) => line !== "");
+
+// name: the request's field. read: from the field's text to the value that is sent
+const FIELDS = [
+  { name: "model", label: "Model", kind: "select" },
+  {
+    name: "system", label: "System prompt", kind: "textarea",
+    placeholder: "How the model should behave, and what it should know",
+  },
+  {
+    name: "temperature", label: "Temperature", kind: "range", read: number, value: "0.7",
+    min: 0, max: 2, step: 0.1, note: "0 always takes the most probable token",
+  },
+  [
+    { name: "max_tokens", label: "Max tokens", read: number, min: 1, placeholder: "to the end" },
+    { name: "seed", label: "Seed", read: number, placeholder: "random" },
+    { name: "top_p", label: "Top p", read: number, min: 0, max: 1, step: 0.05, placeholder: "1" },
+    { name: "top_k", label: "Top k", read: number, min: 0, placeholder: "all" },
+    { name: "min_p", label: "Min p", read: number, min: 0, max: 1, step: 0.01, placeholder: "0" },
+    {
+      name: "repetition_penalty", label: "Repetition", read: number, min: 0, step: 0.05,
+      placeholder: "1",
+    },
+    {
+      name: "presence_penalty", label: "Presence", read: number, min: -2, max: 2, step: 0.1,
+      placeholder: "0",
+    },
+    {
+      name: "frequency_penalty", label: "Frequency", read: number, min: -2, max: 2, step: 0.1,
+      placeholder: "0",
+    },
+  ],
+  {
+    name: "stop", label: "Stop at", kind: "textarea", read: lines, rows: 2,
+    note: "One text a line; the answer ends before it",
+  },
+];
+
+const ALL = FIELDS.flat();
+const input = (name) => byId(`set-${name}`);
+
+/** Build the form and fill it with what this tab last had. */
+export function showSettings() {
+  const kept = JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
+  const form = byId("settings");
+  form.append(
+    ...FIELDS.map((f) => (Array.isArray(f) ? el("div", { class: "pair" }, ...f.map(field)) : field(f))),
+    el("button", { type: "reset", class: "quiet" }, "Back to the defaults"),
+  );
+  for (const { name, value = "" } of ALL) if (name !== "model") input(name).value = kept[name] ?? value;
+  form.addEventListener("input", changed);
+  form.addEventListener("reset", reset);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  changed();
+  byId("settings-fold").open = matchMedia("(min-width: 901px)").matches;
+}
+
+/** Offer the models that the server has. */
+export function showModels(names) {
+  const select = input("model");
+  const kept = JSON.parse(sessionStorage.getItem(NAME) ?? "{}").model;
+  select.replaceChildren(...names.map((name) => el("option", {}, name)));
+  if (names.includes(kept)) select.value = kept;
+}
+
+export const chosenModel = () => input("model").value;
+
+/** The request's fields; `messages` begin with the system prompt, where there is one. */
+export function fields() {
+  const given = {};
+  for (const { name, read } of ALL) {
+    const text = input(name).value;
+    if (read && text.trim() !== "") given[name] = read(text);
+  }
+  return given;
+}
+
+export function systemMessages() {
+  const content = input("system").value;
+  return content.trim() ? [{ role: "system", content }] : [];
+}
+
+/** Mark the field that the server refused. */
+export function markRefused(param) {
+  for (const { name } of ALL) input(name).toggleAttribute("aria-invalid", false);
+  const refused = ALL.find(({ name }) => name === param);
+  if (!refused) return;
+  byId("settings-fold").open = true;
+  input(refused.name).setAttribute("aria-invalid", "true");
+}
+
+function field({ name, label, kind = "number", note, min, max, step, rows, placeholder }) {
+  const id = `set-${name}`;
+  const common = { id, name, placeholder, "aria-describedby": note && `${id}-note` };
+  const inputs = {
+    select: () => el("select", common),
+    textarea: () => el("textarea", { ...common, rows }),
+    number: () => el("input", { ...common, type: "number", inputmode: "decimal", min, max, step: step ?? 1 }),
+    range: () => el("input", { ...common, type: "range", min, max, step }),
+  };
+  const shown = kind === "range" ? el("output", { for: id, id: `${id}-shown` }) : null;
+  return el(
+    "div", { class: "field" },
+    el("label", { for: id }, label, shown),
+    inputs[kind](),
+    note ? el("small", { id: `${id}-note` }, note) : null,
+  );
+}
+
+function changed() {
+  const shown = byId("set-temperature-shown");
+  shown.value = Number(input("temperature").value).toFixed(1);
+  const values = Object.fromEntries(ALL.map(({ name }) => [name, input(name).value]));
+  sessionStorage.setItem(NAME, JSON.stringify(values));
+}
+
+function reset(event) {
+  event.preventDefault();
+  for (const { name, value = "" } of ALL) if (name !== "model") input(name).value = value;
+  markRefused(null);
+  changed();
+}

@@ -1,0 +1,93 @@
+// How one turn looks: what was asked, the answer, its figures, and what can be done with it.
+
+import { copy, el, setText } from "./dom.js";
+import { count, duration, rate } from "./format.js";
+
+const ENDS = {
+  length: "cut at max tokens",
+  content_filter: "withheld",
+  tool_calls: "called a tool",
+};
+
+export class TurnView {
+  #text = el("div", { class: "text" });
+  #thoughts = el("div");
+  #fold = el("details", { class: "thoughts", hidden: "" }, el("summary", {}, "Thoughts"), this.#thoughts);
+  #figures = el("div", { class: "figures" });
+  #numbers = el("span");
+  #answer;
+
+  /** onRetry: called to have the turn answered again. */
+  constructor(question, onRetry) {
+    this.onRetry = onRetry;
+    this.#figures.append(this.#numbers);
+    this.#answer = el(
+      "div", { class: "said answer" },
+      el("span", { class: "who" }, "Answer"), this.#fold, this.#text, this.#figures,
+    );
+    this.element = el(
+      "article", { class: "turn" },
+      el("div", { class: "said user" }, el("span", { class: "who" }, "You"), el("div", { class: "text" }, question)),
+      this.#answer,
+    );
+  }
+
+  /** Show an answer as it is now. */
+  show(answer) {
+    this.#answer.setAttribute("aria-busy", String(answer.isRunning));
+    append(this.#text, answer.text);
+    append(this.#thoughts, answer.reasoning);
+    this.#fold.hidden = answer.reasoning === "";
+    this.#numbers.replaceChildren(...figures(answer));
+    this.#figures.querySelector(".tools")?.remove();
+    this.#answer.querySelector(".failure")?.remove();
+    if (answer.isRunning) return;
+    this.#text.hidden = answer.text === "";
+    this.#figures.append(this.#tools(answer));
+    if (answer.error) this.#figures.before(this.#failure(answer.error));
+  }
+
+  #tools(answer) {
+    const copyIt = (event) => copy(answer.text, event.currentTarget);
+    return el(
+      "span", { class: "tools" },
+      answer.text ? el("button", { class: "quiet", type: "button", onclick: copyIt }, "Copy") : null,
+      el("button", { class: "quiet again", type: "button", onclick: this.onRetry }, "Answer again"),
+    );
+  }
+
+  #failure(error) {
+    const wait = error.retryAfter ? ` Try again in ${duration(error.retryAfter)}.` : "";
+    const what = [error.status || null, error.code, error.param].filter(Boolean).join(" · ");
+    return el(
+      "div", { class: "failure", role: "alert" },
+      el("p", {}, sentence(error.message) + wait), what ? el("small", {}, what) : null,
+    );
+  }
+}
+
+/** Only what is new is added, so that a selection in the text survives. */
+function append(element, text) {
+  const shown = element.firstChild?.data ?? "";
+  if (text === shown) return;
+  if (element.firstChild && text.startsWith(shown)) element.firstChild.appendData(text.slice(shown.length));
+  else setText(element, text);
+}
+
+function figures(answer) {
+  const parts = [];
+  const add = (value, unit) => parts.push(el("b", {}, value), ` ${unit}`, "   ");
+  if (answer.ttft !== null) add(duration(answer.ttft), "to the first token");
+  if (answer.tokensPerSecond !== null) add(rate(answer.tokensPerSecond), "tokens/s");
+  if (answer.numTokens) add(`${answer.isExact ? "" : "≈ "}${count(answer.numTokens)}`, answer.numTokens === 1 ? "token" : "tokens");
+  const cached = answer.usage?.prompt_tokens_details?.cached_tokens;
+  if (cached) add(count(cached), `of ${count(answer.usage.prompt_tokens)} prompt tokens from the cache`);
+  if (answer.state === "stopped") parts.push("stopped by you");
+  else if (ENDS[answer.finishReason]) parts.push(ENDS[answer.finishReason]);
+  return parts;
+}
+
+function sentence(text) {
+  const capital = /^[a-z_.[\]0-9]+:/.test(text) ? text : text[0].toUpperCase() + text.slice(1);
+  return /[.!?…]$/.test(capital) ? capital : `${capital}.`;
+}
