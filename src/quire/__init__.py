@@ -9,16 +9,24 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire.core.output import CompletionOutput, RequestOutput
-    from quire.core.sampling_params import SamplingParams
+    from quire.core.sampling_params import SamplingParams, StructuredOutputs
     from quire.llm import LLM
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 _LAZY = {
     "LLM": "quire.llm",
     "CompletionOutput": "quire.core.output",
     "RequestOutput": "quire.core.output",
     "SamplingParams": "quire.core.sampling_params",
+    "StructuredOutputs": "quire.core.structured_outputs",
 }
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
+
+__all__ = ["SamplingParams", "StructuredOutputs"]
 
 MAX_LOGPROBS = 20
 MAX_N = 16
@@ -34,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     probable tokens to report for each position, besides the token itself, before any penalty.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text.
+    structured_outputs: the form that the answer has to have.
 
     Lists are bounded, because their work is done for each token or before other requests' work.
     Raises InvalidRequestError, which names the field and the fix.
@@ -59,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     bad_words: list[str] = []
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -136,6 +141,8 @@ def _check_types(params: SamplingParams) -> None:
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_stop_token_ids(params.stop_token_ids)
+    if not isinstance(params.structured_outputs, StructuredOutputs | None):
+        raise _wrong("structured_outputs", "give StructuredOutputs(...), or None")
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,113 @@
+"""What form an answer has to have, as a caller wishes it. No torch.
+
+Owns the wish and the bounds that can be checked without understanding it; compiling it, with all
+other bounds, is the grammar room's work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+
+MAX_GRAMMAR_BYTES = 64 << 10  # of a JSON schema or a grammar, as UTF-8
+MAX_REGEX_BYTES = 4 << 10
+MAX_CHOICES = 1000
+MAX_CHOICES_BYTES = 64 << 10  # of all choices together
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_MAX_BYTES = {"json": MAX_GRAMMAR_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Exactly one of these forms, which every answer then has.
+
+    json: a JSON schema, given as an object or as its text, and kept as text. regex: a regular
+    expression in Rust's syntax, which the whole answer matches. choice: texts, of which the answer
+    is one. grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF.
+    json_object: true for any JSON object. field: what the caller calls it, for error messages.
+
+    Raises InvalidRequestError, which names the field and the fix.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise self.wrong(f"{' and '.join(given) or 'nothing'} given; give one of {_LISTED}")
+        match self.kind:
+            case "choice":
+                self._check_choice()
+            case "json_object":
+                if self.json_object is not True:
+                    raise self.wrong("it is not true; give true, or leave it out")
+            case _:
+                self._check_text()
+
+    @property
+    def kind(self) -> str:
+        """Which form it is: a name of KINDS."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    @property
+    def text(self) -> str:
+        """The form itself as text; together with `kind` it tells apart different wishes."""
+        value = getattr(self, self.kind)
+        return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+    @property
+    def name(self) -> str:
+        """The field that error messages name."""
+        if self.field is not None:
+            return self.field
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        return f"structured_outputs.{given[0]}" if len(given) == 1 else "structured_outputs"
+
+    def wrong(self, problem: str) -> InvalidRequestError:
+        """A refusal. problem: what is wrong and how to mend it."""
+        return InvalidRequestError(f"{self.name}: {problem}", param=self.name, code="invalid_value")
+
+    def _check_text(self) -> None:
+        if isinstance(self.json, dict):
+            msgspec.structs.force_setattr(self, "json", self._as_text(self.json))
+        text, limit = getattr(self, self.kind), _MAX_BYTES[self.kind]
+        if not isinstance(text, str):
+            kinds = "a string or an object" if self.kind == "json" else "a string"
+            raise self.wrong(f"{type(text).__name__} is not {kinds}; give one")
+        self._check_size(_size(text), limit)
+
+    def _as_text(self, schema: dict[str, Any]) -> str:
+        try:
+            return msgspec.json.encode(schema).decode()
+        except (TypeError, ValueError, RecursionError):
+            raise self.wrong("it cannot be written as JSON; give a plain JSON schema") from None
+
+    def _check_choice(self) -> None:
+        choice = self.choice
+        if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
+            raise self.wrong("it is not a list of strings; give one")
+        if not 1 <= len(choice) <= MAX_CHOICES:
+            raise self.wrong(f"{len(choice)} choices; give 1 to {MAX_CHOICES}")
+        if not all(choice):
+            raise self.wrong("an empty string cannot be chosen; leave it out")
+        self._check_size(sum(map(_size, choice)), MAX_CHOICES_BYTES)
+
+    def _check_size(self, size: int, limit: int) -> None:
+        if not 1 <= size <= limit:
+            raise self.wrong(f"{size} bytes; give 1 to {limit}")
+
+
+_LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
+
+
+def _size(text: str) -> int:
+    """Bytes of a text; lone surrogates, which are refused later, count too."""
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from quire.core.sampling_params import SamplingParams, StructuredOutputs
+from quire.core.structured_outputs import (
+    MAX_CHOICES,
+    MAX_CHOICES_BYTES,
+    MAX_GRAMMAR_BYTES,
+    MAX_REGEX_BYTES,
+)
+from quire.errors import InvalidRequestError
+
+WISHES: list[dict[str, Any]] = [
+    {"json": {"type": "object"}},
+    {"json": '{"type": "object"}'},
+    {"json": "{}" + " " * (MAX_GRAMMAR_BYTES - 2)},
+    {"regex": "a" * MAX_REGEX_BYTES},
+    {"choice": ["a"]},
+    {"choice": ["x"] * MAX_CHOICES},
+    {"grammar": 'start: "a"'},
+    {"json_object": True},
+]
+
+
+@pytest.mark.parametrize("fields", WISHES, ids=lambda fields: next(iter(fields)))
+def test_each_form_is_taken_and_survives_the_wire(fields: dict[str, Any]) -> None:
+    wish = StructuredOutputs(**fields)
+    assert [wish.kind] == list(fields)
+    params = SamplingParams(structured_outputs=wish)
+    frame = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
+
+
+def test_a_schema_is_kept_as_text() -> None:
+    wish = StructuredOutputs(json={"type": "string", "maxLength": 3})
+    assert isinstance(wish.json, str)
+    assert json.loads(wish.text) == {"type": "string", "maxLength": 3}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "structured_outputs"),
+        ({"regex": "a", "choice": ["a"]}, "structured_outputs"),
+        ({"json": {1, 2}}, "structured_outputs.json"),
+        ({"json": {"a": object()}}, "structured_outputs.json"),
+        ({"json": ""}, "structured_outputs.json"),
+        ({"json": True}, "structured_outputs.json"),
+        ({"json": "x" * (MAX_GRAMMAR_BYTES + 1)}, "structured_outputs.json"),
+        ({"json": {"x": "x" * MAX_GRAMMAR_BYTES}}, "structured_outputs.json"),
+        ({"regex": ""}, "structured_outputs.regex"),
+        ({"regex": 1}, "structured_outputs.regex"),
+        ({"regex": "é" * (MAX_REGEX_BYTES // 2 + 1)}, "structured_outputs.regex"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"choice": "abc"}, "structured_outputs.choice"),
+        ({"choice": ["a", 1]}, "structured_outputs.choice"),
+        ({"choice": ["a", ""]}, "structured_outputs.choice"),
+        ({"choice": ["a"] * (MAX_CHOICES + 1)}, "structured_outputs.choice"),
+        ({"choice": ["a" * (MAX_CHOICES_BYTES + 1)]}, "structured_outputs.choice"),
+        ({"grammar": ""}, "structured_outputs.grammar"),
+        ({"grammar": ["a"]}, "structured_outputs.grammar"),
+        ({"json_object": False}, "structured_outputs.json_object"),
+        ({"json_object": 1}, "structured_outputs.json_object"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StructuredOutputs(**fields)
+    assert caught.value.param == named
+    assert str(caught.value).startswith(f"{named}: ")
+    assert "give" in str(caught.value) or "leave" in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_an_endless_schema_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequestError, match="plain JSON schema"):
+        StructuredOutputs(json=schema)
+
+
+def test_a_caller_may_name_the_field_otherwise() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StructuredOutputs(regex="", field="guided_regex")
+    assert caught.value.param == "guided_regex"
+
+
+def test_only_structured_outputs_are_structured_outputs() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    assert caught.value.param == "structured_outputs"
