@@ -1,0 +1,193 @@
+"""Who may enter: so many answers at once and no more, each counted in and out exactly once.
+
+An answer is in the house from its request's first byte to its last. As many run as the engine has
+rows; the others wait, and only a bounded number of them. Checking and counting is one step without
+an await, so no burst can slip in between. Owns the counts and the measured rate of departures, from
+which a refused client is told when to come back. Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from quire.core.request import RequestLimits
+from quire.errors import OverloadedError, QueueFullError
+
+# What Retry-After may say, in seconds, and by how much it varies so that not all return at once.
+MIN_RETRY, MAX_RETRY, JITTER = 1.0, 30.0, 0.25
+MEMORY = 64  # departures that the rate looks back on, roughly
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """What one server process takes in.
+
+    max_running: answers that its part of the engine runs at once. max_waiting: besides those.
+    max_prompt_tokens: of all answers in the house, or None for any number.
+    """
+
+    max_running: int
+    max_waiting: int
+    max_prompt_tokens: int | None = None
+
+    @classmethod
+    def share(
+        cls,
+        limits: RequestLimits,
+        max_queued_requests: int,
+        max_queued_tokens: int | None,
+        num_servers: int = 1,
+    ) -> Capacity:
+        """The part of one of `num_servers` equal processes, rounded up."""
+        tokens = None
+        if max_queued_tokens is not None:
+            tokens = _part(limits.max_kv_tokens + max_queued_tokens, num_servers)
+        return cls(
+            max_running=_part(limits.max_num_seqs, num_servers),
+            max_waiting=_part(max_queued_requests, num_servers),
+            max_prompt_tokens=tokens,
+        )
+
+
+class Admission:
+    """Counts what is in the house.
+
+    clock: seconds that only go forward. jitter: numbers between -1 and 1.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
+    ) -> None:
+        self.capacity = capacity
+        self.num_answers = 0
+        self.num_prompt_tokens = 0
+        self.num_refused = 0
+        self._jitter = jitter
+        self._rate = DepartureRate(clock)
+        self._is_draining = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that are more than the engine runs at once."""
+        return max(0, self.num_answers - self.capacity.max_running)
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self._is_draining = True
+
+    def enter(self) -> Ticket:
+        """Count a request in, as one answer. Raises QueueFullError or OverloadedError."""
+        if self._is_draining:
+            text = "the server is shutting down; send the request to another one, or again later"
+            raise OverloadedError(text, retry_after=self.retry_after())
+        return Ticket(self)
+
+    def retry_after(self) -> float:
+        """Seconds until those who wait now will have begun, at the rate of late."""
+        wait = self._rate.seconds_for(max(1, self.num_waiting))
+        return min(MAX_RETRY, max(MIN_RETRY, wait * (1.0 + JITTER * self._jitter())))
+
+    def take(self, num_answers: int, num_prompt_tokens: int) -> None:
+        """Count in, or raise QueueFullError with nothing counted. Alone, anything may enter."""
+        capacity, is_alone = self.capacity, self.num_answers == 0
+        answers = self.num_answers + num_answers
+        tokens = self.num_prompt_tokens + num_prompt_tokens
+        if answers > capacity.max_running + capacity.max_waiting and not is_alone:
+            self._refuse(f"{self.num_waiting} answers wait already")
+        limit = capacity.max_prompt_tokens
+        if limit is not None and tokens > limit and not is_alone:
+            self._refuse(f"{self.num_prompt_tokens} prompt tokens are being served already")
+        if is_alone:
+            self._rate.resume()
+        self.num_answers, self.num_prompt_tokens = answers, tokens
+
+    def give_back(self, num_answers: int, num_prompt_tokens: int) -> None:
+        """Count out."""
+        self.num_answers -= num_answers
+        self.num_prompt_tokens -= num_prompt_tokens
+        assert min(self.num_answers, self.num_prompt_tokens) >= 0, "more has left than had entered"
+
+    def has_served(self, num_answers: int) -> None:
+        """So many answers are done: places become free at this rate."""
+        self._rate.depart(num_answers)
+
+    def _refuse(self, why: str) -> None:
+        self.num_refused += 1
+        text = f"the server is full: {why}; send the request again later"
+        raise QueueFullError(text, retry_after=self.retry_after())
+
+
+class Ticket:
+    """What one request has been counted as. Leaving its `with` block counts it out, once."""
+
+    def __init__(self, admission: Admission) -> None:
+        admission.take(1, 0)
+        self._admission = admission
+        self._num_answers, self._num_prompt_tokens = 1, 0
+        self._is_charged = False
+
+    def charge(self, num_answers: int, num_prompt_tokens: int) -> None:
+        """The request is known now: it wants so much in all. Raises QueueFullError."""
+        self._count_out()
+        self._admission.take(num_answers, num_prompt_tokens)
+        self._num_answers, self._num_prompt_tokens = num_answers, num_prompt_tokens
+        self._is_charged = True
+
+    def _count_out(self) -> None:
+        self._admission.give_back(self._num_answers, self._num_prompt_tokens)
+        self._num_answers = self._num_prompt_tokens = 0
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_charged:  # refused and malformed requests say nothing of the engine's speed
+            self._admission.has_served(self._num_answers)
+        self._count_out()
+
+
+class DepartureRate:
+    """Departures per busy second, over about the last MEMORY of them; idle time does not count."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+        self._num_departed = 0.0
+        self._seconds = 0.0
+
+    def resume(self) -> None:
+        """The house was empty until now."""
+        self._last = self._clock()
+
+    def depart(self, count: int) -> None:
+        """So many have left."""
+        if not count:
+            return
+        now = self._clock()
+        kept = (1.0 - 1.0 / MEMORY) ** count
+        self._num_departed = self._num_departed * kept + count
+        self._seconds = self._seconds * kept + now - self._last
+        self._last = now
+
+    def seconds_for(self, count: int) -> float:
+        """How long so many departures will take. A standstill since the last one counts."""
+        if not self._num_departed:
+            return MIN_RETRY
+        busy = self._seconds + self._clock() - self._last
+        return count * busy / self._num_departed
+
+
+def _part(number: int, num_parts: int) -> int:
+    return -(-number // num_parts)
