@@ -59,6 +59,7 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "priority": ([-(2**31), 0, 2**31 - 1, None], [-(2**31) - 1, 2**31, 0.5]),
     "cache_salt": (["", "x" * 512, None], ["x" * 513, 1]),
     "return_token_ids": ([True, False, None], [1]),
+    "timeout": ([0.5, 1, 1e9, None], [0, -1, "5", True]),
     "model": (["fake", None], [1]),
 }
 COMPLETION = SHARED | {

@@ -49,8 +49,9 @@ def run(argv: Sequence[str]) -> int:
     begin = time.monotonic()
     args = make_parser().parse(argv)
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
-    if "api_key" not in given and "QUIRE_API_KEY" in os.environ:
-        given["api_key"] = os.environ["QUIRE_API_KEY"]
+    for name in ("api_key", "admin_api_key"):
+        if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
+            given[name] = os.environ[variable]
     settings, config = ServerSettings(**given), engine_config(args)
     logging.basicConfig(
         level=settings.log_level.upper(),
@@ -73,9 +74,10 @@ async def _serve(
 
     def say_ready() -> None:
         seconds = time.monotonic() - begin
-        text = ready_text(engine.info, base_url(sock), seconds, locked=settings.api_key is not None)
+        locked = settings.keys.are_asked_for
+        text = ready_text(engine.info, base_url(sock), seconds, locked=locked)
         print(text, flush=True)
-        if settings.api_key is None and not is_loopback(sock):
+        if not locked and not is_loopback(sock):
             print("  note      other machines can reach this without a key; set --api-key")
 
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises it again once it has shut down

@@ -23,6 +23,7 @@ from quire.server.envelope import Envelope
 from quire.server.http_errors import describe
 from quire.server.job import check_model
 from quire.server.page import Page
+from quire.server.reception import Reception, Visit
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.version import __version__
@@ -40,10 +41,10 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
 
     pages = _Pages(engine)
     page = Page()
-    limit = settings.max_body_bytes
+    reception, limit = Reception(engine, settings), settings.max_body_bytes
     routes = [
-        _generation("/v1/completions", completions.prepare, engine, limit),
-        _generation("/v1/chat/completions", chat.prepare, engine, limit),
+        _generation("/v1/completions", completions.prepare, engine, reception, limit),
+        _generation("/v1/chat/completions", chat.prepare, engine, reception, limit),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/version", pages.version),
@@ -53,7 +54,7 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Envelope, api_key=settings.api_key, open_paths=page.paths)],
+        middleware=[Middleware(Envelope, keys=settings.keys, open_paths=page.paths)],
         exception_handlers={HTTPException: _on_error, QuireError: _on_error},
         lifespan=lifespan,
     )
@@ -61,29 +62,35 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     return app
 
 
-def _generation(path: str, prepare: Prepare, engine: EngineProtocol, limit: int) -> Route:
-    return Route(path, _Generation(prepare, engine, limit), methods=["POST"])
+def _generation(
+    path: str, prepare: Prepare, engine: EngineProtocol, reception: Reception, limit: int
+) -> Route:
+    return Route(path, _Generation(prepare, engine, reception, limit), methods=["POST"])
 
 
 class _Generation:
     """A route that runs the model, as an ASGI application of its own."""
 
-    def __init__(self, prepare: Prepare, engine: EngineProtocol, limit: int) -> None:
+    def __init__(
+        self, prepare: Prepare, engine: EngineProtocol, reception: Reception, limit: int
+    ) -> None:
         self._prepare = prepare
         self._engine = engine
+        self._reception = reception
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; whatever it started is aborted when the client leaves."""
-        try:
-            body = await read_body(scope, receive, self._limit)
-        except ClientDisconnect:
-            return
-        await unless_disconnected(receive, self._answer(body, send, _request_id(scope)))
+        with self._reception.visit(scope) as visit:
+            try:
+                body = await read_body(scope, receive, self._limit)
+            except ClientDisconnect:
+                return
+            await unless_disconnected(receive, self._answer(body, send, visit))
 
-    async def _answer(self, body: bytes, send: Send, request_id: str) -> None:
+    async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
         dialect = await self._prepare(body, self._engine)
-        await answer(dialect, self._engine, send, request_id)
+        await answer(dialect, visit, send)
 
 
 class ModelCard(msgspec.Struct):

@@ -53,7 +53,27 @@ class EngineInfoProtocol(Protocol):
         """The largest request it can take."""
 
 
-class EngineProtocol(Protocol):
+class GenerateProtocol(Protocol):
+    """Whatever runs prompts: an engine, or one as a single tenant sees it."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Stream what is new of the answers; closing the generator aborts the request.
+
+        queue_timeout: seconds that it may wait to begin. Raises InvalidRequestError before the
+        first item, QueueTimeoutError, EngineError if the engine fails.
+        """
+
+
+class EngineProtocol(GenerateProtocol, Protocol):
     """One model, many concurrent streams."""
 
     @property
@@ -71,22 +91,6 @@ class EngineProtocol(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether it can still answer."""
-
-    def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream what is new of the answers; closing the generator aborts the request.
-
-        queue_timeout: seconds that it may wait to begin. Raises InvalidRequestError before the
-        first item, QueueTimeoutError, EngineError if the engine fails.
-        """
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request find what was computed before."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.http_errors import HttpError, describe, send_error
+from quire.server.http_errors import describe, send_error
+from quire.server.keys import Keys
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -25,12 +24,10 @@ class Envelope:
     open_paths: need no key, besides OPEN_PATHS.
     """
 
-    def __init__(
-        self, app: ASGIApp, api_key: str | None, open_paths: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._open_paths = OPEN_PATHS | open_paths
-        self._key_hash = None if api_key is None else _hash(api_key.encode())
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -40,7 +37,8 @@ class Envelope:
         headers = Headers(scope=scope)
         label = headers.get("x-request-id", "")
         request_id = label if _LABEL.fullmatch(label) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state["tenant"] = request_id, ""
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -52,27 +50,10 @@ class Envelope:
             await send(message)
 
         try:
-            self._check_key(scope["path"], headers)
+            if scope["path"] not in self._open_paths:
+                state["tenant"] = self._keys.admit(headers)
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # the last resort: whatever fails, the client is told
             reply = describe(error, request_id)
             if not started:
                 await send_error(send_with_id, reply)
-
-    def _check_key(self, path: str, headers: Headers) -> None:
-        if self._key_hash is None or path in self._open_paths:
-            return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        same = hmac.compare_digest(_hash(key.strip().encode()), self._key_hash)
-        if not (same and scheme.lower() == "bearer"):
-            raise HttpError(
-                401,
-                "the API key is missing or wrong; send the header Authorization: Bearer <key>",
-                code="invalid_api_key",
-                kind="authentication_error",
-                headers={"www-authenticate": "Bearer"},
-            )
-
-
-def _hash(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -13,7 +13,14 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import Send
 
-from quire.errors import EngineError, InvalidRequestError, OverloadedError
+from quire.errors import (
+    DeadlineError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    QueueFullError,
+    QueueTimeoutError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +81,11 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
         case HTTPException():
             return describe(_from_router(error), request_id)
         case OverloadedError():
-            wait = str(max(1, math.ceil(error.retry_after)))
-            body = ErrorBody(_text(error), "service_unavailable_error", code="server_is_overloaded")
-            return ErrorReply(503, body, {"retry-after": wait})
+            return _come_back(error)
+        case DeadlineError():
+            return ErrorReply(
+                504, ErrorBody(_text(error), "server_error", code="deadline_exceeded"), {}
+            )
         case EngineError():
             logger.error("request %s failed: %s", request_id, error)
             return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"), {})
@@ -106,6 +115,18 @@ def _reply(
     status: int, kind: str, error: InvalidRequestError, headers: dict[str, str] | None = None
 ) -> ErrorReply:
     return ErrorReply(status, ErrorBody(_text(error), kind, error.param, error.code), headers or {})
+
+
+def _come_back(error: OverloadedError) -> ErrorReply:
+    """429 where the queue is full, 503 where it is the server that cannot; with Retry-After."""
+    status, kind, code = 503, "service_unavailable_error", "server_is_overloaded"
+    match error:
+        case QueueFullError():
+            status, kind, code = 429, "rate_limit_error", "queue_full"
+        case QueueTimeoutError():
+            code = "queue_timeout"
+    wait = str(max(1, math.ceil(error.retry_after)))
+    return ErrorReply(status, ErrorBody(_text(error), kind, code=code), {"retry-after": wait})
 
 
 def _text(error: Exception) -> str:

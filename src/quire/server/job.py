@@ -26,6 +26,7 @@ class Job:
     return_token_ids: bool
     priority: int
     cache_salt: str
+    timeout: float | None  # seconds that it gives itself
     created: int = field(default_factory=lambda: int(time.time()))  # seconds of the wall clock
 
 
@@ -55,6 +56,7 @@ def make_job(
         return_token_ids=bool(request.return_token_ids),
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
+        timeout=request.timeout,
     )
 
 

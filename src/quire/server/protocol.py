@@ -38,7 +38,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     user: accepted, and without any effect on the answer. priority: lower runs first, where the
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
-    the same salt. return_token_ids: also return the ids of prompt and answer.
+    the same salt. return_token_ids: also return the ids of prompt and answer. timeout: seconds
+    after which the request is given up.
     """
 
     model: str | None = None
@@ -67,6 +68,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
+    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -8,14 +8,16 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from quire.core.output import RequestOutput
-from quire.server.engine_protocol import EngineProtocol
+from quire.server.engine_protocol import GenerateProtocol
 from quire.server.job import Job
 from quire.server.usage import UsageCounter
 
 T = TypeVar("T")
 
 
-async def run(job: Job, engine: EngineProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+async def run(
+    job: Job, engine: GenerateProtocol
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Run all prompts at once; yields (prompt index, what is new) in the order it arrives.
 
     Closing the generator aborts whatever still runs.
@@ -35,7 +37,7 @@ async def run(job: Job, engine: EngineProtocol) -> AsyncGenerator[tuple[int, Req
             yield index, item
 
 
-async def gather(job: Job, engine: EngineProtocol, usage: UsageCounter) -> list[RequestOutput]:
+async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one whole output per prompt, its answers in order."""
     whole: dict[int, RequestOutput] = {}
     async with aclosing(run(job, engine)) as news:

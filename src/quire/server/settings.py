@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.errors import ConfigError
+from quire.server.keys import Keys, all_keys, listed
 
 
 def _setting(default: Any, help_text: str) -> Any:
     return field(default=default, metadata={"help": help_text})
+
+
+_LEAST = {
+    "max_body_bytes": 1,
+    "shutdown_timeout": 0,
+    "max_queued_requests": 0,
+    "max_queued_tokens": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,28 +29,72 @@ class ServerSettings:
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
     port: int = _setting(8000, "port to listen on; 0 takes a free one")
     api_key: str | None = _setting(
-        None, "key that requests must bring; default: $QUIRE_API_KEY, else none is asked for"
+        None, "keys, one of which requests must bring, with commas between; default: $QUIRE_API_KEY"
+    )
+    api_key_file: str | None = _setting(None, "file of more such keys, one per line")
+    share_prefix_cache: bool = _setting(
+        False, "let requests of different API keys share cached prefixes"
+    )
+    max_queued_requests: int = _setting(
+        1024, "most answers that may wait, besides the max-num-seqs that run; more get 429"
+    )
+    max_queued_tokens: int | None = _setting(
+        None, "most prompt tokens served at once, besides those that the KV cache holds"
+    )
+    queue_timeout: float | None = _setting(
+        None, "seconds after which a request that has not begun to run gets 503"
+    )
+    request_timeout: float | None = _setting(
+        None, "seconds after which a request gets 504; it may ask for less, not for more"
+    )
+    slow_reader_timeout: float = _setting(
+        30.0, "seconds without progress after which a client that does not read is cut off"
+    )
+    admin_port: int | None = _setting(
+        None, "port of 127.0.0.1 for the admin endpoints; default: there are none"
+    )
+    admin_uds: str | None = _setting(
+        None, "path of a Unix socket for the admin endpoints, instead of a port"
+    )
+    admin_api_key: str | None = _setting(
+        None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY"
     )
     max_body_bytes: int = _setting(4 << 20, "largest request body")
     shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}; give 0 to 65535")
-        if self.api_key is not None:
-            object.__setattr__(self, "api_key", _plain_key(self.api_key))  # the class is frozen
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes is {self.max_body_bytes}; give at least 1")
-        if self.shutdown_timeout < 0:
-            raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}; give 0 or more")
+        for name in ("port", "admin_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ConfigError(f"{name} is {port}; give 0 to 65535")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} is {value}; give {least} or more")
+        for name in ("queue_timeout", "request_timeout", "slow_reader_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; give a positive number of seconds")
+        for name in ("api_key", "admin_api_key"):
+            keys = getattr(self, name)
+            if keys is not None:  # the class is frozen
+                object.__setattr__(self, name, ",".join(listed(keys, name)))
+        self._check_admin()
 
+    @property
+    def keys(self) -> Keys:
+        """Whom the server lets in. Reads the key file; raises ConfigError."""
+        return Keys(all_keys(self.api_key, self.api_key_file))
 
-def _plain_key(key: str) -> str:
-    """The key as a header can bring it: without the space around it. Raises ConfigError."""
-    key = key.strip()
-    if not key:
-        raise ConfigError("api_key is empty; give a key, or leave it (and $QUIRE_API_KEY) out")
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError("api_key has characters that headers cannot hold; give an ASCII key")
-    return key
+    @property
+    def admin_keys(self) -> Keys:
+        """Whom the admin endpoints let in."""
+        return Keys(all_keys(self.admin_api_key, None))
+
+    def _check_admin(self) -> None:
+        if self.admin_port is not None and self.admin_uds is not None:
+            raise ConfigError("admin_port and admin_uds both place the admin endpoints; give one")
+        if self.admin_port is not None and self.admin_api_key is None:
+            text = "admin_port needs a key, as every user of this machine can reach it; give "
+            raise ConfigError(text + "admin_api_key (or $QUIRE_ADMIN_API_KEY), or use admin_uds")

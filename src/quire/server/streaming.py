@@ -15,9 +15,11 @@ import msgspec
 from starlette.types import Receive, Send
 
 from quire.core.output import RequestOutput
-from quire.server.engine_protocol import EngineProtocol
+from quire.server.deadline import Deadline
+from quire.server.engine_protocol import GenerateProtocol
 from quire.server.http_errors import describe, send_json
 from quire.server.job import Job
+from quire.server.reception import Visit
 from quire.server.running import gather, run
 from quire.server.usage import Usage, UsageCounter
 
@@ -47,17 +49,20 @@ class Dialect(Protocol):
         """The stream's last chunk."""
 
 
-async def answer(dialect: Dialect, engine: EngineProtocol, send: Send, request_id: str) -> None:
+async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
+    visit.begin(dialect.job)
     if dialect.job.stream:
-        await _send_events(events(dialect, engine), send, request_id)
+        stream = events(dialect, visit.engine)
+        await _send_events(stream, send, visit.request_id, visit.deadline)
         return
     usage = UsageCounter()
-    results = await gather(dialect.job, engine, usage)
+    async with visit.deadline.kept():
+        results = await gather(dialect.job, visit.engine, usage)
     await send_json(send, 200, _encoder.encode(dialect.reply(results, usage.total())))
 
 
-async def events(dialect: Dialect, engine: EngineProtocol) -> AsyncGenerator[bytes, None]:
+async def events(dialect: Dialect, engine: GenerateProtocol) -> AsyncGenerator[bytes, None]:
     """Server-sent events; all that one engine step brought come together."""
     usage = UsageCounter()
     async with aclosing(run(dialect.job, engine)) as news:
@@ -89,14 +94,18 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _send_events(stream: AsyncGenerator[bytes, None], send: Send, request_id: str) -> None:
+async def _send_events(
+    stream: AsyncGenerator[bytes, None], send: Send, request_id: str, deadline: Deadline
+) -> None:
     async with aclosing(stream):
-        first = await anext(stream)
+        async with deadline.kept():
+            first = await anext(stream)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         try:
-            async for data in stream:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            async with deadline.kept():
+                async for data in stream:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:  # the status is sent; the stream itself has to tell
             data = b"data: " + describe(error, request_id).body() + b"\n\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -1,0 +1,131 @@
+"""What a request passes before it may use the model: the count, its deadline, its tenant's salt.
+
+Owns none of the rules (admission.py, deadline.py, keys.py), only their order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from quire.core.output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
+from quire.server.admission import Admission, Capacity, Ticket
+from quire.server.deadline import Deadline
+from quire.server.engine_protocol import EngineProtocol, GenerateProtocol, Prompt
+from quire.server.job import Job
+from quire.server.keys import salt_of
+from quire.server.settings import ServerSettings
+
+TIMEOUT_HEADER = "x-request-timeout"
+CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to count by
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request that has been let in."""
+
+    request_id: str
+    engine: GenerateProtocol
+    deadline: Deadline
+    ticket: Ticket
+
+    def begin(self, job: Job) -> None:
+        """The body is read and this is what it asks for. Raises QueueFullError."""
+        num_tokens = sum(map(_num_tokens, job.prompts))
+        self.ticket.charge(len(job.prompts) * job.sampling.n, num_tokens)
+        self.deadline.shorten(job.timeout)
+
+
+class Reception:
+    """Lets requests in."""
+
+    def __init__(
+        self, engine: EngineProtocol, settings: ServerSettings, num_servers: int = 1
+    ) -> None:
+        self.admission = Admission(
+            Capacity.share(
+                engine.info.limits,
+                settings.max_queued_requests,
+                settings.max_queued_tokens,
+                num_servers,
+            )
+        )
+        self._engine = engine
+        self._settings = settings
+
+    @contextmanager
+    def visit(self, scope: Scope) -> Iterator[Visit]:
+        """Count a request in before its body is read, and out however it ends.
+
+        Raises OverloadedError, or InvalidRequestError for a deadline that is none.
+        """
+        if not self._engine.is_alive:
+            raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
+        deadline = Deadline(self._settings.request_timeout)
+        deadline.shorten(_asked_timeout(Headers(scope=scope)))
+        state = scope["state"]
+        tenant = "" if self._settings.share_prefix_cache else state["tenant"]
+        engine = TenantEngine(self._engine, tenant, self._settings.queue_timeout)
+        with self.admission.enter() as ticket:
+            try:
+                yield Visit(state["request_id"], engine, deadline, ticket)
+            except QueueTimeoutError as late:  # the engine does not know how fast others leave
+                late.retry_after = self.admission.retry_after()
+                raise
+
+
+class TenantEngine:
+    """An engine as the requests of one tenant see it: what they cache is found only by them."""
+
+    def __init__(self, engine: GenerateProtocol, tenant: str, queue_timeout: float | None) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._queue_timeout = queue_timeout
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As the engine's own."""
+        return self._engine.generate(
+            prompt,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=salt_of(self._tenant, cache_salt),
+            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
+        )
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    return len(prompt) // CHARS_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+
+
+def _asked_timeout(headers: Headers) -> float | None:
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        raise InvalidRequestError(
+            f"{TIMEOUT_HEADER}: it is no positive number of seconds; give one, such as 30",
+            param=TIMEOUT_HEADER,
+            code="invalid_value",
+        )
+    return seconds
