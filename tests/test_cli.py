@@ -47,7 +47,12 @@ SAMPLING = """
     --no-include-stop-str-in-output --max-tokens --min-tokens --ignore-eos --no-ignore-eos
     --bad-words --skip-special-tokens --no-skip-special-tokens
 """
-SERVE = "--host --port --api-key --max-body-bytes --shutdown-timeout --log-level"
+SERVE = """
+    --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
+    --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
+    --slow-reader-timeout --admin-port --admin-uds --admin-api-key --max-body-bytes
+    --shutdown-timeout --log-level
+"""
 
 # Every option of every command. Changing this list is changing what users have in their scripts.
 SURFACE = {
