@@ -10,6 +10,7 @@ import enum
 
 import msgspec
 
+from quire.core.histogram import HistogramData
 from quire.core.sampling_params import SamplingParams
 
 
@@ -46,7 +47,11 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Let no request find what others have computed before this message."""
 
 
-EngineMessage = AddRequest | AbortRequests | ResetPrefixCache
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """Somebody looks: the next step's output brings one EngineView, work or no work."""
+
+
+EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | Watch
 
 
 class ErrorKind(enum.StrEnum):
@@ -68,11 +73,24 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
+class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
+    """When a request's turns came, in seconds of the monotonic clock; None: they never came.
+
+    queued: it reached the engine. started: the step that first computed it was planned. The clock
+    is the machine's, so that processes can compare.
+    """
+
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
 class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step gave one request.
 
-    finish_reason: set exactly once, in the last delta. error: message for the caller, whose kind
-    is error_kind.
+    finish_reason: set exactly once, in the last delta, with timing beside it. error: message for
+    the caller, whose kind is error_kind.
     prompt_logprobs: scores of the next prompt tokens; the first prompt token has none.
     """
 
@@ -85,16 +103,26 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_id: int | None = None
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
+    timing: RequestTiming | None = None
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """The engine after a step: gauges as they are, counters since the start."""
+    """The engine after a step: gauges as they are, counters since the start.
+
+    epoch: which start of the engine counted this; time: when, in seconds of the monotonic clock.
+    step_tokens and step_seconds: how many steps fell into each bucket (core/histogram), with the
+    sums beside them.
+    """
+
+    epoch: int = 0
+    time: float = 0.0
 
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0  # evictable: unused, but still holding a prefix
+    num_shared_blocks: int = 0  # of the used ones, those in more than one block table
     num_steps: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
@@ -103,10 +131,42 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_cache_queries: int = 0  # tokens in full blocks that were looked up
     prefix_cache_hits: int = 0
     prefix_cache_misses: dict[str, int] = {}  # reason → tokens
+    num_corrupted_requests: int = 0  # the model computed non-finite numbers for them
+    step_tokens: HistogramData = HistogramData()
+    step_seconds: HistogramData = HistogramData()
 
 
-class StepOutput(msgspec.Struct, kw_only=True):
+class StepSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What one step was made of. time: its end, in seconds of the monotonic clock.
+
+    A request counts as decoding if the step computed one token of it. num_sampled: tokens of
+    answers that the step gave.
+    """
+
+    step_id: int
+    time: float
+    seconds: float
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_requests: int
+    num_sampled: int
+
+
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a live view shows beyond the figures; only made when somebody watches.
+
+    block_states: one byte per KV block, see BlockState in kvcache/block_pool.py. steps: the
+    latest ones, oldest first. time: seconds of the monotonic clock.
+    """
+
+    time: float
+    block_states: bytes
+    steps: list[StepSummary]
+
+
+class StepOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one engine step gave everybody."""
 
     deltas: list[RequestDelta]
     stats: EngineStats
+    view: EngineView | None = None

@@ -7,6 +7,7 @@ executor's. One message in per request, one out per step (core/messages).
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from concurrent.futures import Future
 
@@ -15,15 +16,18 @@ from quire.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
+    EngineView,
     ErrorKind,
     RequestDelta,
     ResetPrefixCache,
     StepOutput,
+    Watch,
 )
 from quire.core.request import FinishReason, Request, RequestLimits
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
 from quire.engine.executor import Executor
 from quire.engine.queue_deadlines import QueueDeadlines
+from quire.engine.step_log import StepLog
 from quire.errors import InvalidRequestError
 from quire.scheduler.scheduler import Scheduler
 
@@ -39,18 +43,22 @@ class EngineCore:
         self._executor = executor
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._deltas: list[RequestDelta] = []
+        self._log = StepLog()
         self._num_arrivals = 0
         self._deadlines = QueueDeadlines()
+        self._is_watched = False
 
     @property
     def has_work(self) -> bool:
         """Whether another step would do or tell anything."""
-        return bool(self._in_flight or self._deltas or self._scheduler.has_unfinished)
+        return bool(
+            self._in_flight or self._deltas or self._is_watched or self._scheduler.has_unfinished
+        )
 
     @property
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
-        return self._scheduler.stats()
+        return self._log.stamp(self._scheduler.stats())
 
     def handle(self, message: EngineMessage) -> None:
         """Take a message. Whatever it answers is told by the next step."""
@@ -61,19 +69,33 @@ class EngineCore:
                 self._deltas += self._scheduler.abort(message.request_ids)
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
+            case Watch():
+                self._is_watched = True
 
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
         self._deltas += self._scheduler.expire(self._deadlines.take_expired())
         plan = self._scheduler.schedule()
         if plan is not None:
+            self._log.plan(plan)
             self._in_flight.append((plan, self._executor.execute(plan)))
         if self._in_flight and (
             plan is None or len(self._in_flight) >= self._executor.max_in_flight
         ):
             self._deltas += self._answer(*self._in_flight.popleft())
         deltas, self._deltas = self._deltas, []
-        return StepOutput(deltas=deltas, stats=self.stats)
+        self._log.finish(deltas)
+        return StepOutput(deltas=deltas, stats=self.stats, view=self._take_view())
+
+    def _take_view(self) -> EngineView | None:
+        if not self._is_watched:
+            return None
+        self._is_watched = False
+        return EngineView(
+            time=time.monotonic(),
+            block_states=self._scheduler.block_states(),
+            steps=self._log.recent,
+        )
 
     def _answer(
         self, plan: SchedulerOutput, future: Future[ModelRunnerOutput]
@@ -82,10 +104,13 @@ class EngineCore:
             output = future.result()
         except Exception:  # whatever broke the step ends its requests, not the engine
             logger.exception("step %d failed with %d requests", plan.step_id, len(plan.scheduled))
-            return self._scheduler.fail(
+            deltas = self._scheduler.fail(
                 plan, "the step that ran this request failed; send it again"
             )
-        return self._scheduler.update(plan, output)
+        else:
+            deltas = self._scheduler.update(plan, output)
+        self._log.end(plan, deltas)
+        return deltas
 
     def _add(self, message: AddRequest) -> None:
         try:
@@ -99,6 +124,7 @@ class EngineCore:
                 )
             )
             self._deadlines.add(message.request_id, message.queue_timeout)
+            self._log.queue(message.request_id)
         except InvalidRequestError as refusal:
             self._refuse(message, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw ends itself, not the engine

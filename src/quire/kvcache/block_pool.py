@@ -12,8 +12,20 @@ It does not know what a hash means, nor which request holds a block: see manager
 
 from __future__ import annotations
 
+import enum
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+import numpy as np
+
+
+class BlockState(enum.IntEnum):
+    """What a block is to a live view; larger is busier."""
+
+    FREE = 0
+    CACHED = 1  # unused, but it holds a prefix
+    USED = 2
+    SHARED = 3  # in more than one block table
 
 
 class BlockPool:
@@ -29,6 +41,7 @@ class BlockPool:
         self._free = list(range(num_blocks))[::-1]  # a stack: the last one freed is still warm
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._ref_counts = [0] * num_blocks
+        self._num_shared = 0
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}  # the inverse of _hash_of
 
@@ -43,6 +56,11 @@ class BlockPool:
         return len(self._evictable)
 
     @property
+    def num_shared(self) -> int:
+        """Blocks that more than one block table holds."""
+        return self._num_shared
+
+    @property
     def num_available(self) -> int:
         """How many `allocate` can give."""
         return len(self._free) + len(self._evictable)
@@ -50,6 +68,13 @@ class BlockPool:
     def ref_count(self, block_id: int) -> int:
         """How many block tables hold the block."""
         return self._ref_counts[block_id]
+
+    def states(self) -> bytes:
+        """One BlockState per block, in O(num_blocks); for people, not for the loop."""
+        states = np.minimum(np.array(self._ref_counts, dtype=np.int64), 2).astype(np.uint8)
+        states[states > 0] += BlockState.CACHED
+        states[np.fromiter(self._evictable, dtype=np.int64)] = BlockState.CACHED
+        return states.tobytes()
 
     def lookup(self, block_hash: bytes) -> int | None:
         """The block with this content, or None. Changes nothing, recency included."""
@@ -68,6 +93,7 @@ class BlockPool:
         if self._ref_counts[block_id] == 0:
             del self._evictable[block_id]
         self._ref_counts[block_id] += 1
+        self._num_shared += self._ref_counts[block_id] == 2
 
     def release(self, block_ids: Iterable[int]) -> None:
         """Let go of blocks, one reference each.
@@ -79,6 +105,7 @@ class BlockPool:
             assert self._ref_counts[block_id] > 0, f"block {block_id} is released but not held"
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] > 0:
+                self._num_shared -= self._ref_counts[block_id] == 1
                 continue
             if self._hash_of[block_id] is None:
                 self._free.append(block_id)
@@ -123,6 +150,7 @@ class BlockPool:
         used = {b for b, refs in enumerate(self._ref_counts) if refs > 0}
         assert min(self._ref_counts, default=0) >= 0
         assert len(self._free) + len(evictable) + len(used) == self.num_blocks
+        assert self._num_shared == sum(refs > 1 for refs in self._ref_counts)
         assert free | evictable | used == set(range(self.num_blocks))
         hashed = {b for b, block_hash in enumerate(self._hash_of) if block_hash is not None}
         assert evictable <= hashed <= evictable | used

@@ -82,6 +82,7 @@ class Scheduler:
         self._num_recomputed_tokens = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._num_corrupted_requests = 0
 
     @property
     def has_unfinished(self) -> bool:
@@ -327,6 +328,7 @@ class Scheduler:
                 continue
             if result.failed:
                 self._kv.forget(request)
+                self._num_corrupted_requests += 1
                 deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE))
                 continue
             if request.num_preemptions == num_preemptions:  # it still holds the blocks
@@ -357,6 +359,7 @@ class Scheduler:
             num_blocks=self._kv.pool.num_blocks,
             num_free_blocks=self._kv.pool.num_free,
             num_cached_blocks=self._kv.pool.num_evictable,
+            num_shared_blocks=self._kv.pool.num_shared,
             num_steps=self._num_steps,
             num_preemptions=self._num_preemptions,
             num_recomputed_tokens=self._num_recomputed_tokens,
@@ -365,7 +368,12 @@ class Scheduler:
             prefix_cache_queries=prefix.queries,
             prefix_cache_hits=prefix.hits,
             prefix_cache_misses=prefix.misses.copy(),
+            num_corrupted_requests=self._num_corrupted_requests,
         )
+
+    def block_states(self) -> bytes:
+        """One byte per KV block, for a live view."""
+        return self._kv.pool.states()
 
     def _take_planned(self, plan: SchedulerOutput) -> list[PlannedRequest]:
         assert plan.step_id == next(iter(self._in_flight)), "steps are answered out of order"

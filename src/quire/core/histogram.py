@@ -1,0 +1,70 @@
+"""Counting values by size, cheaply enough to be done for every token. No torch.
+
+A bucket holds the values up to its bound, the last one whatever is larger; buckets are not
+cumulative here. Bounds are those that dashboards for vLLM expect, with finer ones at the fast end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import msgspec
+
+TTFT_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)  # seconds
+ITL_BOUNDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)  # seconds
+REQUEST_BOUNDS = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)  # seconds
+TOKEN_BOUNDS = tuple(
+    float(digit * 10**power) for power in range(6) for digit in (1, 2, 5)
+)  # 1 to 500,000 tokens of a request
+STEP_TOKEN_BOUNDS = tuple(float(1 << power) for power in range(15))  # tokens of a step
+STEP_SECONDS_BOUNDS = ITL_BOUNDS
+COUNT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+class HistogramData(msgspec.Struct, frozen=True, array_like=True):
+    """What a histogram holds, for the wire; no counts at all is an empty one."""
+
+    counts: list[int] = []
+    sum: float = 0.0
+
+
+class Histogram:
+    """Counts per bucket and the sum of all values."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values it holds."""
+        return sum(self.counts)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def add(self, data: HistogramData) -> None:
+        """Count what another histogram with the same bounds holds."""
+        if data.counts:
+            assert len(data.counts) == len(self.counts), "histograms of different bounds"
+            self.counts = [a + b for a, b in zip(self.counts, data.counts, strict=True)]
+            self.sum += data.sum
+
+    def data(self) -> HistogramData:
+        """A copy of what it holds."""
+        return HistogramData(self.counts.copy(), self.sum)

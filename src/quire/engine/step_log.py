@@ -1,0 +1,93 @@
+"""What steps were made of and when requests had their turns: the engine's only clock.
+
+The scheduler knows no time; the loop tells this log what it plans and what came of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
+from quire.core.messages import EngineStats, RequestDelta, RequestTiming, StepSummary
+from quire.core.step import SchedulerOutput
+
+NUM_RECENT_STEPS = 256  # kept for live views
+
+
+@dataclass(slots=True)
+class _Turns:
+    queued: float
+    started: float | None = None
+    first_token: float | None = None
+
+
+class StepLog:
+    """Follows every unfinished request, and the latest steps."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, _Turns] = {}
+        self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
+        self._planned: deque[float] = deque()  # when each step in flight was planned
+        self._last_end = 0.0
+        self._tokens = Histogram(STEP_TOKEN_BOUNDS)
+        self._seconds = Histogram(STEP_SECONDS_BOUNDS)
+
+    @property
+    def recent(self) -> list[StepSummary]:
+        """The latest steps, oldest first."""
+        return list(self._recent)
+
+    def queue(self, request_id: str) -> None:
+        """A request has reached the engine."""
+        self._turns[request_id] = _Turns(time.monotonic())
+
+    def plan(self, plan: SchedulerOutput) -> None:
+        """A step was planned, and is about to start."""
+        now = time.monotonic()
+        self._planned.append(now)
+        for new in plan.new_requests:
+            turns = self._turns.get(new.request_id)
+            if turns is not None and turns.started is None:  # else it returns from a preemption
+                turns.started = now
+
+    def end(self, plan: SchedulerOutput, deltas: list[RequestDelta]) -> None:
+        """A step has ended, and gave this."""
+        now = time.monotonic()
+        # a step that was planned while another ran began when that one ended
+        seconds = now - max(self._planned.popleft(), self._last_end)
+        self._last_end = now
+        num_decodes = num_sampled = num_tokens = 0
+        for entry in plan.scheduled:
+            num_tokens += entry.num_tokens
+            num_decodes += entry.num_tokens == 1
+            num_sampled += entry.samples
+        for delta in deltas:
+            if delta.token_ids:
+                turns = self._turns.get(delta.request_id)
+                if turns is not None and turns.first_token is None:
+                    turns.first_token = now
+        self._tokens.observe(num_tokens)
+        self._seconds.observe(seconds)
+        num_prefill = num_tokens - num_decodes
+        counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
+        self._recent.append(StepSummary(plan.step_id, now, seconds, *counts))
+
+    def finish(self, deltas: list[RequestDelta]) -> None:
+        """Write into each last delta when its request had its turns."""
+        for delta in deltas:
+            turns = None
+            if delta.finish_reason is not None:
+                turns = self._turns.pop(delta.request_id, None)
+            if turns is None:
+                continue
+            last = None if turns.first_token is None else time.monotonic()
+            delta.timing = RequestTiming(turns.queued, turns.started, turns.first_token, last)
+
+    def stamp(self, stats: EngineStats) -> EngineStats:
+        """Add time and the histograms to the scheduler's figures."""
+        stats.time = time.monotonic()
+        stats.step_tokens = self._tokens.data()
+        stats.step_seconds = self._seconds.data()
+        return stats
