@@ -12,6 +12,7 @@ from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import InputProcessor, Prompt
 from quire.engine.output_processor import OutputProcessor, Processed
+from quire.engine.request_metrics import RequestMetrics
 from quire.engine.startup import start_engine
 from quire.errors import InvalidRequestError
 from quire.hub import tokenizer_folder
@@ -79,7 +80,7 @@ class LLM:
     def _run(
         self, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
-        outputs = OutputProcessor(self.tokenizer)
+        outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         prepared = []
         for prompt, params in zip(prompts, sampling, strict=True):
             self._num_requests += 1

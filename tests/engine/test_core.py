@@ -11,6 +11,7 @@ from quire.core.messages import (
     ErrorKind,
     RequestDelta,
     ResetPrefixCache,
+    Watch,
 )
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
@@ -18,6 +19,7 @@ from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core import EngineCore
 from quire.engine.executor import Executor, UniprocExecutor
 from quire.engine.queue_deadlines import QueueDeadlines
+from quire.kvcache.block_pool import BlockState
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 
@@ -202,3 +204,45 @@ class TestLoop:
                 core.handle(ResetPrefixCache())
             add(core, request_id, prompt_len=9)
             assert run_until_idle(core)[request_id][-1].num_cached_tokens == num_cached
+
+
+def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None:
+    core, _ = make_core()
+    core.handle(Watch())
+    assert core.has_work
+    view = core.step().view
+    assert view is not None
+    assert view.block_states == bytes(64)
+    assert not core.has_work
+    add(core, "a")
+    assert core.step().view is None
+    core.handle(Watch())
+    view = core.step().view
+    assert view is not None
+    assert set(view.block_states) == {BlockState.FREE, BlockState.USED}
+    assert [step.num_prefill_tokens for step in view.steps] == [5, 0]
+    assert [step.num_decode_tokens for step in view.steps] == [0, 1]
+
+
+@pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
+def test_each_last_delta_says_when_the_request_had_its_turns(executor_type: type) -> None:
+    core, _ = make_core(executor_type)
+    add(core, "a", max_tokens=3)
+    deltas = []
+    while core.has_work:
+        deltas += core.step().deltas
+    assert [delta.timing is not None for delta in deltas] == [False, False, True]
+    timing = deltas[-1].timing
+    assert timing.queued <= timing.started <= timing.first_token <= timing.last_token
+    stats = core.stats
+    assert sum(stats.step_tokens.counts) == sum(stats.step_seconds.counts) == stats.num_steps
+    assert stats.step_tokens.sum == 5 + 2
+
+
+def test_a_request_that_never_ran_has_only_been_queued() -> None:
+    core, _ = make_core()
+    add(core, "a")
+    core.handle(AbortRequests(request_ids=["a"]))
+    (delta,) = core.step().deltas
+    assert delta.timing is not None
+    assert delta.timing.started is None

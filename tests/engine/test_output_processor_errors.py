@@ -8,6 +8,7 @@ from quire.core.messages import AddRequest, ErrorKind, RequestDelta
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import PreparedRequest
 from quire.engine.output_processor import OutputProcessor
+from quire.engine.request_metrics import RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 
 
@@ -20,7 +21,7 @@ from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, Qu
     ],
 )
 def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:
-    outputs = OutputProcessor(tokenizer=None)  # type: ignore[arg-type]
+    outputs = OutputProcessor(None, RequestMetrics())  # type: ignore[arg-type]
     sampling = SamplingParams()
     message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
     outputs.add(PreparedRequest("a", None, [], sampling, [message]), arrival=0.0)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.block_pool import BlockPool, BlockState
 
 
 def make_pool(num_blocks: int) -> tuple[BlockPool, list[bytes]]:
@@ -219,3 +219,21 @@ TestBlockPoolMachine.settings = settings(
     database=None,
     report_multiple_bugs=False,
 )
+
+
+def test_states_tell_free_cached_used_and_shared_blocks() -> None:
+    pool = BlockPool(5, on_removed=lambda _: None)
+    shared, cached, used = pool.allocate(3)
+    pool.register(shared, b"a")
+    pool.register(cached, b"b")
+    pool.share(shared)
+    pool.release([cached])
+    states = pool.states()
+    assert states[shared] == BlockState.SHARED
+    assert states[cached] == BlockState.CACHED
+    assert states[used] == BlockState.USED
+    assert sorted(states) == [0, 0, 1, 2, 3]
+    assert pool.num_shared == 1
+    pool.release([shared])
+    assert pool.num_shared == 0
+    assert pool.states()[shared] == BlockState.USED

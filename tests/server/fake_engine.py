@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.core.messages import EngineStats
+from quire.core.messages import EngineStats, EngineView
 from quire.core.output import (
     CompletionOutput,
     Logprob,
@@ -17,6 +17,7 @@ from quire.core.output import (
 )
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
 
 LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8)
@@ -90,6 +91,8 @@ class FakeEngine:
     info: FakeInfo = field(default_factory=FakeInfo)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     stats: EngineStats = field(default_factory=EngineStats)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    latest_view: EngineView | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str | None] = field(default_factory=list)
     num_sent: int = 0
@@ -103,6 +106,9 @@ class FakeEngine:
 
     async def close(self) -> None:
         self.closed = True
+
+    async def view(self) -> EngineView | None:
+        return self.latest_view
 
     async def generate(
         self,

@@ -14,12 +14,15 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, EngineStats, ResetPrefixCache, StepOutput
+from quire.core.messages import AbortRequests, EngineStats, EngineView, ResetPrefixCache, StepOutput
 from quire.core.output import RequestOutput
+from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from quire.engine.output_processor import OutputProcessor
+from quire.engine.request_metrics import RequestMetrics
 from quire.engine.thread import EngineThread
+from quire.engine.watching import Watcher
 from quire.errors import EngineError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
@@ -73,7 +76,9 @@ class AsyncEngine:
         self.stats = EngineStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
         self._thread = thread
         self._inputs = InputProcessor(tokenizer, info.limits, info.eos_token_ids, config.model.seed)
-        self._outputs = OutputProcessor(tokenizer)
+        self.metrics = RequestMetrics()
+        self._outputs = OutputProcessor(tokenizer, self.metrics)
+        self._watcher = Watcher(self._thread.send)
         self._mailboxes: dict[str, Mailbox] = {}
         self._num_requests = 0
         self._failure: EngineError | None = None
@@ -136,6 +141,10 @@ class AsyncEngine:
         finally:
             self._forget(prepared.request_id)
 
+    async def view(self) -> EngineView | None:
+        """Blocks and latest steps, for a live view; None if the engine has not answered yet."""
+        return await self._watcher.look()
+
     async def reset_prefix_cache(self) -> None:
         """Let no later request find what was computed before."""
         self._thread.send(ResetPrefixCache())
@@ -173,12 +182,15 @@ class AsyncEngine:
 
     def _forget(self, request_id: str) -> None:
         self._mailboxes.pop(request_id, None)
-        if orphans := self._outputs.forget(request_id):
+        reason = FinishReason.ABORT if self._failure is None else FinishReason.ERROR
+        if orphans := self._outputs.forget(request_id, reason):
             self._thread.send(AbortRequests(request_ids=orphans))
 
     def _deliver(self, step: StepOutput) -> None:
         """Hand one step's news to the callers; runs on the event loop."""
         self.stats = step.stats
+        if step.view is not None:
+            self._watcher.put(step.view)
         try:
             processed = self._outputs.process(step.deltas)
         except Exception:  # nobody knows any more who got what

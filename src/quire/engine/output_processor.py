@@ -19,6 +19,7 @@ from quire.core.output import (
 )
 from quire.core.request import FinishReason
 from quire.engine.input_processor import PreparedRequest
+from quire.engine.request_metrics import AnswerTimes, RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
 from quire.tokenizer.detokenizer import Detokenizer
 from quire.tokenizer.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class _Answer:
     caller: _Caller
     index: int
     detokenizer: Detokenizer
+    times: AnswerTimes
 
 
 @dataclass(slots=True)
@@ -63,8 +65,9 @@ class Processed:
 class OutputProcessor:
     """Follows every unfinished request of one front."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, metrics: RequestMetrics) -> None:
         self._tokenizer = tokenizer
+        self._metrics = metrics
         self._answers: dict[str, _Answer] = {}
         self._callers: dict[str, _Caller] = {}
 
@@ -81,6 +84,7 @@ class OutputProcessor:
         if sampling.prompt_logprobs is not None:
             caller.prompt_logprobs = [None]  # nothing comes before the first token
         self._callers[prepared.request_id] = caller
+        observed = self._metrics.send(arrival, len(prepared.prompt_token_ids), sampling)
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
                 self._tokenizer,
@@ -90,15 +94,19 @@ class OutputProcessor:
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )
-            self._answers[answer_id] = _Answer(caller, index, detokenizer)
+            self._answers[answer_id] = _Answer(caller, index, detokenizer, observed[index])
 
-    def forget(self, request_id: str) -> list[str]:
-        """Stop following a request; returns the engine's ids that are to be aborted."""
+    def forget(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[str]:
+        """Stop following a request, for a reason that is counted.
+
+        Returns the engine's ids that are to be aborted.
+        """
         caller = self._callers.pop(request_id, None)
         if caller is None:
             return []
+        now = time.monotonic()
         for answer_id in caller.unfinished:
-            del self._answers[answer_id]
+            self._metrics.finish(self._answers.pop(answer_id).times, reason.value, now)
         return sorted(caller.unfinished)
 
     def process(self, deltas: list[RequestDelta]) -> Processed:
@@ -117,7 +125,7 @@ class OutputProcessor:
                 changed[request_id] = answer.caller
             except Exception as failure:  # one answer's text must not cost the others theirs
                 processed.failures[request_id] = _as_quire_error(failure)
-                processed.aborts += self.forget(request_id)
+                processed.aborts += self.forget(request_id, FinishReason.ERROR)
                 changed.pop(request_id, None)
         for request_id, caller in changed.items():
             processed.outputs[request_id] = self._take_output(caller)
@@ -132,6 +140,7 @@ class OutputProcessor:
         if delta.token_ids:
             caller.times.first_token = caller.times.first_token or now
             caller.times.last_token = now
+            self._count_tokens(answer.times, delta, now)
         if answer.index == 0:  # the others find what the first has computed
             caller.num_cached_tokens = delta.num_cached_tokens
         if caller.prompt_logprobs is not None:
@@ -140,12 +149,20 @@ class OutputProcessor:
         if part.finish_reason is not None:
             caller.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
+            self._metrics.finish(answer.times, part.finish_reason, now, delta.timing)
             if delta.finish_reason is None:  # a stop string: the engine does not know yet
                 processed.aborts.append(delta.request_id)
         if answer.index in caller.changed:
             caller.changed[answer.index].append(part)
         else:
             caller.changed[answer.index] = part
+
+    def _count_tokens(self, times: AnswerTimes, delta: RequestDelta, now: float) -> None:
+        count = len(delta.token_ids)
+        if delta.timing is not None and count > 1:
+            self._metrics.tokens_at_end(times, count, delta.timing, now)
+        else:
+            self._metrics.tokens(times, count, now)
 
     def _completion(self, answer: _Answer, delta: RequestDelta) -> CompletionOutput:
         """The answer's next part."""

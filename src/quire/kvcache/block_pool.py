@@ -71,8 +71,8 @@ class BlockPool:
 
     def states(self) -> bytes:
         """One BlockState per block, in O(num_blocks); for people, not for the loop."""
-        states = np.minimum(np.array(self._ref_counts, dtype=np.int64), 2).astype(np.uint8)
-        states[states > 0] += BlockState.CACHED
+        of_ref_count = np.array([BlockState.FREE, BlockState.USED, BlockState.SHARED], np.uint8)
+        states = of_ref_count[np.minimum(self._ref_counts, 2)]
         states[np.fromiter(self._evictable, dtype=np.int64)] = BlockState.CACHED
         return states.tobytes()
 

@@ -22,6 +22,7 @@ from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import Envelope
 from quire.server.http_errors import describe
 from quire.server.job import check_model
+from quire.server.live import Live
 from quire.server.page import Page
 from quire.server.reception import Reception, Visit
 from quire.server.settings import ServerSettings
@@ -50,6 +51,7 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         Route("/version", pages.version),
         Route("/health", pages.health),
         Route("/ping", pages.health, methods=["GET", "POST"]),
+        Route("/live", Live(engine).answer),
         *page.routes,
     ]
     app = Starlette(

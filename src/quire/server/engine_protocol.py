@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from quire.core.messages import EngineStats
+from quire.core.messages import EngineStats, EngineView
 from quire.core.output import RequestOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.request_metrics import RequestMetrics
 
 Prompt = str | list[int]  # text, or token ids as they are
 
@@ -52,6 +53,18 @@ class EngineInfoProtocol(Protocol):
     def limits(self) -> RequestLimits:
         """The largest request it can take."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bytes of all blocks together."""
+
 
 class GenerateProtocol(Protocol):
     """Whatever runs prompts: an engine, or one as a single tenant sees it."""
@@ -87,6 +100,13 @@ class EngineProtocol(GenerateProtocol, Protocol):
     @property
     def stats(self) -> EngineStats:
         """Gauges and counters after the latest step."""
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """What became of the requests that this front has sent."""
+
+    async def view(self) -> EngineView | None:
+        """Blocks and latest steps, for a live view; None if the engine has not answered yet."""
 
     @property
     def is_alive(self) -> bool:

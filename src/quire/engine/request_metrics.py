@@ -1,0 +1,160 @@
+"""What became of a front's requests: plain counters, cheap enough to be kept for every token.
+
+Counted in engine requests, as vLLM does: a prompt with n answers is n of them. Each one that was
+sent ends in exactly one finish reason, so that sent == unfinished + the sum over all reasons.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from quire.core.histogram import (
+    COUNT_BOUNDS,
+    ITL_BOUNDS,
+    REQUEST_BOUNDS,
+    TOKEN_BOUNDS,
+    TTFT_BOUNDS,
+    Histogram,
+    HistogramData,
+)
+from quire.core.messages import RequestTiming
+from quire.core.sampling_params import SamplingParams
+
+
+class RequestFigures(msgspec.Struct, kw_only=True):
+    """RequestMetrics as a message. histograms: by name. finished: by reason."""
+
+    num_sent: int = 0
+    finished: dict[str, int] = {}
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    histograms: dict[str, HistogramData] = {}
+
+
+class AnswerTimes:
+    """One answer's times, in seconds of the monotonic clock; 0.0 until it happened."""
+
+    __slots__ = ("arrival", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
+
+    def __init__(self, arrival: float, num_prompt_tokens: int) -> None:
+        self.arrival = arrival
+        self.first_token = 0.0
+        self.last_token = 0.0
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0
+
+
+class RequestMetrics:
+    """Counters and histograms of one front's requests to one engine.
+
+    Tokens that come together count the time since the last ones in equal parts; so do all tokens
+    of a request that is told only at its end.
+    """
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self.finished: Counter[str] = Counter()
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.time_to_first_token = Histogram(TTFT_BOUNDS)
+        self.inter_token_latency = Histogram(ITL_BOUNDS)
+        self.time_per_output_token = Histogram(ITL_BOUNDS)  # one per request: the mean
+        self.e2e_latency = Histogram(REQUEST_BOUNDS)
+        self.queue_time = Histogram(REQUEST_BOUNDS)
+        self.prefill_time = Histogram(REQUEST_BOUNDS)
+        self.decode_time = Histogram(REQUEST_BOUNDS)
+        self.inference_time = Histogram(REQUEST_BOUNDS)
+        self.num_prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self.num_generation_tokens = Histogram(TOKEN_BOUNDS)
+        self.params_n = Histogram(COUNT_BOUNDS)
+        self.params_max_tokens = Histogram(TOKEN_BOUNDS)
+
+    def send(
+        self, arrival: float, num_prompt_tokens: int, sampling: SamplingParams
+    ) -> list[AnswerTimes]:
+        """A prompt was sent; one AnswerTimes for each of its n answers."""
+        self.num_sent += sampling.n
+        self.prompt_tokens += num_prompt_tokens * sampling.n
+        self.params_n.observe(sampling.n)
+        if sampling.max_tokens is not None:
+            self.params_max_tokens.observe(sampling.max_tokens)
+        return [AnswerTimes(arrival, num_prompt_tokens) for _ in range(sampling.n)]
+
+    def tokens(self, times: AnswerTimes, count: int, now: float) -> None:
+        """New tokens of an answer have come. This runs for each request in each step."""
+        self.generation_tokens += count
+        times.num_tokens += count
+        if times.first_token:
+            itl, seconds = self.inter_token_latency, now - times.last_token
+            itl.counts[bisect_left(itl.bounds, seconds / count)] += count
+            itl.sum += seconds
+        else:
+            times.first_token = now
+            self.time_to_first_token.observe(now - times.arrival)
+            if count > 1:  # the rest of a first batch came at once
+                self.inter_token_latency.observe(0.0, count - 1)
+        times.last_token = now
+
+    def tokens_at_end(
+        self, times: AnswerTimes, count: int, timing: RequestTiming, now: float
+    ) -> None:
+        """All tokens of an answer have come together: the engine knows when they were made."""
+        if times.first_token or timing.first_token is None or timing.last_token is None:
+            self.tokens(times, count, now)
+            return
+        self.tokens(times, 1, timing.first_token)
+        if count > 1:
+            self.tokens(times, count - 1, timing.last_token)
+
+    def finish(
+        self, times: AnswerTimes, reason: str, now: float, timing: RequestTiming | None = None
+    ) -> None:
+        """An answer has ended."""
+        self.finished[reason] += 1
+        self.e2e_latency.observe(now - times.arrival)
+        self.num_prompt_tokens.observe(times.num_prompt_tokens)
+        self.num_generation_tokens.observe(times.num_tokens)
+        if times.num_tokens > 1:
+            seconds = times.last_token - times.first_token
+            self.time_per_output_token.observe(seconds / (times.num_tokens - 1))
+        if timing is not None:
+            self._observe_turns(timing)
+
+    def figures(self) -> RequestFigures:
+        """A copy of everything, for the wire."""
+        return RequestFigures(
+            num_sent=self.num_sent,
+            finished=dict(self.finished),
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            histograms={name: histogram.data() for name, histogram in self.histograms()},
+        )
+
+    def add(self, figures: RequestFigures) -> None:
+        """Count what another process counted."""
+        self.num_sent += figures.num_sent
+        self.finished.update(figures.finished)
+        self.prompt_tokens += figures.prompt_tokens
+        self.generation_tokens += figures.generation_tokens
+        for name, histogram in self.histograms():
+            histogram.add(figures.histograms.get(name, HistogramData()))
+
+    def histograms(self) -> Iterator[tuple[str, Histogram]]:
+        """All histograms by name."""
+        for name, value in vars(self).items():
+            if isinstance(value, Histogram):
+                yield name, value
+
+    def _observe_turns(self, timing: RequestTiming) -> None:
+        if timing.started is None:
+            return
+        self.queue_time.observe(timing.started - timing.queued)
+        if timing.first_token is None or timing.last_token is None:
+            return
+        self.prefill_time.observe(timing.first_token - timing.started)
+        self.decode_time.observe(timing.last_token - timing.first_token)
+        self.inference_time.observe(timing.last_token - timing.started)
