@@ -90,6 +90,7 @@ class OutputProcessor:
                 self._tokenizer,
                 prepared.prompt_token_ids,
                 skip_special_tokens=sampling.skip_special_tokens,
+                kept_token_ids=sampling.kept_token_ids,
                 stop=sampling.stop,
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,

@@ -7,7 +7,7 @@ string. What the bytes of a token are is the tokenizer's knowledge.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from quire.tokenizer.stop_strings import StopMatcher
@@ -37,7 +37,7 @@ class Detokenizer:
 
     stop: strings that end the text before them, or after them with include_stop_str_in_output.
     The match that ends first counts, the longest of those that end together; none counts that
-    ends before token number min_tokens.
+    ends before token number min_tokens. kept_token_ids: special tokens that are not skipped.
     """
 
     def __init__(
@@ -46,12 +46,14 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        kept_token_ids: Collection[int] = (),
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._kept_token_ids = kept_token_ids
         self._min_tokens = min_tokens
         self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output)
         self._utf8 = _NewDecoder("replace")
@@ -85,7 +87,7 @@ class Detokenizer:
         return self._stops.feed(text, may_match=self.num_tokens >= self._min_tokens)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        if not self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
+        if not self._shows(token_id):
             return b""
         data = self._tokenizer.token_bytes(token_id, first=self._is_first)
         self._is_first = False
@@ -93,11 +95,15 @@ class Detokenizer:
             data, self._prompt_tail = _continued(self._prompt_tail, data), b""
         return data
 
+    def _shows(self, token_id: int) -> bool:
+        skip = self._skip_special_tokens and token_id not in self._kept_token_ids
+        return self._tokenizer.shows(token_id, skip_special_tokens=skip)
+
     def _read_prompt(self, token_ids: Sequence[int]) -> tuple[bool, bytes]:
         """Whether the answer begins the text, and the prompt's last, incomplete character."""
         tail, is_first = b"", True
         for token_id in reversed(token_ids):
-            if not self._tokenizer.shows(token_id, skip_special_tokens=self._skip_special_tokens):
+            if not self._shows(token_id):
                 continue
             is_first = False
             tail = self._tokenizer.token_bytes(token_id) + tail

@@ -57,6 +57,8 @@ class Tokenizer:
         self._backend = backend
         self._names = names or {}
         self._templates = _compile(templates or {}, self._names)
+        self.chat_template_text = "\n".join(source for _, source in (templates or {}).values())
+        """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._control = _beginnings_of(added[i].content for i in self._special_ids)
@@ -184,6 +186,11 @@ class Tokenizer:
         """Whether it is a control token, which skip_special_tokens leaves out."""
         return token_id in self._special_ids
 
+    def control_token_id(self, text: str) -> int | None:
+        """The id of the control token with this name; None if there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """The bytes that a token adds to a text: any part of a character, nothing if unknown.
 
@@ -210,6 +217,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
         return bool(self._templates)
+
+    @property
+    def chat_variables(self) -> frozenset[str]:
+        """The names that the chat templates read, such as tools or enable_thinking."""
+        return frozenset[str]().union(*(t.variables for t in self._templates.values()))
 
     def render_chat(
         self,

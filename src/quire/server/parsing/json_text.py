@@ -1,0 +1,126 @@
+"""JSON read as it arrives: checked and handed on as it was written, never evaluated.
+
+The text that is handed on is always the beginning of a valid JSON text, whatever the model wrote.
+One thing is mended: control characters inside strings, such as line ends, are escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from quire.server.parsing.source import SPACE, Broken, Source, Wait
+
+MAX_DEPTH = 64  # objects and lists in one another
+MAX_WORD_CHARS = 256  # of a number
+
+Emit = Callable[[str], None]
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_WORD = re.compile(r"[-+.0-9A-Za-z]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_LITERALS = frozenset({"true", "false", "null"})
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def read_object(source: Source, emit: Emit) -> Wait[None]:
+    """Read one object. Raises Broken at the first character that does not fit."""
+    if (yield from source.peek()) != "{":
+        raise Broken
+    yield from _read_value(source, emit)
+
+
+def read_string(source: Source, emit: Emit) -> Wait[None]:
+    """Read one string, quotes included. Raises Broken."""
+    yield from _read_token(source, '"', emit)
+    while True:
+        yield from source.run(_PLAIN, emit)
+        character = yield from source.peek()
+        if not character:
+            raise Broken
+        if character == "\\":
+            yield from _read_escape(source, emit)
+            continue
+        source.take_to(source.at + 1)
+        if character == '"':
+            emit('"')
+            return
+        emit(json.dumps(character)[1:-1])  # a control character
+
+
+def string_value(source: Source) -> Wait[str]:
+    """Read one string; returns the text it stands for. Raises Broken."""
+    parts: list[str] = []
+    yield from read_string(source, parts.append)
+    value = json.loads("".join(parts))
+    assert isinstance(value, str)
+    return value
+
+
+def _read_value(source: Source, emit: Emit) -> Wait[None]:
+    """Read one value: a loop with its own stack, so that nesting costs no recursion."""
+    closing: list[str] = []  # of the objects and lists that are open, innermost last
+    while True:
+        yield from source.run(SPACE, emit)
+        character = yield from source.peek()
+        if character in _CLOSING:
+            yield from _open(source, character, closing, emit)
+            if (yield from source.peek()) != closing[-1]:
+                yield from _read_key_in(closing[-1], source, emit)
+                continue
+        elif character == '"':
+            yield from read_string(source, emit)
+        else:
+            yield from _read_word(source, emit)
+        yield from _close(source, closing, emit)
+        if not closing:
+            return
+        yield from _read_token(source, ",", emit)
+        yield from _read_key_in(closing[-1], source, emit)
+
+
+def _open(source: Source, character: str, closing: list[str], emit: Emit) -> Wait[None]:
+    if len(closing) == MAX_DEPTH:
+        raise Broken
+    yield from _read_token(source, character, emit)
+    closing.append(_CLOSING[character])
+    yield from source.run(SPACE, emit)
+
+
+def _close(source: Source, closing: list[str], emit: Emit) -> Wait[None]:
+    """Read the ends of what is complete; the space after the outermost is not touched."""
+    while closing:
+        yield from source.run(SPACE, emit)
+        if (yield from source.peek()) != closing[-1]:
+            return
+        yield from _read_token(source, closing.pop(), emit)
+
+
+def _read_key_in(container: str, source: Source, emit: Emit) -> Wait[None]:
+    if container == "}":
+        yield from source.run(SPACE, emit)
+        yield from read_string(source, emit)
+        yield from source.run(SPACE, emit)
+        yield from _read_token(source, ":", emit)
+
+
+def _read_word(source: Source, emit: Emit) -> Wait[None]:
+    """A number, true, false or null; handed on once it is whole."""
+    word = yield from source.peek_run(_WORD, MAX_WORD_CHARS)
+    if word not in _LITERALS and not _NUMBER.fullmatch(word):
+        raise Broken
+    emit(source.take_to(source.at + len(word)))
+
+
+def _read_escape(source: Source, emit: Emit) -> Wait[None]:
+    length = 6 if (yield from source.peek(2)) == "\\u" else 2
+    if not _ESCAPE.fullmatch((yield from source.peek(length))):
+        raise Broken
+    emit(source.take_to(source.at + length))
+
+
+def _read_token(source: Source, token: str, emit: Emit) -> Wait[None]:
+    yield from source.expect(token)
+    emit(token)
