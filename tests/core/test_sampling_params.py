@@ -14,7 +14,7 @@ from quire.core.sampling_params import (
     MAX_LOGPROBS,
     MAX_N,
     MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
+    MAX_TOKEN_IDS,
     MAX_WORD_CHARS,
     SamplingParams,
 )
@@ -126,12 +126,14 @@ def test_only_some_may_be_left_out(field: str) -> None:
         ("bad_words", [b"word"]),
         ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
         ("bad_words", ["x" * (MAX_WORD_CHARS + 1)]),
-        ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1)),
+        ("stop_token_ids", [1] * (MAX_TOKEN_IDS + 1)),
         ("stop_token_ids", [10**5000]),
         ("stop_token_ids", 5),
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1.0]),
         ("stop_token_ids", [True]),
+        ("kept_token_ids", ["a"]),
+        ("kept_token_ids", None),
         ("logit_bias", [1]),
         ("logit_bias", {"1": 1.0}),
         ("logit_bias", {-1: 1.0}),
@@ -156,10 +158,10 @@ def test_lists_and_maps_at_their_limits() -> None:
     params = SamplingParams(
         stop=["x"] * MAX_STOP_STRINGS,
         bad_words=["x" * MAX_WORD_CHARS] * MAX_BAD_WORDS,
-        stop_token_ids=[7] * MAX_STOP_TOKEN_IDS,
+        stop_token_ids=[7] * MAX_TOKEN_IDS,
         logit_bias=dict.fromkeys(range(MAX_LOGIT_BIAS), -100) | {0: 100.0},
     )
-    assert len(params.stop_token_ids) == MAX_STOP_TOKEN_IDS
+    assert len(params.stop_token_ids) == MAX_TOKEN_IDS
 
 
 @pytest.mark.parametrize("field", [*INTS, *FLOATS])

@@ -172,7 +172,10 @@ def test_every_accepted_field_is_read() -> None:
 
 def test_every_sampling_wish_is_reachable() -> None:
     fields = set(protocol.ChatRequest.__struct_fields__)
-    assert set(SamplingParams.__struct_fields__) <= fields | {"structured_outputs"}
+    assert set(SamplingParams.__struct_fields__) <= fields | {
+        "kept_token_ids",
+        "structured_outputs",
+    }
 
 
 def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:

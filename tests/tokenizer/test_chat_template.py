@@ -235,3 +235,9 @@ def test_added_tokens_that_do_not_steer_are_recognised_in_messages(
     tokenizer = chatml["llama3"]
     (think,) = tokenizer.encode("<think>", add_special_tokens=False)
     assert think in tokenizer.encode_chat([{"role": "user", "content": "<think>" + ATTACK}])
+
+
+def test_what_the_templates_read(chatml: dict[str, Tokenizer], gpt2: Tokenizer) -> None:
+    assert {"messages", "add_generation_prompt"} <= chatml["gpt2"].chat_variables
+    assert "<|im_start|>" in chatml["gpt2"].chat_template_text
+    assert (gpt2.chat_variables, gpt2.chat_template_text) == (frozenset(), "")

@@ -241,3 +241,12 @@ def test_time_is_linear(gpt2: Tokenizer, byte_ids: list[int], data: bytes) -> No
     text = "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.finish()
     assert time.process_time() - begin < 2.0
     assert len(text) >= len(ids) // 4
+
+
+def test_kept_control_tokens_are_shown(llama2: Tokenizer) -> None:
+    begin, end = llama2.control_token_id("<s>"), llama2.control_token_id("</s>")
+    assert begin is not None
+    assert end is not None
+    assert llama2.control_token_id("fox") is None
+    ids = [begin, *llama2.encode("fox", add_special_tokens=False), end]
+    assert Detokenizer(llama2, [], kept_token_ids=[end]).push(ids) == "fox</s>"

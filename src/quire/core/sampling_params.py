@@ -15,7 +15,7 @@ __all__ = ["SamplingParams", "StructuredOutputs"]
 MAX_LOGPROBS = 20
 MAX_N = 16
 MAX_STOP_STRINGS = 16
-MAX_STOP_TOKEN_IDS = 128
+MAX_TOKEN_IDS = 128  # in a list of them
 MAX_BAD_WORDS = 128
 MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
@@ -36,7 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: go on past the model's end token. logprobs / prompt_logprobs: how many of the most
     probable tokens to report for each position, besides the token itself, before any penalty.
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
-    never follow one another in the answer. skip_special_tokens: leave them out of the text.
+    never follow one another in the answer. skip_special_tokens: leave them out of the text,
+    but for kept_token_ids.
     structured_outputs: the form that the answer has to have.
 
     Lists are bounded, because their work is done for each token or before other requests' work.
@@ -63,6 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     bad_words: list[str] = []
     skip_special_tokens: bool = True
+    kept_token_ids: list[int] = []
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
@@ -140,7 +142,8 @@ def _check_types(params: SamplingParams) -> None:
             raise _wrong(field, problem)
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
-    _check_stop_token_ids(params.stop_token_ids)
+    _check_token_ids("stop_token_ids", params.stop_token_ids)
+    _check_token_ids("kept_token_ids", params.kept_token_ids)
     if not isinstance(params.structured_outputs, StructuredOutputs | None):
         raise _wrong("structured_outputs", "give StructuredOutputs(...), or None")
 
@@ -165,11 +168,11 @@ def _check_words(field: str, words: Any, most: int) -> None:
             raise _wrong(field, problem)
 
 
-def _check_stop_token_ids(token_ids: Any) -> None:
-    if not isinstance(token_ids, list) or len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _wrong("stop_token_ids", f"give a list of at most {MAX_STOP_TOKEN_IDS} token ids")
+def _check_token_ids(field: str, token_ids: Any) -> None:
+    if not isinstance(token_ids, list) or len(token_ids) > MAX_TOKEN_IDS:
+        raise _wrong(field, f"give a list of at most {MAX_TOKEN_IDS} token ids")
     if not all(map(_is_token_id, token_ids)):
-        raise _wrong("stop_token_ids", "give token ids, 0 or above")
+        raise _wrong(field, "give token ids, 0 or above")
 
 
 def _check_ranges(params: SamplingParams) -> None:

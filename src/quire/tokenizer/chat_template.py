@@ -28,16 +28,15 @@ _PLAIN_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 class ChatTemplate:
     """One template, compiled. origin: its file, for messages.
 
-    special_tokens: name → text, such as bos_token. variables: the names that it reads. Raises CheckpointError for a damaged template.
+    special_tokens: name → text, such as bos_token. variables: the names that it reads.
+    Raises CheckpointError for a damaged template.
     """
 
     def __init__(self, source: str, *, origin: str, special_tokens: Mapping[str, str]) -> None:
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
-            self.variables = frozenset(
-                jinja2.meta.find_undeclared_variables(sandbox.parse(source))
-            )
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(
                 f"{origin}: the chat template is damaged ({error}); mend it, or remove it to serve "
