@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
-import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from live_server import Running
 
 from quire.errors import ConfigError
-from quire.server.app import build_app
-from quire.server.listen import Server, base_url, bind
-from quire.server.settings import ServerSettings
-
-
-class Running:
-    """The server in a thread."""
-
-    def __init__(self, engine: FakeEngine) -> None:
-        self.sock = bind("127.0.0.1", 0)
-        self.port = self.sock.getsockname()[1]
-        settings = ServerSettings(shutdown_timeout=1)
-        ready = threading.Event()
-        self._server = Server(build_app(engine, settings), settings, ready.set)
-        run = self._server.serve(sockets=[self.sock])
-        self._thread = threading.Thread(target=asyncio.run, args=(run,))
-        self._thread.start()
-        assert ready.wait(10)
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self.sock.close()
-
-    @contextmanager
-    def post(self, **body: Any) -> Iterator[http.client.HTTPResponse]:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            with connection.getresponse() as response:
-                yield response
+from quire.server.listen import base_url, bind
 
 
 @pytest.fixture

@@ -5,26 +5,35 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+import sys
+from asyncio import Protocol
 from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from quire.errors import ConfigError
+from quire.server.http_protocol import BoundedProtocol, WireLimits
 from quire.server.settings import ServerSettings
 
 KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that they end it
+UNSENT_BYTES = 16 << 10  # that the kernel takes of a connection before it can send them
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Take the address, so that a port in use is said before any work. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
     except (socket.gaierror, UnicodeError):
         raise ConfigError(_not_ours(host)) from None
     except OSError as error:
         raise ConfigError(_why_not(error, host, port)) from None
+    if sys.platform == "linux":  # what a slow client has not read waits here, and can be joined
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    return sock
 
 
 def base_url(sock: socket.socket) -> str:
@@ -46,10 +55,16 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, on_ready: Callable[[], None]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        on_ready: Callable[[], None],
+        limits: WireLimits | None = None,
     ) -> None:
+        limits = limits or WireLimits(stall_seconds=settings.slow_reader_timeout)
         config = uvicorn.Config(
             app,
+            http=cast(type[Protocol], partial(BoundedProtocol, limits)),
             lifespan="on",
             ws="none",
             access_log=False,

@@ -1,0 +1,254 @@
+"""HTTP on one connection: uvicorn's protocol, with bounds on how a client may send and read.
+
+Uvicorn waits for ever for the rest of a request, keeps headers of any size, and writes to a client
+that never reads. Here each of these has a limit, after which the connection is closed. The usual
+request, which arrives whole in one piece, costs no timer.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid
+from asyncio import TimerHandle, Transport
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quire.server.http_errors import HttpError, describe
+
+logger = logging.getLogger(__name__)
+
+STALL_CHECKS = 4  # looks at a client that does not read, until it is cut off
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WireLimits:
+    """What a client may cost. Seconds and bytes.
+
+    A body has body_seconds, and one second more for each body_bytes_per_second that have come.
+    stall_seconds: how long a client may leave what was written for it unread.
+    """
+
+    header_seconds: float = 10.0
+    header_bytes: int = 64 << 10
+    num_headers: int = 128
+    body_seconds: float = 30.0
+    body_bytes_per_second: int = 16 << 10
+    stall_seconds: float = 30.0
+
+
+class Phase(enum.Enum):
+    """Which part of a request is being received."""
+
+    NONE = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, with its limits."""
+
+    def __init__(self, limits: WireLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._phase = Phase.NONE
+        self._num_headers = 0
+        self._num_bytes = 0  # of this phase; of a body, those that are not the body's own
+        self._num_body_bytes = 0
+        self._refusal: HttpError | None = None
+        self._receive_timer: TimerHandle | None = None
+        self._timed_phase = Phase.NONE
+        self._phase_begin = 0.0
+        self._stall_timer: TimerHandle | None = None
+        self._unread_bytes = 0
+        self._num_stalls = 0
+
+    # ------------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """A client is there; it may be silent as long as between two requests."""
+        super().connection_made(transport)
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was cut off."""
+        self._watch_receiving(Phase.NONE)
+        self._stop_watching_reader()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came for long; a client that has not read its answer yet will not any more."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
+    def on_response_complete(self) -> None:
+        """The answer is written; if the connection ends with it, its reader is still watched."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.pause_writing()
+
+    def _await_request(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    # ------------------------------------------------------------------ receiving
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came. What breaks a rule is told and the connection closed."""
+        self._unset_keepalive_if_required()
+        before = self._phase
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nothing else is spoken here; the request is served as it is
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _malformed())
+            return
+        if self._phase is before is not Phase.NONE:
+            self._num_bytes += len(data)
+            if self._num_bytes > self._limits.header_bytes + 8 * self._num_body_bytes:
+                self._refuse(_headers_too_large())
+                return
+        self._watch_receiving(self._phase)
+        if self._phase is Phase.NONE and (self.cycle is None or self.cycle.response_complete):
+            self._await_request()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._phase = Phase.HEADERS
+        self._num_headers = self._num_bytes = self._num_body_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer."""
+        self._num_headers += 1
+        self._num_bytes += len(name) + len(value)
+        is_long = self._num_bytes > self._limits.header_bytes + 8 * self._num_body_bytes
+        if is_long or self._num_headers > self._limits.num_headers:
+            self._refusal = _headers_too_large()
+            raise self._refusal
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request can begin to be served."""
+        self._phase, self._num_bytes = Phase.BODY, 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The last byte of a request."""
+        super().on_message_complete()
+        self._phase = Phase.NONE
+
+    def _watch_receiving(self, phase: Phase) -> None:
+        """Time the phase that is under way, if that has changed."""
+        if phase is self._timed_phase:
+            return
+        self._timed_phase = phase
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+        if phase is not Phase.NONE:
+            self._phase_begin = self.loop.time()
+            self._check_receiving()
+
+    def _check_receiving(self) -> None:
+        limits = self._limits
+        if self.pipeline:  # it is we who do not read, before an earlier request is answered
+            self._phase_begin = self.loop.time()
+        allowed = limits.header_seconds
+        if self._timed_phase is Phase.BODY:
+            allowed = limits.body_seconds + self._num_body_bytes / limits.body_bytes_per_second
+        left = self._phase_begin + allowed - self.loop.time()
+        if left > 0.0:
+            self._receive_timer = self.loop.call_later(left, self._check_receiving)
+        else:
+            self._refuse(_too_slow())
+
+    def _refuse(self, refusal: HttpError) -> None:
+        """Answer in place of the application, unless it has begun to, and close."""
+        cycle = self.cycle
+        is_served = cycle is not None and not cycle.response_complete
+        if self._phase is Phase.BODY and cycle is not None:
+            may_tell = not cycle.response_started
+        else:
+            may_tell = not is_served
+        if may_tell and not self.transport.is_closing():
+            self.transport.write(_raw(refusal))
+        if is_served:  # the application learns that its client is gone
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+        self.pause_writing()
+
+    # ------------------------------------------------------------------ writing
+
+    def pause_writing(self) -> None:
+        """Much is unread: whoever writes waits, but not for ever."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._num_stalls = 0
+            self._unread_bytes = self.transport.get_write_buffer_size()
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The client has read enough."""
+        self._stop_watching_reader()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        seconds = self._limits.stall_seconds / STALL_CHECKS
+        self._stall_timer = self.loop.call_later(seconds, self._check_reader)
+
+    def _check_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._num_stalls = 0 if unread < self._unread_bytes else self._num_stalls + 1
+        self._unread_bytes = unread
+        if self._num_stalls < STALL_CHECKS:
+            self._watch_reader()
+        else:
+            logger.info(
+                "a client that did not read for %g s is cut off", self._limits.stall_seconds
+            )
+            self.transport.abort()
+
+    def _stop_watching_reader(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+def _raw(refusal: HttpError) -> bytes:
+    """A whole response, ready for the wire."""
+    request_id = uuid.uuid4().hex
+    body = describe(refusal, request_id).body()
+    headers = (
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+    )
+    return STATUS_LINE[refusal.status] + headers.encode() + body
+
+
+def _malformed() -> HttpError:
+    text = "this is not HTTP/1.1 as it should be; send a well-formed request"
+    return HttpError(400, text, code="bad_request")
+
+
+def _headers_too_large() -> HttpError:
+    text = "the headers are too long or too many; send fewer and shorter ones"
+    return HttpError(431, text, code="headers_too_large")
+
+
+def _too_slow() -> HttpError:
+    text = "the request did not arrive in time; send it whole, and faster"
+    return HttpError(408, text, code="request_timeout")

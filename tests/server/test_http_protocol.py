@@ -1,0 +1,236 @@
+"""Clients that send slowly, read slowly, say nonsense, or leave: on real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import Running, raw_post, read_all, wait_for
+
+from quire.server.http_protocol import WireLimits
+from quire.server.settings import ServerSettings
+
+LIMITS = WireLimits(
+    header_seconds=0.4,
+    header_bytes=4096,
+    num_headers=32,
+    body_seconds=0.4,
+    body_bytes_per_second=2000,
+    stall_seconds=0.4,
+)
+LONG = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 600, "logprobs": 5}
+
+
+@pytest.fixture
+def server(engine: FakeEngine) -> Iterator[Running]:
+    settings = ServerSettings(shutdown_timeout=1, max_queued_requests=100)
+    running = Running(engine, settings, LIMITS, keep_alive=0.5)
+    yield running
+    running.stop()
+
+
+def error_of(reply: bytes) -> tuple[bytes, str]:
+    """Status line and code of a whole error response."""
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    assert b"x-request-id: " in head
+    return head.split(b"\r\n")[0], json.loads(body)["error"]["code"]
+
+
+def drip(sockets: list[socket.socket], data: bytes, seconds: float) -> None:
+    """Send data to all of them, a byte at a time, until the time is over."""
+    end = time.monotonic() + seconds
+    for place in range(len(data)):
+        for sock in sockets:
+            with suppress(OSError):
+                sock.send(data[place : place + 1])
+        time.sleep(0.05)
+        if time.monotonic() > end:
+            return
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"", HEAD, HEAD + b"content-length: 500\r\n\r\n{"])
+def test_slow_loris_is_closed_in_time(server: Running, engine: FakeEngine, begin: bytes) -> None:
+    sockets = [server.connect() for _ in range(40)]
+    for sock in sockets:
+        sock.sendall(begin)
+    drip(sockets, b"x" * 100 if begin else HEAD, seconds=0.9)
+    assert wait_for(lambda: server.num_connections == 0, 1.0)
+    for sock in sockets:
+        with sock:
+            assert error_of(read_all(sock)) == (b"HTTP/1.1 408 Request Timeout", "request_timeout")
+    with server.post(prompt="a") as response:
+        assert response.status == 200
+    assert len(engine.calls) == 1
+
+
+def test_a_large_body_may_take_longer_while_it_flows(server: Running) -> None:
+    body = raw_post({"prompt": "a", "user": "u" * 500, "cache_salt": "s" * 512})
+    with server.connect() as sock:
+        for start in range(0, len(body), 100):
+            sock.sendall(body[start : start + 100])
+            time.sleep(0.05)
+        assert sock.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("begin", [b"", b"\r\n", b"\r\n\r\n\r\n"])
+def test_silent_connections_are_closed(server: Running, begin: bytes) -> None:
+    with server.connect() as sock:
+        sock.sendall(begin)
+        began = time.monotonic()
+        assert read_all(sock) == b""
+        assert time.monotonic() - began < 3.0
+
+
+def test_a_kept_connection_is_closed_after_a_while(server: Running) -> None:
+    with server.connect() as sock:
+        sock.sendall(raw_post({"prompt": "a"}))
+        assert read_all(sock).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"x: y\r\n" * 40,
+        b"x: " + b"y" * 5000 + b"\r\n",
+        b"y" * 5000 + b": x\r\n",
+        b"x: " + b"y" * 500_000,  # and never an end
+    ],
+)
+def test_headers_are_bounded(server: Running, headers: bytes) -> None:
+    with server.connect() as sock:
+        try:
+            for start in range(0, len(headers), 3000):
+                sock.sendall((HEAD if start == 0 else b"") + headers[start : start + 3000])
+            sock.sendall(b"\r\n")
+        except OSError:
+            pass
+        reply = read_all(sock)
+    if len(headers) < 100_000:  # else the answer may be lost in the reset
+        status = b"HTTP/1.1 431 Request Header Fields Too Large"
+        assert error_of(reply) == (status, "headers_too_large")
+    assert wait_for(lambda: server.num_connections == 0)
+
+
+def test_trailers_and_chunk_extensions_are_bounded(server: Running) -> None:
+    begin = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    for flood in (b"1;" + b"e" * 20_000, b"0\r\n" + b"t: u\r\n" * 100):
+        with server.connect() as sock:
+            sock.sendall(begin)
+            try:
+                for start in range(0, len(flood), 1000):
+                    sock.sendall(flood[start : start + 1000])
+                    time.sleep(0.002)
+            except OSError:
+                pass
+            read_all(sock)
+        assert wait_for(lambda: server.num_connections == 0)
+
+
+def test_nonsense_is_answered_in_json(server: Running) -> None:
+    with server.connect() as sock:
+        sock.sendall(b"NONSENSE\r\n\r\n")
+        assert error_of(read_all(sock)) == (b"HTTP/1.1 400 Bad Request", "bad_request")
+
+
+def test_nonsense_after_a_request_does_not_enter_its_answer(
+    server: Running, engine: FakeEngine
+) -> None:
+    engine.delay = 0.02
+    with server.connect() as sock:
+        sock.sendall(raw_post({"prompt": "a", "stream": True, "ignore_eos": True}))
+        reply = sock.recv(4096)
+        sock.sendall(b"NONSENSE\r\n\r\n")
+        reply += read_all(sock)
+    assert reply.count(b"HTTP/1.1") == 1
+    assert b"bad_request" not in reply
+    assert wait_for(lambda: len(engine.aborted) == 1)
+
+
+def test_requests_in_one_piece_are_answered_in_order(server: Running) -> None:
+    with server.connect() as sock:
+        sock.sendall(raw_post({"prompt": "a"}) + raw_post({"prompt": ""}) + b"GET /nowhere HTTP/")
+        sock.sendall(b"1.1\r\nhost: a\r\n\r\n")
+        reply = read_all(sock)
+    statuses = [part[:3] for part in reply.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"400", b"404"]
+
+
+def test_a_client_that_does_not_read_is_cut_off(server: Running, engine: FakeEngine) -> None:
+    with server.connect(receive_buffer=4096) as sock:
+        sock.sendall(raw_post(LONG | {"n": 4}))
+        assert wait_for(lambda: engine.aborted != [])
+        assert engine.num_sent < 500  # it waited for the client instead of writing on
+        assert wait_for(lambda: server.num_connections == 0)
+        assert b"[DONE]" not in read_all(sock)
+    with server.post(prompt="a") as response:  # others are served
+        assert response.status == 200
+
+
+def test_an_unread_answer_does_not_hold_a_connection_for_ever(
+    server: Running, engine: FakeEngine
+) -> None:
+    with server.connect(receive_buffer=4096) as sock:
+        body = LONG | {"stream": False, "prompt": ["a"] * 16}
+        sock.sendall(raw_post(body, headers=b"connection: close\r\n"))
+        assert wait_for(lambda: len(engine.calls) == 16)
+        assert wait_for(lambda: server.num_connections == 0)
+
+
+def test_a_slow_reader_that_goes_on_reading_gets_everything(
+    server: Running, engine: FakeEngine
+) -> None:
+    reply = b""
+    with server.connect(receive_buffer=4096) as sock:
+        sock.sendall(raw_post(LONG))
+        while b"[DONE]" not in reply:
+            time.sleep(0.02)
+            part = sock.recv(8192)
+            assert part
+            reply += part
+    assert engine.aborted == []
+
+
+def test_a_client_that_leaves_is_aborted_within_two_steps(
+    server: Running, engine: FakeEngine
+) -> None:
+    engine.delay = 0.1
+    with server.post(**LONG) as response:
+        response.readline()
+        seen = engine.num_sent
+    assert wait_for(lambda: len(engine.aborted) == 1)
+    assert engine.num_sent <= seen + 2
+
+
+def test_a_storm_of_leaving_clients_touches_nobody_else(
+    server: Running, engine: FakeEngine
+) -> None:
+    engine.delay = 0.01
+    told: list[bytes] = []
+
+    def stand_by() -> None:
+        with server.post(**(LONG | {"max_tokens": 100})) as response:
+            told.append(response.read())
+
+    bystander = threading.Thread(target=stand_by)
+    bystander.start()
+    for number in range(60):
+        with closing(server.connect()) as sock:
+            data = raw_post(LONG)
+            sock.sendall(data[: len(data) - number % 2])
+            if number % 3:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    bystander.join()
+    assert told[0].endswith(b"data: [DONE]\n\n")
+    assert told[0].count(b'"finish_reason":null') == 99
+    assert wait_for(lambda: len(engine.aborted) == len(engine.calls) - 1)
+    assert wait_for(lambda: server.num_connections == 0)
