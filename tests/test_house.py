@@ -45,7 +45,7 @@ TORCH_FREE = [
 
 FILES = sorted(SOURCE.rglob("*.py"))
 PROGRAMS = sorted(
-    path for room in ("training", "benchmarks") for path in (ROOT / room).glob("*.py")
+    path for room in ("training", "benchmarks") for path in (ROOT / room).rglob("*.py")
 )
 
 
