@@ -25,7 +25,10 @@ export function startChat() {
     ask(prompt.value);
   });
   prompt.addEventListener("input", fit);
-  byId("chat").addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
+  byId("chat-view").addEventListener(
+    "keydown",
+    (event) => event.key === "Escape" && running?.abort(),
+  );
   byId("stop").addEventListener("click", () => running?.abort());
   byId("clear").addEventListener("click", clear);
   byId("copy-curl").addEventListener("click", (event) => copy(curl(), event.currentTarget));
@@ -35,7 +38,11 @@ export function startChat() {
 export function showExamples() {
   byId("blank-model").textContent = chosenModel() || "the model";
   const offer = ({ text, note }) =>
-    el("li", {}, el("button", { type: "button", onclick: () => ask(text) }, text, el("small", {}, note)));
+    el(
+      "li",
+      {},
+      el("button", { type: "button", onclick: () => ask(text) }, text, el("small", {}, note)),
+    );
   byId("examples").replaceChildren(...examplesFor(chosenModel()).map(offer));
 }
 
@@ -81,7 +88,7 @@ async function answer(turn) {
 
 function end(answer, error) {
   if (error.name === "AbortError") return answer.end("stopped");
-  if (!(error instanceof ApiError)) throw error;
+  if (!(error instanceof ApiError)) console.error(error);
   answer.end("failed", error);
   markRefused(error.param);
 }
@@ -91,11 +98,20 @@ function body(stream) {
   const said = turns.flatMap(({ question, answer }, place) => {
     const user = { role: "user", content: question };
     const isLast = place === turns.length - 1;
-    return !isLast && answer?.text ? [user, { role: "assistant", content: answer.text }] : isLast ? [user] : [];
+    return !isLast && answer?.text
+      ? [user, { role: "assistant", content: answer.text }]
+      : isLast
+        ? [user]
+        : [];
   });
   const model = chosenModel();
   const streamed = stream ? { stream, stream_options: { include_usage: true } } : {};
-  return { ...(model && { model }), messages: [...systemMessages(), ...said], ...fields(), ...streamed };
+  return {
+    ...(model && { model }),
+    messages: [...systemMessages(), ...said],
+    ...fields(),
+    ...streamed,
+  };
 }
 
 /** The same request for a terminal. The key is named, never shown. */
@@ -118,10 +134,15 @@ function clear() {
   byId("prompt").focus();
 }
 
+/** Send and Stop take turns; the focus goes along. */
 function setRunning(controller) {
   running = controller;
-  byId("send").hidden = controller !== null;
-  byId("stop").hidden = controller === null;
+  const [send, stop] = [byId("send"), byId("stop")];
+  const focused = document.activeElement;
+  send.hidden = controller !== null;
+  stop.hidden = controller === null;
+  if (focused === send) stop.focus();
+  if (focused === stop) byId("prompt").focus();
 }
 
 /** Change the conversation, and keep its end in sight if it was. */

@@ -7,8 +7,7 @@ export const count = (value) => whole.format(value);
 /** A rate with as many digits as it deserves: 3.4, 87, 1,240. */
 export const rate = (value) => (value < 10 ? value.toFixed(value ? 1 : 0) : count(value));
 
-export const percent = (share) =>
-  `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
 
 /** Seconds as µs, ms, s or minutes. */
 export function duration(seconds) {
@@ -21,6 +20,6 @@ export function duration(seconds) {
 }
 
 export const bytes = (value) =>
-  value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${count(value / 2 ** 20)} MiB`;
+  value >= 1000 * 2 ** 20 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${count(value / 2 ** 20)} MiB`;
 
 export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;

@@ -11,12 +11,21 @@ const lines = (text) => text.split("\n").filter((line) => line !== "");
 const FIELDS = [
   { name: "model", label: "Model", kind: "select" },
   {
-    name: "system", label: "System prompt", kind: "textarea",
+    name: "system",
+    label: "System prompt",
+    kind: "textarea",
     placeholder: "How the model should behave, and what it should know",
   },
   {
-    name: "temperature", label: "Temperature", kind: "range", read: number, value: "0.7",
-    min: 0, max: 2, step: 0.1, note: "0 always takes the most probable token",
+    name: "temperature",
+    label: "Temperature",
+    kind: "range",
+    read: number,
+    value: "0.7",
+    min: 0,
+    max: 2,
+    step: 0.1,
+    note: "0 always takes the most probable token",
   },
   [
     { name: "max_tokens", label: "Max tokens", read: number, min: 1, placeholder: "to the end" },
@@ -25,20 +34,38 @@ const FIELDS = [
     { name: "top_k", label: "Top k", read: number, min: 0, placeholder: "all" },
     { name: "min_p", label: "Min p", read: number, min: 0, max: 1, step: 0.01, placeholder: "0" },
     {
-      name: "repetition_penalty", label: "Repetition", read: number, min: 0, step: 0.05,
+      name: "repetition_penalty",
+      label: "Repetition",
+      read: number,
+      min: 0,
+      step: 0.05,
       placeholder: "1",
     },
     {
-      name: "presence_penalty", label: "Presence", read: number, min: -2, max: 2, step: 0.1,
+      name: "presence_penalty",
+      label: "Presence",
+      read: number,
+      min: -2,
+      max: 2,
+      step: 0.1,
       placeholder: "0",
     },
     {
-      name: "frequency_penalty", label: "Frequency", read: number, min: -2, max: 2, step: 0.1,
+      name: "frequency_penalty",
+      label: "Frequency",
+      read: number,
+      min: -2,
+      max: 2,
+      step: 0.1,
       placeholder: "0",
     },
   ],
   {
-    name: "stop", label: "Stop at", kind: "textarea", read: lines, rows: 2,
+    name: "stop",
+    label: "Stop at",
+    kind: "textarea",
+    read: lines,
+    rows: 2,
     note: "One text a line; the answer ends before it",
   },
 ];
@@ -51,10 +78,13 @@ export function showSettings() {
   const kept = JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
   const form = byId("settings");
   form.append(
-    ...FIELDS.map((f) => (Array.isArray(f) ? el("div", { class: "pair" }, ...f.map(field)) : field(f))),
+    ...FIELDS.map((f) =>
+      Array.isArray(f) ? el("div", { class: "pair" }, ...f.map(field)) : field(f),
+    ),
     el("button", { type: "reset", class: "quiet" }, "Back to the defaults"),
   );
-  for (const { name, value = "" } of ALL) if (name !== "model") input(name).value = kept[name] ?? value;
+  for (const { name, value = "" } of ALL)
+    if (name !== "model") input(name).value = kept[name] ?? value;
   form.addEventListener("input", changed);
   form.addEventListener("reset", reset);
   form.addEventListener("submit", (event) => event.preventDefault());
@@ -102,12 +132,14 @@ function field({ name, label, kind = "number", note, min, max, step, rows, place
   const inputs = {
     select: () => el("select", common),
     textarea: () => el("textarea", { ...common, rows }),
-    number: () => el("input", { ...common, type: "number", inputmode: "decimal", min, max, step: step ?? 1 }),
+    number: () =>
+      el("input", { ...common, type: "number", inputmode: "decimal", min, max, step: step ?? 1 }),
     range: () => el("input", { ...common, type: "range", min, max, step }),
   };
   const shown = kind === "range" ? el("output", { for: id, id: `${id}-shown` }) : null;
   return el(
-    "div", { class: "field" },
+    "div",
+    { class: "field" },
     el("label", { for: id }, label, shown),
     inputs[kind](),
     note ? el("small", { id: `${id}-note` }, note) : null,

@@ -12,9 +12,14 @@ const ENDS = {
 export class TurnView {
   #text = el("div", { class: "text" });
   #thoughts = el("div");
-  #fold = el("details", { class: "thoughts", hidden: "" }, el("summary", {}, "Thoughts"), this.#thoughts);
+  #fold = el(
+    "details",
+    { class: "thoughts", hidden: "" },
+    el("summary", {}, "Thoughts"),
+    this.#thoughts,
+  );
   #figures = el("div", { class: "figures" });
-  #numbers = el("span");
+  #numbers = el("span", { class: "numbers" });
   #answer;
 
   /** onRetry: called to have the turn answered again. */
@@ -22,12 +27,22 @@ export class TurnView {
     this.onRetry = onRetry;
     this.#figures.append(this.#numbers);
     this.#answer = el(
-      "div", { class: "said answer" },
-      el("span", { class: "who" }, "Answer"), this.#fold, this.#text, this.#figures,
+      "div",
+      { class: "said answer" },
+      el("span", { class: "who" }, "Answer"),
+      this.#fold,
+      this.#text,
+      this.#figures,
     );
     this.element = el(
-      "article", { class: "turn" },
-      el("div", { class: "said user" }, el("span", { class: "who" }, "You"), el("div", { class: "text" }, question)),
+      "article",
+      { class: "turn" },
+      el(
+        "div",
+        { class: "said user" },
+        el("span", { class: "who" }, "You"),
+        el("div", { class: "text" }, question),
+      ),
       this.#answer,
     );
   }
@@ -50,8 +65,11 @@ export class TurnView {
   #tools(answer) {
     const copyIt = (event) => copy(answer.text, event.currentTarget);
     return el(
-      "span", { class: "tools" },
-      answer.text ? el("button", { class: "quiet", type: "button", onclick: copyIt }, "Copy") : null,
+      "span",
+      { class: "tools" },
+      answer.text
+        ? el("button", { class: "quiet", type: "button", onclick: copyIt }, "Copy")
+        : null,
       el("button", { class: "quiet again", type: "button", onclick: this.onRetry }, "Answer again"),
     );
   }
@@ -60,8 +78,10 @@ export class TurnView {
     const wait = error.retryAfter ? ` Try again in ${duration(error.retryAfter)}.` : "";
     const what = [error.status || null, error.code, error.param].filter(Boolean).join(" · ");
     return el(
-      "div", { class: "failure", role: "alert" },
-      el("p", {}, sentence(error.message) + wait), what ? el("small", {}, what) : null,
+      "div",
+      { class: "failure", role: "alert" },
+      el("p", {}, sentence(error.message) + wait),
+      what ? el("small", {}, what) : null,
     );
   }
 }
@@ -70,20 +90,23 @@ export class TurnView {
 function append(element, text) {
   const shown = element.firstChild?.data ?? "";
   if (text === shown) return;
-  if (element.firstChild && text.startsWith(shown)) element.firstChild.appendData(text.slice(shown.length));
+  if (element.firstChild && text.startsWith(shown))
+    element.firstChild.appendData(text.slice(shown.length));
   else setText(element, text);
 }
 
-function figures(answer) {
+/** How fast it came and how it ended, with dots in between. */
+function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, state, finishReason }) {
   const parts = [];
-  const add = (value, unit) => parts.push(el("b", {}, value), ` ${unit}`, "   ");
-  if (answer.ttft !== null) add(duration(answer.ttft), "to the first token");
-  if (answer.tokensPerSecond !== null) add(rate(answer.tokensPerSecond), "tokens/s");
-  if (answer.numTokens) add(`${answer.isExact ? "" : "≈ "}${count(answer.numTokens)}`, answer.numTokens === 1 ? "token" : "tokens");
-  const cached = answer.usage?.prompt_tokens_details?.cached_tokens;
-  if (cached) add(count(cached), `of ${count(answer.usage.prompt_tokens)} prompt tokens from the cache`);
-  if (answer.state === "stopped") parts.push("stopped by you");
-  else if (ENDS[answer.finishReason]) parts.push(ENDS[answer.finishReason]);
+  const add = (value, unit) => parts.push(el("span", {}, el("b", {}, value), ` ${unit}`));
+  if (ttft !== null) add(duration(ttft), "to the first token");
+  if (tokensPerSecond !== null) add(rate(tokensPerSecond), "tokens/s");
+  if (numTokens)
+    add((isExact ? "" : "≈ ") + count(numTokens), numTokens === 1 ? "token" : "tokens");
+  const cached = usage?.prompt_tokens_details?.cached_tokens;
+  if (cached) add(count(cached), `of ${count(usage.prompt_tokens)} prompt tokens cached`);
+  const end = state === "stopped" ? "stopped by you" : ENDS[finishReason];
+  if (end) parts.push(el("span", {}, end));
   return parts;
 }
 

@@ -1,0 +1,49 @@
+// The live view: which panels there are, the facts above them, and what to do when there are none.
+
+import { askForKey } from "./key.js";
+import { byId, el, setText } from "./dom.js";
+import { bytes, count } from "./format.js";
+import { latency } from "./latency.js";
+import { blocks, requests, steps } from "./panels.js";
+import { prefixCache } from "./prefix.js";
+import { Tiles } from "./tiles.js";
+
+export function startEngine(live) {
+  const tiles = new Tiles();
+  const panels = [blocks(), requests(), steps(), latency("ttft"), latency("itl"), prefixCache()];
+  byId("panels").append(...panels.map(({ panel }) => panel.element));
+  byId("pause").addEventListener("click", ({ currentTarget: button }) => {
+    live.setPaused(!live.paused);
+    button.setAttribute("aria-pressed", String(live.paused));
+    setText(button, live.paused ? "Go on" : "Pause");
+  });
+  live.subscribe((snapshot, history, error) => {
+    showNotice(error);
+    if (!snapshot || byId("engine-view").hidden) return;
+    showFacts(snapshot);
+    tiles.show(snapshot, history);
+    for (const { show } of panels) show(snapshot, history);
+  });
+}
+
+function showFacts({ model, blocks }) {
+  const facts = [
+    model,
+    `${bytes(blocks.bytes)} of KV cache`,
+    `room for ${count(blocks.total * blocks.size)} tokens`,
+  ];
+  setText(byId("engine-facts"), facts.join(" · "));
+}
+
+/** What to do when there is nothing to show. */
+function showNotice(error) {
+  const notice = byId("engine-notice");
+  notice.hidden = !error;
+  if (!error) return;
+  const locked = error.status === 401;
+  const text = locked ? "The live view needs the server's API key." : error.message;
+  if (notice.dataset.shown === text) return;
+  notice.dataset.shown = text;
+  const ask = el("button", { type: "button", onclick: askForKey }, "Enter the key");
+  notice.replaceChildren(text, locked ? " " : "", locked ? ask : "");
+}

@@ -1,0 +1,72 @@
+// The last minute of snapshots, and what can be told from the difference of two.
+
+export const SECONDS = 60;
+const RATE_SECONDS = 2; // over which a rate is taken
+
+export class History {
+  samples = []; // snapshots, the oldest first; times are the server's
+  #rates = new Map(); // counter → a value for each sample
+
+  add(snapshot) {
+    const last = this.samples.at(-1);
+    // another start of the engine counts anew
+    if (last && (snapshot.counters.steps < last.counters.steps || snapshot.time <= last.time))
+      this.samples = [];
+    this.samples.push(snapshot);
+    while (this.samples[0].time < snapshot.time - SECONDS) this.samples.shift();
+    this.#rates.clear();
+  }
+
+  /** How much a counter grew a second, lately. */
+  rate(name) {
+    return this.rates(name).at(-1) ?? 0;
+  }
+
+  /** The same at each sample. */
+  rates(name) {
+    if (!this.#rates.has(name)) {
+      let from = 0;
+      const values = this.samples.map((sample, place) => {
+        while (from < place - 1 && this.samples[from].time < sample.time - RATE_SECONDS) from += 1;
+        const before = this.samples[from];
+        const seconds = sample.time - before.time;
+        return seconds > 0 ? (sample.counters[name] - before.counters[name]) / seconds : 0;
+      });
+      this.#rates.set(name, values);
+    }
+    return this.#rates.get(name);
+  }
+
+  /** How long ago each sample was, in shares of the minute. */
+  ages() {
+    const now = this.samples.at(-1).time;
+    return this.samples.map(({ time }) => (now - time) / SECONDS);
+  }
+
+  /** The minute in equal slots, each with the latest sample that was known in it. */
+  slots(number) {
+    const now = this.samples.at(-1).time;
+    const found = [];
+    let place = this.samples.length - 1;
+    for (let slot = 0; slot < number && place >= 0; slot++) {
+      const end = now - (slot * SECONDS) / number;
+      while (place >= 0 && this.samples[place].time > end + 1e-3) place -= 1;
+      if (place >= 0) found.push(this.samples[place]);
+    }
+    return found.reverse();
+  }
+
+  gauge = (name) => this.samples.map((sample) => sample[name]);
+
+  /** How much a counter grew over the whole minute. */
+  growth(name) {
+    if (this.samples.length < 2) return 0;
+    return this.samples.at(-1).counters[name] - this.samples[0].counters[name];
+  }
+
+  /** What a histogram gained over the whole minute. */
+  gain(name) {
+    const [first, last] = [this.samples[0][name], this.samples.at(-1)[name]];
+    return last.counts.map((number, place) => number - (first.counts[place] ?? 0));
+  }
+}
