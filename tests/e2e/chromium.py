@@ -125,9 +125,9 @@ class Chromium:
         return reply["result"].get("value")
 
     def wait(self, condition: str) -> None:
-        """Wait until a script's value counts as true."""
+        """Wait until a script's value, or what it promises, counts as true."""
         deadline = time.monotonic() + self._patience
-        while not self.run(f"Boolean({condition})"):
+        while not self.run(f"Promise.resolve({condition}).then(Boolean)"):
             assert time.monotonic() < deadline, f"never true: {condition}"
             time.sleep(0.05)
 

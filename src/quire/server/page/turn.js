@@ -53,7 +53,7 @@ export class TurnView {
     append(this.#text, answer.text);
     append(this.#thoughts, answer.reasoning);
     this.#fold.hidden = answer.reasoning === "";
-    this.#numbers.replaceChildren(...figures(answer));
+    this.#numbers.replaceChildren(...dotted(figures(answer)));
     this.#figures.querySelector(".tools")?.remove();
     this.#answer.querySelector(".failure")?.remove();
     if (answer.isRunning) return;
@@ -95,7 +95,7 @@ function append(element, text) {
   else setText(element, text);
 }
 
-/** How fast it came and how it ended, with dots in between. */
+/** How fast it came and how it ended. */
 function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, state, finishReason }) {
   const parts = [];
   const add = (value, unit) => parts.push(el("span", {}, el("b", {}, value), ` ${unit}`));
@@ -109,6 +109,8 @@ function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, state, fini
   if (end) parts.push(el("span", {}, end));
   return parts;
 }
+
+const dotted = (parts) => parts.flatMap((part, place) => (place ? [" · ", part] : [part]));
 
 function sentence(text) {
   const capital = /^[a-z_.[\]0-9]+:/.test(text) ? text : text[0].toUpperCase() + text.slice(1);

@@ -1,0 +1,354 @@
+"""The page in a headless Chromium, on the real server with the bundled model and a key."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from chromium import Chromium, find_chromium
+
+CHROMIUM = find_chromium()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium on the PATH")
+
+KEY = "sesame"
+VIEWS = ["chat", "engine"]
+
+# A request that the model would soon end goes on for long, as one to a larger model does.
+GO_ON = """{
+  const plain = window.fetch;
+  window.fetch = (path, options) => options?.body
+    ? plain(path, {...options, body: JSON.stringify({...JSON.parse(options.body),
+        ignore_eos: true, max_tokens: 3000})})
+    : plain(path, options);
+}"""
+
+# Every text on the page with the contrast to what is painted behind it.
+FAINT_TEXTS = """(() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = (rgb) => rgb.slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const faint = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const [low, high] = [parse(getComputedStyle(element).color), ground(element)]
+      .map(luminance).sort((a, b) => a - b);
+    if ((high + 0.05) / (low + 0.05) < 4.5) faint.push(walker.currentNode.data.trim());
+  }
+  return faint;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY]
+    process = subprocess.Popen(
+        [*command, "--num-blocks", "1024", "--log-level", "error"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+        assert ready is not None
+        yield ready[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    assert CHROMIUM is not None
+    browser = Chromium(CHROMIUM)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def page(browser: Chromium, url: str) -> Iterator[Chromium]:
+    """The page as one sees it who gave the key before; it must leave no complaint behind."""
+    browser.resize(1280, 900)
+    browser.prefer(prefers_color_scheme="light")
+    if browser.run("location.origin") != url:
+        browser.open(f"{url}/version")  # any page of this origin, to reach its storage
+    browser.run(f"sessionStorage.clear(), sessionStorage.setItem('quire-api-key', '{KEY}')")
+    browser.problems.clear()
+    browser.open(url)
+    browser.wait("document.querySelector('#set-model').value === 'quire-tiny'")
+    yield browser
+    assert browser.problems == []
+
+
+def say(page: Chromium, text: str) -> None:
+    page.run("document.querySelector('#prompt').focus()")
+    page.type(text)
+    page.press("Enter")
+
+
+def answered(number: int) -> str:
+    return f"document.querySelectorAll('.again').length === {number}"
+
+
+def set_field(page: Chromium, name: str, value: str) -> None:
+    page.run(
+        f"(() => {{ const field = document.querySelector('#set-{name}');"
+        f" field.value = {json.dumps(value)};"
+        " field.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+
+
+def show(page: Chromium, view: str) -> None:
+    page.run(f"location.hash = '{view}'")
+    page.wait(f"!document.querySelector('#{view}-view').hidden")
+
+
+def focused(page: Chromium) -> str:
+    found: str = page.run("document.activeElement.id || document.activeElement.textContent.trim()")
+    return found
+
+
+def test_it_asks_for_the_key_and_forgets_it_with_the_tab(browser: Chromium, url: str) -> None:
+    browser.open(f"{url}/version")
+    browser.run("sessionStorage.clear()")
+    browser.open(url)
+    for key in ("wrong", KEY):
+        browser.wait("document.querySelector('#key-dialog').open")
+        assert focused(browser) == "key"
+        browser.type(key)
+        browser.press("Enter")
+        browser.wait(f"sessionStorage.getItem('quire-api-key') === '{key}'")
+    browser.wait("document.querySelector('#set-model').value === 'quire-tiny'")
+    browser.wait("document.querySelector('#pulse').dataset.state === 'idle'")
+    assert browser.run("Object.keys(localStorage).length + document.cookie.length") == 0
+    assert KEY not in browser.run("location.href")
+
+
+def test_an_answer_is_streamed_and_measured(page: Chromium) -> None:
+    set_field(page, "temperature", "0")
+    say(page, "red runing shoes for wimen")
+    page.wait(answered(1))
+    assert page.text(".answer .text") == "red running shoes for women"
+    figures = page.text(".numbers")
+    assert re.search(r"\d (ms|s) to the first token · [\d,.]+ tokens/s · 10 tokens$", figures)
+    assert page.text("#announcer") == "Answer: red running shoes for women"
+    assert focused(page) == "prompt"
+
+
+def test_a_conversation_goes_on_and_can_be_answered_again(page: Chromium) -> None:
+    set_field(page, "temperature", "0")
+    for number, text in enumerate(["hello there", "who are you?"], 1):
+        say(page, text)
+        page.wait(answered(number))
+    sent = page.run("""new Promise((resolve) => {
+        const plain = window.fetch;
+        window.fetch = (path, options) => {
+            if (options?.body) resolve(JSON.parse(options.body));
+            return plain(path, options);
+        };
+        document.querySelector('.again').click();
+    })""")
+    assert [message["content"] for message in sent["messages"]] == ["hello there"]
+    page.wait(answered(1))
+    page.run("document.querySelector('#clear').click()")
+    assert page.run("document.querySelectorAll('.turn').length") == 0
+    assert page.text("#blank h2") == "A blank page"
+    assert focused(page) == "prompt"
+
+
+@pytest.mark.parametrize("way", ["button", "Escape"])
+def test_an_answer_can_be_stopped(page: Chromium, way: str) -> None:
+    page.run(GO_ON)
+    say(page, "tell me a joke")
+    page.wait("document.querySelector('.answer .text').textContent.length > 20")
+    assert page.run("document.querySelector('.answer').ariaBusy") == "true"
+    if way == "button":
+        page.run("document.querySelector('#stop').focus()")
+        page.press("Enter")
+    else:
+        page.press("Escape")
+    page.wait(answered(1))
+    assert page.text(".numbers").endswith("stopped by you")
+    assert focused(page) == "prompt"
+    live = f"fetch('live', {{headers: {{Authorization: 'Bearer {KEY}'}}}})"
+    page.wait(f"{live}.then((reply) => reply.json()).then(({{ running }}) => running === 0)")
+
+
+def test_text_grows_as_it_comes(page: Chromium) -> None:
+    page.run(GO_ON)
+    say(page, "hello")
+    lengths = []
+    for more in (1, 40, 80):
+        page.wait(f"document.querySelector('.answer .text').textContent.length > {more}")
+        lengths.append(page.run("document.querySelector('.answer .text').textContent.length"))
+    assert lengths == sorted(set(lengths))
+    page.press("Escape")
+    page.wait(answered(1))
+
+
+def test_markup_in_a_message_stays_text(page: Chromium) -> None:
+    text = "<img src=x onerror=alert(1)> <b>bold</b>"
+    say(page, text)
+    page.wait(answered(1))
+    assert page.text(".user .text") == text
+    assert page.run("document.querySelectorAll('.turn img, .turn b:not(.numbers b)').length") == 0
+
+
+def test_a_refused_field_is_named_and_marked(page: Chromium) -> None:
+    set_field(page, "top_p", "1.5")
+    say(page, "hello")
+    page.wait("document.querySelector('.failure')")
+    told = page.text(".failure")
+    assert "top_p" in told
+    assert "400" in told
+    assert page.run("document.querySelector('#set-top_p').ariaInvalid") == "true"
+    set_field(page, "top_p", "")
+    page.run("document.querySelector('.again').click()")
+    page.wait("!document.querySelector('.failure') && document.querySelector('.again')")
+    assert page.run("document.querySelector('#set-top_p').ariaInvalid") is None
+
+
+def test_a_server_that_is_gone_is_told(page: Chromium) -> None:
+    page.run("window.fetch = () => Promise.reject(new TypeError('Failed to fetch'))")
+    say(page, "hello")
+    page.wait("document.querySelector('.failure')")
+    assert "check that it still runs" in page.text(".failure")
+    page.run("location.hash = 'engine'")
+    page.wait("document.querySelector('#pulse').dataset.state === 'lost'")
+    page.wait("!document.querySelector('#engine-notice').hidden")
+
+
+def test_curl_is_the_same_request_without_the_key(page: Chromium) -> None:
+    set_field(page, "system", "it's a shop")
+    set_field(page, "stop", "\n##\n")
+    copied = page.run("""new Promise((resolve) => {
+        const clipboard = {writeText: async (text) => resolve(text)};
+        Object.defineProperty(navigator, 'clipboard', {value: clipboard});
+        document.querySelector('#copy-curl').click();
+    })""")
+    assert KEY not in copied
+    assert '"Authorization: Bearer $QUIRE_API_KEY"' in copied
+    command = copied.replace("$QUIRE_API_KEY", KEY)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_everything_is_reached_with_the_keyboard(page: Chromium) -> None:
+    page.run("document.querySelector('.skip').focus()")
+    seen = [focused(page)]
+    for _ in range(12):
+        page.press("Tab")
+        seen.append(focused(page))
+    assert seen[:4] == ["Skip to the content", "Quire", "chat-link", "engine-link"]
+    assert {"turns", "prompt", "send"} <= set(seen)
+    page.run("document.querySelector('#engine-link').focus()")
+    page.press("Enter")
+    page.wait("!document.querySelector('#engine-view').hidden")
+    assert page.run("document.querySelector('#engine-link').ariaCurrent") == "page"
+    page.wait("document.querySelector('.about').textContent.startsWith('Each cell')")
+    page.run("document.querySelector('canvas[tabindex]').focus()")
+    page.press("ArrowRight")
+    assert re.match(r"Block 0: ", page.text(".readout"))
+    page.press("End")
+    assert re.match(r"Block 1,023: ", page.text(".readout"))
+
+
+def test_the_live_view_shows_what_ran(page: Chromium) -> None:
+    page.run(GO_ON)
+    say(page, "hello")
+    page.wait("document.querySelector('.answer .text').textContent.length > 20")
+    page.run("location.hash = 'engine'")
+    tile = "[...document.querySelectorAll('.tile .value')].map((value) => value.textContent)"
+    page.wait(f"{tile}[2] === '1' && {tile}[0] !== '0'")
+    page.run("document.querySelectorAll('.panel details').forEach((fold) => (fold.open = true))")
+    rows = "document.querySelectorAll('.panel')[{}].querySelectorAll('tbody tr')"
+    page.wait(f"{rows.format(2)}.length > 20")
+    states = page.run(f"[...{rows.format(0)}].map((row) => row.innerText)")
+    assert [state.split()[0] for state in states] == ["free", "cached", "used", "shared"]
+    counts = [int(state.split()[1].replace(",", "")) for state in states]
+    assert sum(counts) == 1024
+    assert counts[2] > 0
+    for place in (3, 4):  # both histograms have counted
+        page.wait(f"document.querySelectorAll('.panel')[{place}].innerText.includes('p99')")
+    page.run("document.querySelector('#pause').click()")
+    paused = page.text("#tiles")
+    page.run("new Promise((resolve) => setTimeout(resolve, 1200))")
+    assert page.text("#tiles") == paused
+    page.run("location.hash = 'chat'")
+    page.press("Escape")
+
+
+def test_text_has_contrast_and_nothing_moves(page: Chromium) -> None:
+    set_field(page, "top_p", "7")
+    say(page, "hello")
+    page.wait(answered(1))
+    for scheme, view in itertools.product(["light", "dark"], VIEWS):
+        page.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+        show(page, view)
+        ground = page.run("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) > 384) == (scheme == "light")
+        assert page.run(FAINT_TEXTS) == []
+        assert page.run("document.getAnimations().length") == 0
+
+
+def test_everything_operable_has_a_name(page: Chromium) -> None:
+    roles = {"button", "link", "textbox", "combobox", "slider", "spinbutton", "application", "img"}
+    for view in VIEWS:
+        show(page, view)
+        nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+        found = [
+            (node["role"]["value"], node["name"]["value"])
+            for node in nodes
+            if not node["ignored"] and node["role"]["value"] in roles
+        ]
+        assert len(found) > 5
+        assert [role for role, name in found if not name.strip()] == []
+
+
+def test_nothing_sticks_out_on_small_screens(page: Chromium) -> None:
+    for width, view in itertools.product([320, 390, 768], VIEWS):
+        page.resize(width, 700, phone=True)
+        show(page, view)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        assert page.run(f"document.querySelector('#{view}-view').scrollWidth") <= width
+
+
+def test_events_are_cut_anywhere_and_quantiles_interpolate(page: Chromium) -> None:
+    page.run("""(async () => {
+        const script = document.querySelector('script').src;
+        const { EventReader } = await import(script.replace('main.js', 'sse.js'));
+        const two = 'data: x\\ndata:  y';
+        const events = [': hello', 'data: {"a":1}', two, 'event: z', 'data: [DONE]'];
+        const text = events.map((event) => event + '\\n\\n').join('');
+        const whole = JSON.stringify(new EventReader().push(text));
+        if (whole !== JSON.stringify(['{"a":1}', 'x\\n y', '[DONE]'])) throw new Error(whole);
+        for (let first = 0; first <= text.length; first++)
+            for (let second = first; second <= text.length; second++) {
+                const reader = new EventReader();
+                const parts = [text.slice(0, first), text.slice(first, second), text.slice(second)];
+                const found = JSON.stringify(parts.flatMap((part) => reader.push(part)));
+                if (found !== whole) throw new Error(`cut at ${first}, ${second}: ${found}`);
+            }
+    })()""")
+    found = page.run("""(async () => {
+        const script = document.querySelector('script').src;
+        const { quantile } = await import(script.replace('main.js', 'histogram.js'));
+        const bounds = [1, 2, 4];
+        return [quantile(bounds, [0, 0, 0, 0], 0.5), quantile(bounds, [0, 10, 0, 0], 0.5),
+                quantile(bounds, [5, 5, 0, 0], 0.99), quantile(bounds, [0, 0, 0, 3], 0.5)];
+    })()""")
+    assert found == [None, 1.5, pytest.approx(1.98), 4]
