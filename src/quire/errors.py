@@ -9,7 +9,8 @@ QuireError
 │       └── ModelNotFoundError    it names a model that is not served (HTTP 404)
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
 │   ├── QueueFullError            too many wait already (HTTP 429)
-│   └── QueueTimeoutError         it waited too long to begin
+│   ├── QueueTimeoutError         it waited too long to begin
+│   └── DrainingError             the server is shutting down
 ├── DeadlineError             it did not end in the time that it was given (HTTP 504)
 └── EngineError               the engine failed this request (HTTP 500)
 """
@@ -77,6 +78,10 @@ class QueueFullError(OverloadedError):
 
 class QueueTimeoutError(OverloadedError):
     """The request waited for its turn longer than it was to wait."""
+
+
+class DrainingError(OverloadedError):
+    """The server is shutting down and takes no more requests, or has cut this one."""
 
 
 class DeadlineError(QuireError):

@@ -88,6 +88,8 @@ class FakeEngine:
     fail_at: int | None = None
     failure: Exception = field(default_factory=lambda: RuntimeError("secret words"))
     is_alive: bool = True
+    is_restarting: bool = False
+    stalled_seconds: float = 0.0
     info: FakeInfo = field(default_factory=FakeInfo)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     stats: EngineStats = field(default_factory=EngineStats)

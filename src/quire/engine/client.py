@@ -81,6 +81,7 @@ class AsyncEngine:
         self._watcher = Watcher(self._thread.send)
         self._mailboxes: dict[str, Mailbox] = {}
         self._num_requests = 0
+        self._last_news = 0.0  # seconds of the monotonic clock
         self._failure: EngineError | None = None
 
     @classmethod
@@ -104,6 +105,16 @@ class AsyncEngine:
     def is_alive(self) -> bool:
         """Whether the loop runs."""
         return self._failure is None and self._thread.is_alive
+
+    @property
+    def is_restarting(self) -> bool:
+        """Never: what breaks in this process does not come back."""
+        return False
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds for which requests have waited without a word from the engine."""
+        return time.monotonic() - self._last_news if self._outputs.num_unfinished else 0.0
 
     async def generate(
         self,
@@ -130,6 +141,8 @@ class AsyncEngine:
             raise self._failure
         try:
             mailbox = self._mailboxes[prepared.request_id] = Mailbox()
+            if not self._outputs.num_unfinished:
+                self._last_news = time.monotonic()  # until now there was nothing to tell
             self._outputs.add(prepared, arrival)
             for message in prepared.messages:
                 self._thread.send(message)
@@ -188,7 +201,7 @@ class AsyncEngine:
 
     def _deliver(self, step: StepOutput) -> None:
         """Hand one step's news to the callers; runs on the event loop."""
-        self.stats = step.stats
+        self.stats, self._last_news = step.stats, time.monotonic()
         if step.view is not None:
             self._watcher.put(step.view)
         try:

@@ -15,11 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from quire.errors import OverloadedError, QuireError
+from quire.errors import QuireError
 from quire.server import chat, completions
 from quire.server.body import read_body
+from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.envelope import Envelope
+from quire.server.envelope import OPEN_PATHS, Envelope
+from quire.server.health import Health
 from quire.server.http_errors import describe
 from quire.server.job import check_model
 from quire.server.live import Live
@@ -40,6 +42,7 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         yield
         await engine.close()
 
+    drain = Drain()
     pages = _Pages(engine)
     page = Page()
     reception, limit = Reception(engine, settings), settings.max_body_bytes
@@ -49,17 +52,20 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/version", pages.version),
-        Route("/health", pages.health),
-        Route("/ping", pages.health, methods=["GET", "POST"]),
+        *Health(engine, drain).routes,
         Route("/live", Live(engine).answer),
         *page.routes,
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Envelope, keys=settings.keys, open_paths=page.paths)],
+        middleware=[
+            Middleware(Envelope, keys=settings.keys, open_paths=page.paths),
+            Middleware(DrainGate, drain=drain, open_paths=OPEN_PATHS),
+        ],
         exception_handlers={HTTPException: _on_error, QuireError: _on_error},
         lifespan=lifespan,
     )
+    app.state.drain = drain
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 
@@ -122,11 +128,6 @@ class _Pages:
 
     async def version(self, _request: Request) -> Response:
         return _json({"version": __version__})
-
-    async def health(self, _request: Request) -> Response:
-        if not self._engine.is_alive:
-            raise OverloadedError("the engine has stopped; restart the server", retry_after=5.0)
-        return _json({"status": "ok"})
 
 
 def _json(content: object) -> Response:

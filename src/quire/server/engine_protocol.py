@@ -110,7 +110,15 @@ class EngineProtocol(GenerateProtocol, Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still answer."""
+        """Whether it can answer now."""
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether it cannot answer now, but will again without anybody's help."""
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds for which work has waited without a finished step; 0.0 without work."""
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request find what was computed before."""

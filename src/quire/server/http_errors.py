@@ -15,6 +15,7 @@ from starlette.types import Send
 
 from quire.errors import (
     DeadlineError,
+    DrainingError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
@@ -125,8 +126,12 @@ def _come_back(error: OverloadedError) -> ErrorReply:
             status, kind, code = 429, "rate_limit_error", "queue_full"
         case QueueTimeoutError():
             code = "queue_timeout"
-    wait = str(max(1, math.ceil(error.retry_after)))
-    return ErrorReply(status, ErrorBody(_text(error), kind, code=code), {"retry-after": wait})
+        case DrainingError():
+            code = "draining"
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))}
+    if isinstance(error, DrainingError):
+        headers["connection"] = "close"  # a new one will not lead here
+    return ErrorReply(status, ErrorBody(_text(error), kind, code=code), headers)
 
 
 def _text(error: Exception) -> str:

@@ -9,17 +9,20 @@ import sys
 from asyncio import Protocol
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from quire.errors import ConfigError
+from quire.server.drain import Drain
 from quire.server.http_protocol import BoundedProtocol, WireLimits
 from quire.server.settings import ServerSettings
 
 KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that they end it
 UNSENT_BYTES = 16 << 10  # that the kernel takes of a connection before it can send them
+LAST_SECONDS = 1  # for connections to close after the drain
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -49,14 +52,15 @@ def is_loopback(sock: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our settings, that says when it is ready.
+    """Uvicorn with our settings, that says when it is ready and leaves in good order.
 
-    `await serve(sockets=[...])` runs until a signal comes; then running requests get their time.
+    `await serve(sockets=[...])` runs until a signal comes; then running requests get their time
+    while new ones are refused. A second signal ends that time. app: made by build_app.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Starlette,
         settings: ServerSettings,
         on_ready: Callable[[], None],
         limits: WireLimits | None = None,
@@ -71,16 +75,29 @@ class Server(uvicorn.Server):
             log_config=None,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=settings.shutdown_timeout,
+            timeout_graceful_shutdown=LAST_SECONDS,
         )
         super().__init__(config)
         self._on_ready = on_ready
+        self._grace = settings.shutdown_timeout
+        self._drain: Drain = app.state.drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections."""
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """A signal came. It is not raised again afterwards: to leave when asked is no failure."""
+        if self.should_exit:
+            self._drain.hurry()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what runs, still telling new requests that they come too late; then close."""
+        await self._drain.run(self._grace)
+        await super().shutdown(sockets=sockets)
 
 
 def _not_ours(host: str) -> str:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Send
 
 from quire.core.output import RequestOutput
 from quire.server.deadline import Deadline
+from quire.server.drain import cut_error
 from quire.server.engine_protocol import GenerateProtocol
 from quire.server.http_errors import describe, send_json
 from quire.server.job import Job
@@ -106,10 +107,16 @@ async def _send_events(
             async with deadline.kept():
                 async for data in stream:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+        except asyncio.CancelledError as cancelled:
+            await _send_last(send, cut_error(cancelled), request_id)
         except Exception as error:  # the status is sent; the stream itself has to tell
-            data = b"data: " + describe(error, request_id).body() + b"\n\n"
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await _send_last(send, error, request_id)
         await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_last(send: Send, error: Exception, request_id: str) -> None:
+    data = b"data: " + describe(error, request_id).body() + b"\n\n"
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def _event(chunk: msgspec.Struct) -> bytes:

@@ -1,0 +1,64 @@
+"""Three questions that orchestrators ask, answered without asking the engine.
+
+`/health` (and `/ping`): does it get on with its work, or should it be killed? `/ready`: should it
+be sent requests? A server that drains, or whose engine is being restarted, is healthy but not
+ready.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.server.drain import Drain
+from quire.server.engine_protocol import EngineProtocol
+
+STALL_SECONDS = 60.0  # without a finished step, though there is work; the longest step is shorter
+RETRY_AFTER = "5"
+
+
+class Health:
+    """The endpoints. They need no key, so they tell nothing but these words."""
+
+    def __init__(self, engine: EngineProtocol, drain: Drain) -> None:
+        self._engine = engine
+        self._drain = drain
+
+    @property
+    def routes(self) -> list[Route]:
+        """All three paths."""
+        return [
+            Route("/health", self.health),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/ready", self.ready),
+        ]
+
+    async def health(self, _request: Request) -> Response:
+        """200 while the engine gets on with its work, or is being helped to."""
+        return _answer(self._failure())
+
+    async def ready(self, _request: Request) -> Response:
+        """200 while requests are welcome."""
+        return _answer(self._failure() or self._obstacle())
+
+    def _failure(self) -> str | None:
+        if not self._engine.is_alive and not self._engine.is_restarting:
+            return "the engine has stopped"
+        if self._engine.stalled_seconds > STALL_SECONDS:
+            return "the engine has work but finishes no step"
+        return None
+
+    def _obstacle(self) -> str | None:
+        if self._drain.is_draining:
+            return "draining"
+        return "the engine is being restarted" if self._engine.is_restarting else None
+
+
+def _answer(reason: str | None) -> Response:
+    body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+    status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
+    headers["cache-control"] = "no-store"
+    content = msgspec.json.encode(body)
+    return Response(content, status, headers, media_type="application/json")

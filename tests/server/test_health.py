@@ -1,0 +1,49 @@
+"""Liveness and readiness differ exactly where a restart from outside would do harm."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from asgi_client import call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.health import STALL_SECONDS
+from quire.server.settings import ServerSettings
+
+
+def statuses(app: Starlette) -> tuple[int, int, int]:
+    health, ping, ready = (call(app, path).status for path in ("/health", "/ping", "/ready"))
+    return health, ping, ready
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, (200, 200, 200)),
+        ({"stalled_seconds": STALL_SECONDS / 2}, (200, 200, 200)),  # a long step is no stall
+        ({"stalled_seconds": STALL_SECONDS + 1}, (503, 503, 503)),
+        ({"is_alive": False}, (503, 503, 503)),
+        ({"is_alive": False, "is_restarting": True}, (200, 200, 503)),
+    ],
+)
+def test_each_state_of_the_engine(
+    app: Starlette, engine: FakeEngine, state: dict[str, object], expected: tuple[int, int, int]
+) -> None:
+    for name, value in state.items():
+        setattr(engine, name, value)
+    assert statuses(app) == expected
+
+
+def test_a_server_that_drains_is_healthy_but_not_ready(app: Starlette) -> None:
+    asyncio.run(app.state.drain.run(0))
+    assert statuses(app) == (200, 200, 503)
+    reply = call(app, "/ready")
+    assert reply.json()["reason"] == "draining"
+    assert reply.headers["retry-after"] == "5"
+
+
+def test_no_key_is_asked_for(engine: FakeEngine) -> None:
+    assert statuses(build_app(engine, ServerSettings(api_key="k"))) == (200, 200, 200)
