@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.core.messages import EngineStats, EngineView
 from quire.core.output import (
@@ -39,6 +39,10 @@ class FakeTokenizer:
     """Token ids are code points; those of surrogates (no text has them) stand for lone bytes."""
 
     has_chat_template = True
+    chat_template_text = ""
+    chat_variables: frozenset[str] = frozenset({"messages"})
+    control_tokens: ClassVar[dict[str, int]] = {}  # name → id
+    seen: tuple[Any, Any] = (None, None)  # messages and tools of the latest conversation
 
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]
@@ -58,16 +62,23 @@ class FakeTokenizer:
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         return not (skip_special_tokens and token_id == 0x10FFFF)
 
+    def control_token_id(self, text: str) -> int | None:
+        return self.control_tokens.get(text)
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> list[int]:
         if not self.has_chat_template:
             raise InvalidRequestError("messages: no template; use completions", param="messages")
-        turns = [f"<{m['role']}{m.get('name', '')}>{text_of(m['content'])}" for m in messages]
+        self.seen = (messages, tools)
+        turns = [
+            f"<{m['role']}{m.get('name', '')}>{text_of(m.get('content', ''))}" for m in messages
+        ]
         turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
         return self.encode("".join(turns) + ("<assistant>" if add_generation_prompt else ""))
 

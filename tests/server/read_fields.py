@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from fake_engine import FakeEngine
 
 from quire.server import chat, completions, protocol
+from quire.server.parsing.choose import AnswerFormats
+
+Prepare = Callable[..., Coroutine[Any, Any, Any]]
 
 COMPLETION_BODY = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true}}'
 CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true}'
@@ -16,12 +20,13 @@ CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "log
 
 def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
+    chat_prepare = partial(chat.prepare, formats=AnswerFormats())
     return _unread(
-        protocol.CompletionRequest, completions, "parse_completion", COMPLETION_BODY
-    ) | _unread(protocol.ChatRequest, chat, "parse_chat", CHAT_BODY)
+        protocol.CompletionRequest, completions.prepare, "parse_completion", COMPLETION_BODY
+    ) | _unread(protocol.ChatRequest, chat_prepare, "parse_chat", CHAT_BODY)
 
 
-def _unread(request_type: Any, route: Any, parser: str, body: bytes) -> set[str]:
+def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> set[str]:
     read: set[str] = set()
 
     class Noting(request_type):  # type: ignore[misc]
@@ -29,7 +34,6 @@ def _unread(request_type: Any, route: Any, parser: str, body: bytes) -> set[str]
             read.add(name)
             return super().__getattribute__(name)
 
-    prepare: Callable[..., Coroutine[Any, Any, Any]] = route.prepare
     parse: Callable[[bytes], Any] = getattr(protocol, parser)
 
     def noting_parse(data: bytes) -> Any:

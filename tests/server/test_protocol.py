@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 from read_fields import unread_fields
 
 from quire.core.sampling_params import SamplingParams
-from quire.server import protocol
+from quire.server import protocol, turns
 
 # field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -127,8 +127,11 @@ CHAT = SHARED | {
             [{**USER, "content": [{"type": "text", "text": "a", "x": 1}]}],
         ],
     ),
-    "tools": ([[], None], [[{"type": "function"}]]),
-    "tool_choice": (["none", "auto", None], ["required"]),
+    "tools": ([[], None], [[{"type": "function", "function": {"name": "f"}}], {}, [{}]]),
+    "tool_choice": (["none", "auto", None], ["required", "f", {"type": "function"}, 1]),
+    "parallel_tool_calls": ([True, False, None], [1]),
+    "reasoning_effort": ([None], ["low", 1]),  # this template has no such variable
+    "include_reasoning": ([True, False, None], [0]),
     "response_format": ([{"type": "text"}, None], [{"type": "json_object"}]),
     "store": ([False, None], [True, 0]),
     "continue_final_message": ([False, None], [True]),
@@ -225,8 +228,8 @@ def test_unknown_names_are_cut(complete: Post) -> None:
 
 
 def test_unsupported_field_is_refused_by_name(chat: Post) -> None:
-    error = chat(tools=[{"type": "function", "function": {"name": "f"}}]).error
-    assert error["message"] == "tools: not supported yet; remove it"
+    error = chat(store=True).error
+    assert error["message"] == "store: not supported yet; remove it"
     assert error["code"] == "unsupported_parameter"
 
 
@@ -270,6 +273,6 @@ def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
         (protocol.COMPLETION_UNSUPPORTED, protocol.CompletionRequest),
         (protocol.CHAT_UNSUPPORTED, protocol.ChatRequest),
-        (protocol.MESSAGE_UNSUPPORTED, protocol.Message),
+        (turns.MESSAGE_UNSUPPORTED, turns.Message),
     ):
         assert not set(unsupported) & set(request.__struct_fields__)

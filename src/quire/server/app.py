@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -26,6 +27,7 @@ from quire.server.http_errors import describe
 from quire.server.job import check_model
 from quire.server.live import Live
 from quire.server.page import Page
+from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.reception import Reception, Visit
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
@@ -45,10 +47,11 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     drain = Drain()
     pages = _Pages(engine)
     page = Page()
+    chat_prepare = partial(chat.prepare, formats=_formats(engine, settings))
     reception, limit = Reception(engine, settings), settings.max_body_bytes
     routes = [
         _generation("/v1/completions", completions.prepare, engine, reception, limit),
-        _generation("/v1/chat/completions", chat.prepare, engine, reception, limit),
+        _generation("/v1/chat/completions", chat_prepare, engine, reception, limit),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/version", pages.version),
@@ -68,6 +71,15 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     app.state.drain = drain
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
+
+
+def _formats(engine: EngineProtocol, settings: ServerSettings) -> AnswerFormats:
+    return choose_formats(
+        engine.tokenizer.chat_template_text,
+        engine.tokenizer.chat_variables,
+        tools=settings.tool_call_parser,
+        reasoning=settings.reasoning_parser,
+    )
 
 
 def _generation(

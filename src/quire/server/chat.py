@@ -13,6 +13,7 @@ from quire.server import conversation, protocol
 from quire.server.conversation import Conversation
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
+from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import (
     Event,
     ReasoningDelta,
@@ -110,19 +111,19 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-async def prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
+async def prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ChatDialect:
     """Read a body, render and encode the conversation.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     if len(body) > PREPARE_IN_THREAD_BYTES:
-        return await asyncio.to_thread(_prepare, body, engine)
-    return _prepare(body, engine)
+        return await asyncio.to_thread(_prepare, body, engine, formats)
+    return _prepare(body, engine, formats)
 
 
-def _prepare(body: bytes, engine: EngineProtocol) -> ChatDialect:
+def _prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ChatDialect:
     request = protocol.parse_chat(body)
-    return ChatDialect(conversation.prepare(request, engine), request, engine.tokenizer)
+    return ChatDialect(conversation.prepare(request, engine, formats), request, engine.tokenizer)
 
 
 class ChatDialect:

@@ -6,35 +6,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from quire.core.output import CompletionOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.errors import ContextLengthError
+from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
-from quire.server.engine_protocol import EngineProtocol
+from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.job import Job, check_model, make_job
-from quire.server.parsing.events import AnswerParser, Event
+from quire.server.parsing.choose import AnswerFormats
+from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
+from quire.server.parsing.parser import Parser, Reading
 from quire.server.parsing.plain import PlainParser
+from quire.server.tools import ToolUse, tool_use
+from quire.server.turns import for_template
 
 # A token rarely stands for more; longer text is refused before any work is spent on it.
 MAX_CHARS_PER_TOKEN = 64
+_NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A job, and how its answers are to be read."""
+    """A job, and how its answers are to be read. hides_thoughts: nobody asked for them."""
 
     job: Job
     new_parser: Callable[[], AnswerParser]
+    hides_thoughts: bool = False
     _parsers: dict[int, AnswerParser] = field(default_factory=dict)  # by answer
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """The events that an answer's next part brings. One-shot: the whole answer is the part."""
         parser = self._parser(output.index)
         events = parser.push(output.text)
-        return events if output.finish_reason is None else events + parser.finish()
+        if output.finish_reason is not None:
+            events += parser.finish()
+        if self.hides_thoughts:
+            return [event for event in events if not isinstance(event, ReasoningDelta)]
+        return events
 
     def finish_reason(self, output: CompletionOutput) -> str | None:
         """Why the answer ended, after `read`: the engine's reason, or "tool_calls"."""
@@ -49,7 +62,11 @@ class Conversation:
 
 
 def prepare(
-    request: protocol.ChatRequest, engine: EngineProtocol, *, prefix: str = "chatcmpl"
+    request: protocol.ChatRequest,
+    engine: EngineProtocol,
+    formats: AnswerFormats,
+    *,
+    prefix: str = "chatcmpl",
 ) -> Conversation:
     """Check, render and encode a conversation. prefix: of the reply's id.
 
@@ -57,25 +74,100 @@ def prepare(
     Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
     """
     check_model(request.model, engine.info.model_name)
+    protocol.check_chat(request)
     sampling = protocol.chat_sampling(request)
-    token_ids = _encode(request, engine)
+    use = tool_use(request.tools, request.tool_choice)
+    _check_tools_fit(use, formats, engine.tokenizer)
+    token_ids = _encode(request, use, engine)
+    reading = _reading(request, use, formats, token_ids, engine.tokenizer)
+    sampling = _with_marks(sampling, reading, engine.tokenizer)
     _check_fit(token_ids, sampling, engine.info.limits)
     job = make_job(prefix, request, [token_ids], sampling, engine.info.model_name)
-    return Conversation(job, PlainParser)
+    hides = request.include_reasoning is False
+    return Conversation(job, _parser_maker(reading), hides)
 
 
-def _encode(request: protocol.ChatRequest, engine: EngineProtocol) -> list[int]:
-    num_chars = sum(map(_num_chars, request.messages))
+def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerProtocol) -> None:
+    """Refuse tools of which the model would not hear, or whose calls could not be read."""
+    if not use.shown:
+        return
+    if "tools" not in tokenizer.chat_variables:
+        raise _wrong("tools", "this model's chat template has no place for them; remove them")
+    if formats.tools is None:
+        fix = "set tool_choice to none, or start the server with --tool-call-parser"
+        raise _wrong("tools", f"how this model writes calls is not known; {fix}")
+    if use.must_call:
+        raise _wrong("tool_choice", "calls cannot be forced yet; give auto or none")
+    for place, tool in enumerate(use.shown):
+        if tool.function.strict:
+            where = f"tools[{place}].function.strict"
+            raise _wrong(where, "arguments cannot be forced into their schema yet; remove it")
+
+
+def _encode(request: protocol.ChatRequest, use: ToolUse, engine: EngineProtocol) -> list[int]:
+    num_chars = sum(message.num_chars for message in request.messages)
     longest = MAX_CHARS_PER_TOKEN * engine.info.limits.max_model_len
     if num_chars > longest:
         text = f"messages: {num_chars} characters cannot fit a context of "
         text += f"{engine.info.limits.max_model_len} tokens; shorten them"
         raise ContextLengthError(text, param="messages")
     return engine.tokenizer.encode_chat(
-        [_plain(message) for message in request.messages],
+        [for_template(message) for message in request.messages],
+        tools=use.for_template(),
         add_generation_prompt=request.add_generation_prompt is not False,
-        **(request.chat_template_kwargs or {}),
+        **_template_variables(request, engine.tokenizer),
     )
+
+
+def _template_variables(
+    request: protocol.ChatRequest, tokenizer: TokenizerProtocol
+) -> dict[str, Any]:
+    """The caller's variables; an effort goes by the name that the template has for it."""
+    variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
+    if effort is None:
+        return variables
+    if "reasoning_effort" in tokenizer.chat_variables:
+        return {"reasoning_effort": effort} | variables
+    if "enable_thinking" in tokenizer.chat_variables:
+        return {"enable_thinking": effort != "none"} | variables
+    raise _wrong("reasoning_effort", "this model's chat template does not read it; remove it")
+
+
+def _reading(
+    request: protocol.ChatRequest,
+    use: ToolUse,
+    formats: AnswerFormats,
+    token_ids: list[int],
+    tokenizer: TokenizerProtocol,
+) -> Reading:
+    reasoning = formats.reasoning
+    return Reading(
+        reasoning=reasoning,
+        in_thought=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
+        tool_format=formats.tools if use.allowed else None,
+        tools=use.schemas,
+        most_calls=1 if request.parallel_tool_calls is False else None,
+    )
+
+
+def _ends_with(token_ids: list[int], mark: str, tokenizer: TokenizerProtocol) -> bool:
+    """Whether the prompt ends with a mark, but for white space."""
+    tail = b"".join(map(tokenizer.token_bytes, token_ids[-_NUM_TAIL_TOKENS:]))
+    return tail.rstrip().endswith(mark.encode())
+
+
+def _with_marks(
+    sampling: SamplingParams, reading: Reading, tokenizer: TokenizerProtocol
+) -> SamplingParams:
+    """The parser reads control tokens that are otherwise left out of the text."""
+    ids = [i for mark in reading.marks if (i := tokenizer.control_token_id(mark)) is not None]
+    return msgspec.structs.replace(sampling, kept_token_ids=ids) if ids else sampling
+
+
+def _parser_maker(reading: Reading) -> Callable[[], AnswerParser]:
+    if reading.reasoning is None and reading.tool_format is None:
+        return PlainParser
+    return partial(Parser, reading)
 
 
 def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:
@@ -87,18 +179,5 @@ def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLi
         raise ContextLengthError(text, param="messages") from None
 
 
-def _num_chars(message: protocol.Message) -> int:
-    """Characters of the text; those of parts, joined by line ends, are one more each."""
-    content = message.content
-    return len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
-
-
-def _plain(message: protocol.Message) -> dict[str, Any]:
-    """A message as the tokenizer takes it."""
-    content: str | list[dict[str, str]]
-    if isinstance(message.content, str):
-        content = message.content
-    else:
-        content = [{"type": part.type, "text": part.text} for part in message.content]
-    plain = {"role": message.role, "content": content}
-    return plain if message.name is None else plain | {"name": message.name}
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

@@ -29,10 +29,22 @@ class TokenizerProtocol(Protocol):
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the token takes part in decoded text."""
 
+    def control_token_id(self, text: str) -> int | None:
+        """The id of the control token with this name; None if there is none."""
+
+    @property
+    def chat_template_text(self) -> str:
+        """The chat templates themselves; empty if there is none."""
+
+    @property
+    def chat_variables(self) -> frozenset[str]:
+        """The names that the chat templates read."""
+
     def encode_chat(
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> list[int]:

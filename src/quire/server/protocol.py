@@ -14,7 +14,9 @@ import msgspec
 from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire.errors import InvalidRequestError
 from quire.server import body
-from quire.tokenizer.messages import TALKING_ROLES
+from quire.server.tools import ToolChoice, Tools, check_tool_names, is_deeper
+from quire.server.turns import Message as Message
+from quire.server.turns import ShortText, check_message, check_message_names
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 MAX_MESSAGES = 4096
@@ -24,7 +26,6 @@ MAX_TEMPLATE_KWARGS_DEPTH = 16  # lists and objects in one another
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-ShortText = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -79,23 +80,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
 
-class TextPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content; only parts of type "text" are taken."""
-
-    type: str
-    text: str = ""
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation. role: one of TALKING_ROLES, for there are no tools."""
-
-    role: str
-    content: str | list[TextPart]
-    name: ShortText | None = None
-
-
 class ChatRequest(GenerationRequest, kw_only=True):
-    """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template."""
+    """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
+
+    reasoning_effort: how long the model is to think, where its template has such a variable.
+    include_reasoning: whether the answer tells the thoughts.
+    """
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenCount | None = None
@@ -103,6 +93,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ShortText | None = None
+    include_reasoning: bool | None = None
 
 
 # Arguments of encode_chat, which chat_template_kwargs must not be able to pass a second time.
@@ -149,26 +144,10 @@ CHAT_UNSUPPORTED: body.NeutralValues = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
-    "reasoning_effort": (None,),
     "store": (None, False),
-    "tool_choice": (None, "none", "auto"),
-    "tools": (None, []),
     "verbosity": (None,),
     "web_search_options": (None,),
-}
-
-# an official client sends an assistant's message back with all of these, empty
-MESSAGE_UNSUPPORTED: body.NeutralValues = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "reasoning": (None, ""),
-    "reasoning_content": (None, ""),
-    "refusal": (None, ""),
-    "tool_call_id": (None,),
-    "tool_calls": (None, []),
 }
 
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -191,10 +170,20 @@ def parse_chat(data: bytes) -> ChatRequest:
     request = body.decode(data, _chat_decoder)
     found = body.read_names(data)
     _check_request_names(found, request, CHAT_UNSUPPORTED)
-    for place, message in enumerate(request.messages):
-        _check_message(found["messages"][place], message, f"messages[{place}].")
-    _check_template_kwargs(request.chat_template_kwargs or {})
+    for place, message in enumerate(found["messages"]):
+        check_message_names(message, f"messages[{place}].")
+    check_tool_names(found.get("tools"), found.get("tool_choice"))
     return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Refuse what the types of a chat's fields allow, but no template. Raises InvalidRequestError.
+
+    Also for other APIs' requests once they have been brought into this form.
+    """
+    for place, message in enumerate(request.messages):
+        check_message(message, f"messages[{place}].")
+    _check_template_kwargs(request.chat_template_kwargs or {})
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:
@@ -244,43 +233,17 @@ def _without(data: bytes, part: bytes) -> bytes:
     return data[:place] + b"0" + data[place + len(part) :]
 
 
-def _check_message(found: dict[str, Any], message: Message, path: str) -> None:
-    body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
-    if message.role not in TALKING_ROLES:
-        raise _not_taken(f"{path}role", message.role, f"give one of {', '.join(TALKING_ROLES)}")
-    if isinstance(message.content, str):
-        return
-    for place, part in enumerate(message.content):
-        where = f"{path}content[{place}]."
-        if part.type != "text":
-            raise _not_taken(f"{where}type", part.type, "give parts of type text")
-        body.check_names(found["content"][place], TextPart.__struct_fields__, {}, where)
-
-
 def _check_template_kwargs(variables: dict[str, Any]) -> None:
     problem = None
     if reserved := sorted(RESERVED_NAMES & set(variables)):
         problem = f".{reserved[0]}: it cannot be set here; remove it"
-    elif _is_deeper(variables, MAX_TEMPLATE_KWARGS_DEPTH):
+    elif is_deeper(variables, MAX_TEMPLATE_KWARGS_DEPTH):
         problem = f": nested more than {MAX_TEMPLATE_KWARGS_DEPTH} deep; flatten it"
     elif (size := len(msgspec.json.encode(variables))) > MAX_TEMPLATE_KWARGS_BYTES:
         problem = f": {size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
     if problem is not None:
         text = f"chat_template_kwargs{problem}"
         raise InvalidRequestError(text, param="chat_template_kwargs", code="invalid_value")
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether more than `levels` lists and objects stand in one another."""
-    if not isinstance(value, dict | list):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
-
-
-def _not_taken(field: str, value: str, fix: str) -> InvalidRequestError:
-    text = f"{field}: {value[:64]!r} is not supported; {fix}"
-    return InvalidRequestError(text, param=field, code="invalid_value")
 
 
 def _check_request_names(

@@ -59,6 +59,12 @@ class ServerSettings:
     admin_api_key: str | None = _setting(
         None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY"
     )
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "qwen3_coder"] = (
+        _setting("auto", "how the model writes tool calls; auto: as its chat template shows")
+    )
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
+        "auto", "how the model marks its thoughts; auto: as its chat template shows"
+    )
     max_body_bytes: int = _setting(4 << 20, "largest request body")
     shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")

@@ -35,6 +35,13 @@ class Reading:
     tools: Schemas | None = None
     most_calls: int | None = None
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that are looked for, which may be control tokens."""
+        thoughts = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        form = self.tool_format
+        return thoughts if form is None else (*thoughts, *form.begin.texts, *form.inner)
+
 
 class Parser:
     """An AnswerParser for what `reading` describes."""

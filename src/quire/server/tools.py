@@ -1,0 +1,164 @@
+"""The tools of a request: their form on the wire, their bounds, and what the caller wants of them.
+
+A tool's JSON schema is shown to the model and never run; it is bounded because the template and
+the grammar compiler work through all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+from quire.server import body
+
+MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
+MAX_SCHEMA_DEPTH = 32  # lists and objects in one another
+
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool is called, does and takes. parameters: a JSON schema of an object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call; only those of type "function" are known."""
+
+    type: str
+    function: Function
+
+
+class FunctionChoice(msgspec.Struct, kw_only=True):
+    """The one function to be called."""
+
+    name: FunctionName
+
+
+class NamedChoice(msgspec.Struct, kw_only=True):
+    """A tool_choice that names a tool."""
+
+    type: str
+    function: FunctionChoice
+
+
+Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
+ToolChoice = str | NamedChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request's tools and tool_choice come to. shown: the tools that the model sees.
+
+    must_call: the answer is calls and nothing else. allowed: tools that it may call.
+    """
+
+    shown: Sequence[Tool] = ()
+    allowed: Sequence[Tool] = ()
+    must_call: bool = False
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Name → JSON schema of the arguments, of the allowed tools."""
+        return {
+            tool.function.name: tool.function.parameters or NO_PARAMETERS for tool in self.allowed
+        }
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates read them; None if there are none."""
+        return [_described(tool.function) for tool in self.shown] or None
+
+
+def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse:
+    """Check tools and tool_choice. With "none" the model does not even see the tools.
+
+    Raises InvalidRequestError.
+    """
+    tools = tools or ()
+    _check_tools(tools)
+    if isinstance(choice, NamedChoice):
+        return _named(tools, choice)
+    if choice not in (None, "none", "auto", "required"):
+        raise _wrong("tool_choice", f"{choice[:64]!r}; give none, auto, required or a function")
+    if choice == "required" and not tools:
+        raise _wrong("tool_choice", "a call is required, but there are no tools; give tools")
+    if choice == "none":
+        return ToolUse()
+    return ToolUse(tools, tools, must_call=choice == "required")
+
+
+def check_tool_names(tools: Any, choice: Any) -> None:
+    """Refuse fields of tools and tool_choice, as they were sent, that nobody knows."""
+    for place, tool in enumerate(tools or ()):
+        body.check_names(tool, Tool.__struct_fields__, {}, f"tools[{place}].")
+        where = f"tools[{place}].function."
+        body.check_names(tool["function"], Function.__struct_fields__, {}, where)
+    if isinstance(choice, dict):
+        body.check_names(choice, NamedChoice.__struct_fields__, {}, "tool_choice.")
+        where = "tool_choice.function."
+        body.check_names(choice["function"], FunctionChoice.__struct_fields__, {}, where)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether more than `levels` lists and objects stand in one another."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_deeper(item, levels - 1) for item in inner)
+
+
+def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
+    _check_type(choice.type, "tool_choice.type")
+    name = choice.function.name
+    allowed = [tool for tool in tools if tool.function.name == name]
+    if not allowed:
+        raise _wrong("tool_choice.function.name", f"{name!r} is none of the tools; give one")
+    return ToolUse(tools, allowed, must_call=True)
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    names = set[str]()
+    for place, tool in enumerate(tools):
+        where, function = f"tools[{place}]", tool.function
+        _check_type(tool.type, f"{where}.type")
+        if function.name in names:
+            raise _wrong(f"{where}.function.name", f"{function.name!r} is there twice; rename one")
+        names.add(function.name)
+        _check_schema(function.parameters or NO_PARAMETERS, f"{where}.function.parameters")
+    size = len(msgspec.json.encode(tools)) if tools else 0
+    if size > MAX_TOOLS_BYTES:
+        raise _wrong("tools", f"{size} bytes; send at most {MAX_TOOLS_BYTES}")
+
+
+def _check_schema(schema: dict[str, Any], where: str) -> None:
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise _wrong(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
+    if schema.get("type", "object") != "object":
+        raise _wrong(f"{where}.type", "arguments are always an object; give object")
+
+
+def _check_type(kind: str, where: str) -> None:
+    if kind != "function":
+        raise _wrong(where, f"{kind[:64]!r} is not supported; give function")
+
+
+def _described(function: Function) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = function.description
+    described["parameters"] = function.parameters or NO_PARAMETERS
+    return {"type": "function", "function": described}
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

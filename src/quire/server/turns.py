@@ -1,0 +1,134 @@
+"""The messages of a conversation: their form on the wire, their checks, and what templates get."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+from quire.server import body
+from quire.server.tools import MAX_TOOLS
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+ShortText = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only parts of type "text" are taken."""
+
+    type: str
+    text: str = ""
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """A function that was called. arguments: the text of a JSON object."""
+
+    name: ShortText
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    id: ShortText
+    type: str = "function"
+    function: CalledFunction
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a conversation. role: one of ROLES.
+
+    tool_calls and reasoning (under either name) are the assistant's; tool_call_id says which call
+    a tool's message answers. Only the assistant may leave the content out.
+    """
+
+    role: str
+    content: str | list[TextPart] | None = None
+    name: ShortText | None = None
+    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: ShortText | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the text; those of parts, joined by line ends, are one more each."""
+        content = self.content or ""
+        own = len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
+        calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return own + calls + len(self.reasoning_content or self.reasoning or "")
+
+
+# an official client sends an assistant's message back with all of these, empty
+MESSAGE_UNSUPPORTED: body.NeutralValues = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "refusal": (None, ""),
+}
+
+
+def check_message_names(found: dict[str, Any], path: str) -> None:
+    """Refuse fields of a message, as it was sent, that nobody knows."""
+    body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
+    for place, call in enumerate(found.get("tool_calls") or ()):
+        where = f"{path}tool_calls[{place}]."
+        body.check_names(call, ToolCall.__struct_fields__, {}, where)
+        where += "function."
+        body.check_names(call["function"], CalledFunction.__struct_fields__, {}, where)
+    content = found.get("content")
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        where = f"{path}content[{place}]."
+        body.check_names(part, TextPart.__struct_fields__, {}, where)
+
+
+def check_message(message: Message, path: str) -> None:
+    """Refuse what no template could make sense of. Raises InvalidRequestError."""
+    role = message.role
+    if role not in ROLES:
+        raise _wrong(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
+    if message.content is None and role != "assistant":
+        raise _wrong(f"{path}content", "it is missing; give a string")
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        if getattr(message, name) and role != "assistant":
+            raise _wrong(f"{path}{name}", f"a message of the role {role} has none; remove it")
+    if (message.tool_call_id is not None) != (role == "tool"):
+        problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
+        raise _wrong(f"{path}tool_call_id", problem)
+    for place, call in enumerate(message.tool_calls or ()):
+        _check_type(call.type, "function", f"{path}tool_calls[{place}].type")
+    for place, part in enumerate(message.content or ()):
+        if isinstance(part, TextPart):
+            _check_type(part.type, "text", f"{path}content[{place}].type")
+
+
+def for_template(message: Message) -> dict[str, Any]:
+    """A message as the tokenizer takes it."""
+    plain: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, str):
+        plain["content"] = message.content
+    elif message.content is not None:
+        plain["content"] = [{"type": "text", "text": part.text} for part in message.content]
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = [msgspec.to_builtins(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if reasoning := message.reasoning_content or message.reasoning:
+        plain["reasoning_content"] = reasoning
+    return plain
+
+
+_LISTED = ", ".join(ROLES)
+
+
+def _check_type(kind: str, known: str, where: str) -> None:
+    if kind != known:
+        raise _wrong(where, f"{kind[:64]!r} is not supported; give {known}")
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

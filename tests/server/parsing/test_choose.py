@@ -1,0 +1,37 @@
+"""Formats, as they are read from the words of real chat templates."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.server.parsing.choose import choose_formats
+
+QWEN3 = "{%- for tool in tools %}...<tool_call>\\n{\\\"name\\\"...'<think>\\n\\n</think>\\n\\n'"
+CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
+LLAMA = '<|start_header_id|>...{"name": function name, "parameters": dictionary...}'
+MISTRAL = '[AVAILABLE_TOOLS]...[TOOL_CALLS] [{"name": ...[THINK]...[/THINK]'
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        (QWEN3, "hermes", "think"),
+        (CODER, "qwen3_coder", None),
+        (LLAMA, "llama3", None),
+        (MISTRAL, "mistral", "mistral"),
+        ("<|im_start|>", None, None),
+        ("", None, None),
+    ],
+)
+def test_auto(template: str, tools: str | None, reasoning: str | None) -> None:
+    chosen = choose_formats(template, {"tools"})
+    assert (chosen.tools and chosen.tools.name) == tools
+    assert (chosen.reasoning and chosen.reasoning.name) == reasoning
+    assert choose_formats(template, {"messages"}).tools is None
+
+
+def test_told() -> None:
+    chosen = choose_formats(QWEN3, {"tools"}, tools="mistral", reasoning="none")
+    assert chosen.tools is not None
+    assert chosen.tools.name == "mistral"
+    assert chosen.reasoning is None
