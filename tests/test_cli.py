@@ -50,7 +50,8 @@ SAMPLING = """
 SERVE = """
     --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
-    --slow-reader-timeout --admin-port --admin-uds --admin-api-key --max-body-bytes
+    --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
+    --reasoning-parser --max-body-bytes
     --shutdown-timeout --log-level
 """
 
