@@ -62,8 +62,8 @@ def test_many_blocks_share_cells() -> None:
     per_cell, cells = block_cells(states)
     assert per_cell == 4
     assert len(cells) == -(-len(states) // 4)
-    assert cells[:3] == bytes([0, 0, 3])
-    assert cells[-1] == 2  # of a free, and equally common cached and used ones, the busiest
+    assert cells[:3] == bytes([3, 3, 3])
+    assert cells[-1] == 2  # of a free, a cached and a used one, the busiest
 
 
 def test_the_key_is_asked_for(engine: FakeEngine) -> None:

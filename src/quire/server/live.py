@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import time
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,8 +19,6 @@ from quire.server.engine_protocol import EngineProtocol
 
 MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
 RATE_SECONDS = 2.0  # the time over which tokens/s are taken
-
-_NUM_STATES = 4  # of BlockState
 
 
 class LiveStep(msgspec.Struct):
@@ -40,8 +37,7 @@ class LiveBlocks(msgspec.Struct):
     """The KV cache, in blocks. shared ones are used ones that several requests hold.
 
     cells: base64 of one byte per cell: 0 free, 1 cached (unused, but it holds a prefix), 2 used,
-    3 shared; of blocks_per_cell neighbours, the state that most of them have. Empty until the
-    engine has answered.
+    3 shared; of blocks_per_cell neighbours, the busiest. Empty until the engine has answered.
     """
 
     total: int
@@ -144,20 +140,16 @@ def live_state(engine: EngineProtocol, view: EngineView | None, now: float) -> L
 
 
 def block_cells(states: bytes) -> tuple[int, bytes]:
-    """Blocks to at most MAX_CELLS cells: (blocks per cell, the commonest state of each).
+    """Blocks to at most MAX_CELLS cells: (blocks per cell, the busiest state in each).
 
-    Of equally common states, the busier one.
+    The busiest, so that a few blocks in use are seen in a large cache.
     """
     per_cell = max(1, -(-len(states) // MAX_CELLS))
     if per_cell == 1:
         return 1, states
-    num_cells = -(-len(states) // per_cell)
     blocks = np.frombuffer(states, dtype=np.uint8)
-    cells = np.arange(len(blocks)) // per_cell
-    counts = np.zeros((num_cells, _NUM_STATES), dtype=np.int64)
-    np.add.at(counts, (cells, blocks), 1)
-    busiest_first: Any = counts[:, ::-1].argmax(axis=1)
-    return per_cell, (_NUM_STATES - 1 - busiest_first).astype(np.uint8).tobytes()
+    cells = np.maximum.reduceat(blocks, np.arange(0, len(blocks), per_cell))
+    return per_cell, cells.tobytes()
 
 
 def _blocks(engine: EngineProtocol, view: EngineView | None) -> LiveBlocks:

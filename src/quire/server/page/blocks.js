@@ -1,5 +1,5 @@
 // The KV cache as a map: one cell for each block, or for several where there are very many (the
-// server decides how many share a cell, and what it then shows).
+// server decides how many share a cell).
 
 import { Chart } from "./chart.js";
 import { count } from "./format.js";
@@ -8,12 +8,12 @@ export const STATES = ["free", "cached", "used", "shared"]; // by the number the
 const NAMES = ["free", "cached, not in use", "in use", "in use by several requests"];
 
 const GATHERING = 8; // cells between two wider gaps: a quire of them
-const SIDES = [20, 18, 16, 14, 12, 11, 10, 9, 8, 7.5, 7, 6.5, 6, 5.5, 5, 4.5, 4, 3.5, 3, 2.5, 2];
+const MAX_SIDE = 20;
 const GAP = 4;
 
 export class BlockMap extends Chart {
   #blocks = { cells: [], perCell: 1, total: 0 };
-  #side = SIDES[0];
+  #side = MAX_SIDE;
 
   show(blocks) {
     this.#blocks = blocks;
@@ -62,12 +62,14 @@ export class BlockMap extends Chart {
       : `Blocks ${count(first)} to ${count(last)}: ${name}`;
   }
 
-  /** The largest cells with which all fit. */
+  /** The largest cells with which all fit, in as many quires side by side as fill the width. */
   #layOut(width, height) {
-    for (this.#side of SIDES) {
-      const groups = Math.floor((width + GAP) / (GATHERING * this.#side + GAP));
-      this.columns = Math.max(1, groups) * GATHERING;
-      if (Math.ceil(this.size / this.columns) * this.#side <= height) return;
+    for (let quires = 1; ; quires++) {
+      const side = (width - (quires - 1) * GAP) / (quires * GATHERING);
+      this.columns = quires * GATHERING;
+      this.#side = Math.min(side, MAX_SIDE);
+      const rows = Math.ceil(this.size / this.columns);
+      if (side <= MAX_SIDE && rows * this.#side <= height) return;
     }
   }
 

@@ -85,5 +85,5 @@ export class Chart {
 /** A round number at or above a value, for the end of an axis. */
 export function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
-  return [1, 2, 4, 5, 8, 10].map((digit) => digit * power).find((end) => end >= value);
+  return [1, 2, 3, 4, 5, 6, 8, 10].map((digit) => digit * power).find((end) => end >= value);
 }

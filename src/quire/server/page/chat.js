@@ -52,9 +52,10 @@ async function ask(question) {
   byId("prompt").value = "";
   fit();
   const turn = { question, answer: null, view: null };
-  turn.view = new TurnView(question, () => answerAgain(turn));
+  turn.view = new TurnView(question, chosenModel(), () => answerAgain(turn));
   turns.push(turn);
   byId("turns").append(turn.view.element);
+  turn.view.element.scrollIntoView({ block: "end" });
   await answer(turn);
 }
 

@@ -80,6 +80,6 @@ function showPulse(snapshot, history, error) {
   pulse.dataset.state = running + waiting ? "busy" : "idle";
   const queue = waiting ? `, ${count(waiting)} waiting` : "";
   setText(byId("pulse-text"), running + waiting ? `${count(running)} running${queue}` : "ready");
-  const speed = `${rate(history.rate("generation"))} tokens/s`;
+  const speed = ` · ${rate(history.rate("generation"))} tokens/s`;
   setText(byId("pulse-rate"), running + waiting ? speed : "");
 }

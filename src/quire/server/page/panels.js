@@ -26,7 +26,10 @@ export function blocks() {
   function show({ blocks }) {
     const { total, counts, perCell, size } = blocks;
     chart.show(blocks);
-    const cell = perCell === 1 ? "Each cell is a block" : `Each cell stands for ${perCell} blocks`;
+    const cell =
+      perCell === 1
+        ? "Each cell is a block"
+        : `Each cell stands for ${perCell} blocks and shows the busiest`;
     setText(panel.about, `${cell}; a block holds the keys and values of ${size} tokens.`);
     for (const [place, name] of STATES.entries()) panel.setNumber(name, count(counts[place]));
     panel.fill(["State", "Blocks", "Share"], () =>

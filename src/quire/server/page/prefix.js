@@ -4,6 +4,12 @@ import { el } from "./dom.js";
 import { percent, plural } from "./format.js";
 import { Panel } from "./panel.js";
 
+const REASONS = {
+  cold: "cold: not seen before",
+  evicted: "evicted: no room to keep it",
+  bypassed: "bypassed: every position wanted",
+};
+
 export function prefixCache() {
   const panel = new Panel({
     title: "Prefix cache",
@@ -30,7 +36,7 @@ function share(name, tokens, all) {
   });
   bar.style.width = `${(100 * tokens) / all}%`;
   return [
-    el("dt", {}, name.replaceAll("_", " ")),
+    el("dt", {}, REASONS[name] ?? name.replaceAll("_", " ")),
     el(
       "dd",
       {},

@@ -23,13 +23,13 @@ export class TurnView {
   #answer;
 
   /** onRetry: called to have the turn answered again. */
-  constructor(question, onRetry) {
+  constructor(question, model, onRetry) {
     this.onRetry = onRetry;
     this.#figures.append(this.#numbers);
     this.#answer = el(
       "div",
       { class: "said answer" },
-      el("span", { class: "who" }, "Answer"),
+      el("span", { class: "who" }, model || "Answer"),
       this.#fold,
       this.#text,
       this.#figures,
