@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -103,6 +104,11 @@ class SchedulerConfig:
         "most prompt tokens one request gets in a step while others run or wait; 0: half the "
         "budget while others decode",
     )
+    itl_target_ms: float | None = _setting(
+        None,
+        "longest time between two tokens of a request, in milliseconds, that prompts of others may "
+        "cause; default: none",
+    )
 
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; give at least 1")
@@ -115,6 +121,16 @@ class SchedulerConfig:
         _require(
             self.long_prefill_token_threshold >= 0,
             f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; give 0 or more",
+        )
+        target = self.itl_target_ms
+        _require(
+            target is None or 0.0 < target < math.inf,
+            f"itl_target_ms is {target}; give a positive number of milliseconds",
+        )
+        _require(
+            target is None or self.enable_chunked_prefill,
+            "itl_target_ms needs prompts that are cut into chunks; set enable_chunked_prefill, or "
+            "leave the target out",
         )
 
 

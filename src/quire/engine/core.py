@@ -41,12 +41,13 @@ class EngineCore:
         self.limits = limits
         self._scheduler = scheduler
         self._executor = executor
-        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._in_flight: deque[tuple[float, SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._deltas: list[RequestDelta] = []
         self._log = StepLog()
         self._num_arrivals = 0
         self._deadlines = QueueDeadlines()
         self._is_watched = False
+        self._last_end = 0.0  # of a step, in seconds of the monotonic clock
 
     @property
     def has_work(self) -> bool:
@@ -74,11 +75,12 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
+        begin = time.monotonic()
         self._deltas += self._scheduler.expire(self._deadlines.take_expired())
         plan = self._scheduler.schedule()
         if plan is not None:
             self._log.plan(plan)
-            self._in_flight.append((plan, self._executor.execute(plan)))
+            self._in_flight.append((begin, plan, self._executor.execute(plan)))
         if self._in_flight and (
             plan is None or len(self._in_flight) >= self._executor.max_in_flight
         ):
@@ -98,7 +100,7 @@ class EngineCore:
         )
 
     def _answer(
-        self, plan: SchedulerOutput, future: Future[ModelRunnerOutput]
+        self, begin: float, plan: SchedulerOutput, future: Future[ModelRunnerOutput]
     ) -> list[RequestDelta]:
         try:
             output = future.result()
@@ -108,6 +110,9 @@ class EngineCore:
                 plan, "the step that ran this request failed; send it again"
             )
         else:
+            end = time.monotonic()  # with several steps in flight, one begins when another ends
+            self._scheduler.observe(plan, end - max(begin, self._last_end))
+            self._last_end = end
             deltas = self._scheduler.update(plan, output)
         self._log.end(plan, deltas)
         return deltas

@@ -27,6 +27,7 @@ from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, S
 from quire.errors import ConfigError, InvalidRequestError
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.plan import PlannedRequest, StepPlan
+from quire.scheduler.policy import ChunkPolicy
 from quire.scheduler.queue import WaitingQueue
 
 # A request that was preempted so often is admitted again only with all the blocks that it can
@@ -71,6 +72,8 @@ class Scheduler:
             )
         self._config = config
         self._chunk_limit = config.long_prefill_token_threshold or max(1, budget // 2)
+        target = config.itl_target_ms
+        self._policy = ChunkPolicy(None if target is None else target / 1000.0)
         self._kv = kv
         self._requests: dict[str, Request] = {}  # all that have not ended
         self._waiting = WaitingQueue(config.scheduling_policy)
@@ -139,6 +142,7 @@ class Scheduler:
         decodes, prompts = self._split_running()
         for request in decodes:
             self._advance(step, request, 1)
+        step.budget = self._policy.prompt_tokens(len(decodes), step.budget)
         for request in prompts:
             self._advance(step, request, self._chunk(step, request.num_uncomputed_tokens))
         if self._num_preemptions == num_preemptions:  # else blocks are short
@@ -340,6 +344,12 @@ class Scheduler:
             elif entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
         return deltas
+
+    def observe(self, plan: SchedulerOutput, seconds: float) -> None:
+        """Learn from what a step took."""
+        lengths = [entry.num_tokens for entry in plan.scheduled]
+        num_decodes = lengths.count(1)
+        self._policy.observe(num_decodes, sum(lengths) - num_decodes, seconds)
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestDelta]:
         """The step raised: its requests end with an error, and nothing it wrote is kept."""

@@ -1,0 +1,149 @@
+"""How many prompt tokens a step may compute while others decode, so that these keep their pace.
+
+Owns a model of what a step costs, learned from the steps that have run: so much for any step, so
+much for each request that decodes, so much for each prompt token. It is fitted by least squares of
+the relative error (so short steps count as much as long ones) with Huber's weights (P. J. Huber,
+"Robust Estimation of a Location Parameter", 1964), by which a step that was held up by something
+else hardly matters. Under a constant load all steps are alike, so some of each size are remembered.
+A machine that becomes slower does so for all of them: its pace is followed apart from the costs.
+There is no clock here: the engine tells what steps took.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEPT = 8  # steps remembered of each size: numbers with as many binary digits are one size
+REFIT_EVERY = 8  # steps
+PACE_STEPS = 9  # whose median is the pace
+MARGIN_STEPS = 128
+QUANTILE = 0.98  # of the steps shall take no longer than planned, and the plan is
+AIM = 0.95  # of the target
+HELD_UP = 2.0  # a step that took so many times as long was held up by what no plan can foresee
+FIRST_CHUNK = 64  # prompt tokens, while nothing is known
+TRUST = 16  # steps with prompts and decodes, whose outcome bounds the next
+LEAST_CHUNK = 16  # prompt tokens that every step may have, whatever they cost
+LEAST_SHARE = 0.1  # of the target that prompts may take even when decodes alone exceed it
+HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
+ROUNDS = 3  # of reweighting
+
+Floats = NDArray[np.float64]
+
+
+class StepCosts:
+    """Seconds of a step: pace * (fixed + decodes * per_decode + prompt_tokens * per_prompt_token).
+
+    margin: by how much steps exceed that at QUANTILE.
+    """
+
+    def __init__(self) -> None:
+        self.fixed = self.per_decode = self.per_prompt_token = 0.0
+        self.pace = self.margin = 1.0
+        self._steps: dict[tuple[int, int], deque[tuple[int, int, float]]] = {}
+        self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
+        self._excesses: deque[float] = deque(maxlen=MARGIN_STEPS)
+        self._num_seen = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a step with prompt tokens to learn from."""
+        return self.per_prompt_token > 0.0
+
+    def predict(self, num_decodes: int, num_prompt_tokens: int) -> float:
+        """Seconds."""
+        decodes, prompts = num_decodes * self.per_decode, num_prompt_tokens * self.per_prompt_token
+        return self.pace * (self.fixed + decodes + prompts)
+
+    def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Take what a step took."""
+        seconds = max(seconds, 1e-9)
+        if self.is_known:
+            self._follow(seconds / max(self.predict(num_decodes, num_prompt_tokens), 1e-9))
+        size = (num_decodes.bit_length(), num_prompt_tokens.bit_length())
+        kept = self._steps.setdefault(size, deque(maxlen=KEPT))
+        kept.append((num_decodes, num_prompt_tokens, seconds / self.pace))
+        self._num_seen += 1
+        if self._num_seen % REFIT_EVERY == 0 or self._num_seen < REFIT_EVERY:
+            self._fit()
+
+    def _follow(self, excess: float) -> None:
+        """Note by how many times a step exceeded the prediction."""
+        self._excesses.append(excess)
+        self._ratios.append(excess * self.pace)
+        self.pace = median(self._ratios)
+
+    def _fit(self) -> None:
+        steps = np.array([step for kept in self._steps.values() for step in kept])
+        terms = np.column_stack([np.ones(len(steps)), steps[:, :2]])
+        self.fixed, self.per_decode, self.per_prompt_token = _robust_fit(terms / steps[:, 2:])
+        excesses = [excess for excess in self._excesses if excess < HELD_UP]
+        self.margin = max(1.0, float(np.quantile(excesses, QUANTILE))) if excesses else 1.0
+
+
+class ChunkPolicy:
+    """Prompt tokens for each step. target: seconds between two tokens of a request, or None.
+
+    The costs say how many there may be; but never more than twice what has lately been seen to
+    stay within the target, so that a wrong guess stays small.
+    """
+
+    def __init__(self, target: float | None) -> None:
+        self._target = target
+        self.costs = StepCosts()
+        self._within: deque[int] = deque(maxlen=TRUST)  # prompt tokens; 0 where it was exceeded
+
+    def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Take what a step took."""
+        if self._target is None:
+            return
+        self.costs.observe(num_decodes, num_prompt_tokens, seconds)
+        if num_decodes and num_prompt_tokens:
+            self._within.append(num_prompt_tokens if seconds <= self._target else 0)
+
+    def prompt_tokens(self, num_decodes: int, budget: int) -> int:
+        """How many of a step's budget prompts may have beside so many decodes."""
+        if self._target is None or num_decodes == 0:
+            return budget
+        trusted = min(budget, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
+        costs = self.costs
+        if not costs.is_known:
+            return trusted
+        planned = AIM * self._target / costs.margin
+        seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
+        num_tokens = int(seconds / (costs.pace * costs.per_prompt_token))
+        return min(trusted, max(LEAST_CHUNK, num_tokens))
+
+
+def _robust_fit(terms: Floats) -> tuple[float, float, float]:
+    """Costs >= 0 with terms @ costs near 1, few outliers aside. terms: [N, 3]."""
+    scale = np.maximum(terms.max(axis=0), 1e-30)
+    scaled = terms / scale
+    weights = np.ones(len(terms))
+    costs = np.zeros(3)
+    for _ in range(ROUNDS):
+        costs = _fit_not_negative(scaled, weights)
+        errors = np.abs(scaled @ costs - 1.0)
+        spread = 1.4826 * float(np.median(errors)) + 1e-6
+        weights = np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
+    fixed, per_decode, per_prompt_token = (costs / scale).tolist()
+    return fixed, per_decode, per_prompt_token
+
+
+def _fit_not_negative(terms: Floats, weights: Floats) -> Floats:
+    """Weighted least squares for 1; a cost that would be negative is taken to be none."""
+    active = [0, 1, 2]
+    costs = np.zeros(3)
+    while active:
+        columns = terms[:, active] * weights[:, None] ** 0.5
+        # a little of each cost's size: terms that never differ share what they explain
+        normal = columns.T @ columns + 1e-6 * len(terms) * np.eye(len(active))
+        found = np.linalg.solve(normal, columns.T @ weights**0.5)
+        if (found >= 0.0).all():
+            costs[active] = found
+            break
+        del active[int(found.argmin())]
+    return costs

@@ -1,0 +1,155 @@
+"""The ITL target, on a machine whose steps cost what we say: virtual time, real scheduler."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from quire.config import SchedulerConfig
+from quire.core.messages import AddRequest
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.errors import ConfigError
+from quire.kvcache.manager import KVCacheManager
+from quire.scheduler.policy import FIRST_CHUNK, LEAST_CHUNK, ChunkPolicy, StepCosts
+from quire.scheduler.scheduler import Scheduler
+
+MAX_LEN = 8192
+
+
+@dataclass
+class Machine:
+    """Steps of 5 ms, 0.05 ms per decode and 0.1 ms per prompt token, with noise and hiccups."""
+
+    target_ms: float | None
+    seed: int = 1
+    slowdown: Callable[[float], float] = lambda now: 1.0  # noqa: ARG005
+    now: float = 0.0
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # (when, seconds) of each ITL
+    ends: dict[str, float] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        config = SchedulerConfig(
+            max_num_seqs=64, max_num_batched_tokens=2048, itl_target_ms=self.target_ms
+        )
+        self.scheduler = Scheduler(config, KVCacheManager(20_000, 16), MAX_LEN)
+        self.random = random.Random(self.seed)
+        self.last: dict[str, float] = {}
+        self.num_added = 0
+
+    def add(self, name: str, prompt_len: int, max_tokens: int) -> None:
+        self.num_added += 1
+        prompt = [self.random.randrange(1, 50_000) for _ in range(prompt_len)]
+        sampling = SamplingParams(max_tokens=max_tokens)
+        message = AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+        self.scheduler.add(Request(message, arrival=self.num_added, max_model_len=MAX_LEN))
+
+    def cost(self, plan: SchedulerOutput) -> float:
+        lengths = [entry.num_tokens for entry in plan.scheduled]
+        decodes = lengths.count(1)
+        seconds = 0.005 + 0.00005 * decodes + 0.0001 * (sum(lengths) - decodes)
+        seconds *= self.random.lognormvariate(0.0, 0.04) * self.slowdown(self.now)
+        return seconds * (12.0 if self.random.random() < 0.003 else 1.0)
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule()
+        assert plan is not None
+        seconds = self.cost(plan)
+        self.now += seconds
+        self.scheduler.observe(plan, seconds)
+        self.num_prompt_tokens += sum(e.num_tokens for e in plan.scheduled if e.num_tokens > 1)
+        results = [SampleResult(token_id=7 if e.samples else None) for e in plan.scheduled]
+        for delta in self.scheduler.update(plan, ModelRunnerOutput(results=results)):
+            if delta.request_id in self.last:
+                self.gaps.append((self.now, self.now - self.last[delta.request_id]))
+            self.last[delta.request_id] = self.now
+            if delta.finish_reason is not None:
+                self.ends[delta.request_id] = self.now
+
+    def run(self, seconds: float, *, prompt_len: int = 3000, num_talkers: int = 24) -> Machine:
+        """Talkers decode all the time; beside them there is always a long prompt to compute."""
+        for number in range(num_talkers):
+            self.add(f"talker{number}", 20, 6000)
+        number = 0
+        while self.now < seconds:
+            if self.scheduler.stats().num_waiting == 0:
+                number += 1
+                self.add(f"prompt{number}", prompt_len, 2)
+            self.step()
+        return self
+
+    def gap_ms(self, quantile: float, since: float = 0.0) -> float:
+        return float(np.quantile([gap for when, gap in self.gaps if when >= since], quantile)) * 1e3
+
+
+def test_itl_stays_within_the_target_at_a_bounded_price() -> None:
+    free, bound = Machine(None).run(15.0), Machine(30.0).run(15.0)
+    assert free.gap_ms(0.5) > 90.0  # what it is good for
+    assert bound.gap_ms(0.99) <= 30.0
+    assert bound.gap_ms(0.5) >= 20.0  # and it does not hold back more than that
+    assert bound.num_prompt_tokens / bound.now > 0.7 * free.num_prompt_tokens / free.now
+
+
+def test_it_follows_a_machine_that_becomes_slower() -> None:
+    machine = Machine(30.0, slowdown=lambda now: 1.0 if now < 5.0 else 2.0).run(15.0)
+    assert machine.gap_ms(0.99, since=8.0) <= 30.0
+    assert machine.gap_ms(0.5, since=8.0) >= 18.0
+
+
+@pytest.mark.parametrize("target_ms", [0.01, 5.0])
+def test_a_target_that_cannot_be_met_starves_no_prompt(target_ms: float) -> None:
+    machine = Machine(target_ms).run(10.0, prompt_len=1000)
+    assert "prompt10" in machine.ends
+    assert machine.gap_ms(0.95) < 13.0  # and what prompts add stays small
+
+
+def test_without_decodes_or_target_nothing_is_held_back() -> None:
+    policy = ChunkPolicy(0.02)
+    for _ in range(50):
+        policy.observe(0, 1000, 0.1)
+    assert policy.prompt_tokens(0, 2048) == 2048
+    assert policy.prompt_tokens(10, 2048) < 300
+    assert ChunkPolicy(None).prompt_tokens(10, 2048) == 2048
+
+
+def test_the_first_chunk_is_cautious_and_none_is_nothing() -> None:
+    policy = ChunkPolicy(0.02)
+    assert policy.prompt_tokens(4, 2048) == FIRST_CHUNK
+    assert policy.prompt_tokens(4, 9) == 9
+    for _ in range(20):
+        policy.observe(4, 10, 5.0)
+    assert policy.prompt_tokens(4, 2048) == LEAST_CHUNK
+
+
+@pytest.mark.parametrize("hiccups", [0.0, 0.1])
+def test_costs_are_found_again(hiccups: float) -> None:
+    costs, rng = StepCosts(), random.Random(3)
+    for _ in range(400):
+        decodes, tokens = rng.randrange(1, 64), rng.choice([0, 0, rng.randrange(1, 2000)])
+        seconds = 0.004 + 0.0001 * decodes + 0.00005 * tokens
+        costs.observe(decodes, tokens, seconds * (30.0 if rng.random() < hiccups else 1.0))
+    found = np.array([costs.fixed, costs.per_decode, costs.per_prompt_token]) * costs.pace
+    assert found == pytest.approx([0.004, 0.0001, 0.00005], rel=0.15)
+    assert costs.predict(10, 0) == pytest.approx(0.005, rel=0.1)
+
+
+def test_costs_are_never_negative_and_always_finite() -> None:
+    rng, costs = random.Random(4), StepCosts()
+    for _ in range(300):
+        costs.observe(rng.randrange(0, 3), rng.randrange(0, 3), rng.choice([0.0, 1e-6, 1.0, 1e4]))
+        for value in (costs.fixed, costs.per_decode, costs.per_prompt_token, costs.pace):
+            assert np.isfinite(value)
+            assert value >= 0.0
+
+
+def test_a_target_needs_chunks() -> None:
+    with pytest.raises(ConfigError, match="enable_chunked_prefill"):
+        SchedulerConfig(itl_target_ms=20.0, enable_chunked_prefill=False)
+    with pytest.raises(ConfigError, match="itl_target_ms"):
+        SchedulerConfig(itl_target_ms=0.0)
