@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -19,9 +21,23 @@ EVERYTHING = SamplingParams(
 )
 
 
+class AnyForm:
+    """Lets everything through."""
+
+    is_accepting = True
+    is_whole = False
+
+    def follow(self, answer: Sequence[int]) -> None:
+        """Nothing to remember."""
+
+    def allowed(self) -> np.ndarray:
+        return np.full(13, 255, np.uint8)
+
+
 def set_row(state: SamplingState, row: int, params: SamplingParams, seed: int = 0) -> None:
     words = [[4, 5]] if params.bad_words else []
-    state.set_row(row, params, seed=seed, eos_token_ids=[0], bad_words_ids=words)
+    matcher = AnyForm() if params.bad_words else None
+    state.set_row(row, params, seed=seed, eos_token_ids=[0], bad_words_ids=words, matcher=matcher)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +69,12 @@ def test_a_row_forgets_its_last_request() -> None:
     set_row(state, 1, EVERYTHING)
     set_row(state, 2, EVERYTHING)
     assert state.needs[1] == state.needs[2] == sum(Need) - Need.TOTAL_MASS
+    assert set(state.forms) == {1, 2}
     set_row(state, 1, SamplingParams(temperature=0.0))
     state.clear_row(2)
     state.clear_row(0)  # free rows may be cleared again
     assert not state.needs.any()
-    assert [state.bias, state.min_tokens, state.bad_words] == [{}, {}, {}]
+    assert [state.bias, state.min_tokens, state.bad_words, state.forms] == [{}, {}, {}, {}]
 
 
 def test_numbers_are_gathered_by_row() -> None:

@@ -91,7 +91,8 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     finish_reason: set exactly once, in the last delta, with timing beside it. error: message for
     the caller, whose kind is error_kind.
-    prompt_logprobs: scores of the next prompt tokens; the first prompt token has none.
+    prompt_logprobs: scores of the next prompt tokens; the first prompt token has none. whole: it
+    ended because its structured_outputs let nothing follow, so that its last token is text.
     """
 
     request_id: str
@@ -101,6 +102,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None
+    whole: bool = False
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
     timing: RequestTiming | None = None

@@ -57,6 +57,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
 
     failed: what the model computed for it was not finite, so that nothing of this step may be kept.
     exhausted: its own wishes left no token to draw; what the model computed is sound.
+    whole: its structured_outputs let nothing follow the token, so that the answer ends with it.
     """
 
     token_id: int | None = None
@@ -64,6 +65,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs] = []
     failed: bool = False
     exhausted: bool = False
+    whole: bool = False
 
 
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):

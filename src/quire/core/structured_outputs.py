@@ -82,7 +82,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if not isinstance(text, str):
             kinds = "a string or an object" if self.kind == "json" else "a string"
             raise self.wrong(f"{type(text).__name__} is not {kinds}; give one")
-        self._check_size(_size(text), limit)
+        self._check_size([text], limit)
 
     def _as_text(self, schema: dict[str, Any]) -> str:
         try:
@@ -98,16 +98,15 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise self.wrong(f"{len(choice)} choices; give 1 to {MAX_CHOICES}")
         if not all(choice):
             raise self.wrong("an empty string cannot be chosen; leave it out")
-        self._check_size(sum(map(_size, choice)), MAX_CHOICES_BYTES)
+        self._check_size(choice, MAX_CHOICES_BYTES)
 
-    def _check_size(self, size: int, limit: int) -> None:
+    def _check_size(self, texts: list[str], limit: int) -> None:
+        try:
+            size = sum(len(text.encode()) for text in texts)
+        except UnicodeEncodeError:
+            raise self.wrong("half a surrogate pair is in it; give Unicode text") from None
         if not 1 <= size <= limit:
             raise self.wrong(f"{size} bytes; give 1 to {limit}")
 
 
 _LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"
-
-
-def _size(text: str) -> int:
-    """Bytes of a text; lone surrogates, which are refused later, count too."""
-    return len(text.encode("utf-8", "surrogatepass"))

@@ -189,7 +189,8 @@ class AsyncEngine:
                 queue_timeout=queue_timeout,
             )
 
-        if isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS:
+        is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
+        if is_long or sampling.structured_outputs is not None:
             return await asyncio.to_thread(prepare)
         return prepare()
 

@@ -26,6 +26,7 @@ from quire.core.messages import (
 from quire.core.request import FinishReason, Request, RequestLimits
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
 from quire.engine.executor import Executor
+from quire.engine.grammars import Grammars
 from quire.engine.queue_deadlines import QueueDeadlines
 from quire.engine.step_log import StepLog
 from quire.errors import InvalidRequestError
@@ -33,12 +34,22 @@ from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+# How long a step waits for a matcher when nothing else is to do: then new messages wait, too.
+MATCHER_WAIT_SECONDS = 0.005
+
 
 class EngineCore:
     """Scheduler and executor, joined by a queue of steps in flight."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, limits: RequestLimits) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        limits: RequestLimits,
+        grammars: Grammars | None = None,
+    ) -> None:
         self.limits = limits
+        self._grammars = Grammars(None) if grammars is None else grammars
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[tuple[float, SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
@@ -52,6 +63,10 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether another step would do or tell anything."""
+        return self._has_news or self._grammars.num_pending > 0
+
+    @property
+    def _has_news(self) -> bool:
         return bool(
             self._in_flight or self._deltas or self._is_watched or self._scheduler.has_unfinished
         )
@@ -67,7 +82,10 @@ class EngineCore:
             case AddRequest():
                 self._add(message)
             case AbortRequests():
-                self._deltas += self._scheduler.abort(message.request_ids)
+                self._tell(self._scheduler.abort(message.request_ids))
+                for request_id in self._grammars.withdraw(message.request_ids):
+                    aborted = FinishReason.ABORT.value
+                    self._tell([RequestDelta(request_id=request_id, finish_reason=aborted)])
             case ResetPrefixCache():
                 self._scheduler.reset_prefix_cache()
             case Watch():
@@ -76,7 +94,9 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
         begin = time.monotonic()
-        self._deltas += self._scheduler.expire(self._deadlines.take_expired())
+        self._tell(self._scheduler.expire(self._deadlines.take_expired()))
+        if self._grammars.num_pending:
+            self._take_settled()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._log.plan(plan)
@@ -84,7 +104,7 @@ class EngineCore:
         if self._in_flight and (
             plan is None or len(self._in_flight) >= self._executor.max_in_flight
         ):
-            self._deltas += self._answer(*self._in_flight.popleft())
+            self._tell(self._answer(*self._in_flight.popleft()))
         deltas, self._deltas = self._deltas, []
         self._log.finish(deltas)
         return StepOutput(deltas=deltas, stats=self.stats, view=self._take_view())
@@ -117,29 +137,54 @@ class EngineCore:
         self._log.end(plan, deltas)
         return deltas
 
+    def _tell(self, deltas: list[RequestDelta]) -> None:
+        """Keep news for the end of the step."""
+        self._deltas += deltas
+        if self._grammars:
+            for delta in deltas:
+                if delta.finish_reason is not None:
+                    self._grammars.close(delta.request_id)
+
+    def _take_settled(self) -> None:
+        """Let those in whose matchers have been made; waits a little if there is nothing else."""
+        patience = 0.0 if self._has_news else MATCHER_WAIT_SECONDS
+        for request, failure in self._grammars.take_settled(patience):
+            try:
+                if failure is not None:
+                    raise failure
+                self._scheduler.add(request)
+            except Exception as error:  # whatever it is, it ends this request alone
+                is_invalid = isinstance(error, InvalidRequestError)
+                kind = ErrorKind.REQUEST if is_invalid else ErrorKind.ENGINE
+                self._refuse(request.request_id, str(error), kind)
+                self._grammars.close(request.request_id)
+
     def _add(self, message: AddRequest) -> None:
         try:
             self.limits.check(message.prompt_token_ids, message.sampling)
             if message.output_token_ids:
                 self.limits.check_continuation(message)
             self._num_arrivals += 1
-            self._scheduler.add(
-                Request(
-                    message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
-                )
+            request = Request(
+                message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
             )
+            if message.sampling.structured_outputs is None:
+                self._scheduler.add(request)
+            else:
+                self._grammars.open(request, message.sampling.structured_outputs)
             self._deadlines.add(message.request_id, message.queue_timeout)
             self._log.queue(message.request_id)
         except InvalidRequestError as refusal:
-            self._refuse(message, str(refusal), ErrorKind.REQUEST)
+            self._refuse(message.request_id, str(refusal), ErrorKind.REQUEST)
         except Exception:  # a message that no check foresaw ends itself, not the engine
             logger.exception("a request could not be added")
-            self._refuse(message, "the engine could not take this request", ErrorKind.ENGINE)
+            problem = "the engine could not take this request"
+            self._refuse(message.request_id, problem, ErrorKind.ENGINE)
 
-    def _refuse(self, message: AddRequest, error: str, kind: ErrorKind) -> None:
+    def _refuse(self, request_id: str, error: str, kind: ErrorKind) -> None:
         self._deltas.append(
             RequestDelta(
-                request_id=message.request_id,
+                request_id=request_id,
                 finish_reason=FinishReason.ERROR.value,
                 error=error,
                 error_kind=kind,

@@ -14,6 +14,9 @@ from quire.core.messages import AddRequest
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError
+from quire.grammar.checker import GrammarChecker
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -42,6 +45,9 @@ class InputProcessor:
         self._limits = limits
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
+        self._forms = GrammarChecker(
+            GrammarCompiler(lambda: Vocabulary(tokenizer, limits.vocab_size, eos_token_ids))
+        )
 
     def prepare(
         self,
@@ -55,7 +61,8 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Make the engine's messages for a prompt (text, or token ids as they are).
 
-        Raises InvalidRequestError or ContextLengthError.
+        Raises InvalidRequestError or ContextLengthError. A form is compiled on the way, which may
+        take long: keep that off event loops.
         """
         self._check_priority(priority)
         if not isinstance(cache_salt, str):
@@ -69,6 +76,8 @@ class InputProcessor:
         else:
             token_ids = prompt
         self._limits.check(token_ids, sampling)
+        if sampling.structured_outputs is not None:
+            self._forms.check(sampling.structured_outputs)
         bad_words_ids = [
             word  # a token that the model does not have cannot be drawn anyway
             for word in self._tokenizer.bad_words_ids(sampling.bad_words)

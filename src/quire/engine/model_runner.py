@@ -6,6 +6,7 @@ of block ownership or of time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire.engine.input_batch import InputBatch, StepInputs
 from quire.layers.context import ForwardContext
 from quire.sampling.sampler import Sampler, prompt_logprobs
 from quire.sampling.state import SamplingState
+from quire.sampling.structured import Matcher
 
 KVCaches = list[tuple[Tensor, Tensor]]
 
@@ -46,8 +48,10 @@ class ModelRunner:
         limits: RequestLimits,
         block_size: int,
         device: torch.device,
+        matchers: Mapping[str, Matcher] | None = None,
     ) -> None:
         self._model = model
+        self._matchers = {} if matchers is None else matchers
         self._kv_caches = kv_caches
         self._batch = InputBatch(
             max_num_seqs=limits.max_num_seqs,
@@ -91,6 +95,7 @@ class ModelRunner:
                 seed=request.sampling.seed or 0,
                 eos_token_ids=request.eos_token_ids,
                 bad_words_ids=request.bad_words_ids,
+                matcher=self._matchers.get(request.request_id),
             )
             if request.sampling.prompt_logprobs is not None:
                 self._prompt_logprobs[request.request_id] = request.sampling.prompt_logprobs
@@ -117,6 +122,7 @@ class ModelRunner:
             if not (result.failed or result.exhausted):
                 result.token_id = drawn.token_ids[place]
                 result.logprobs = drawn.logprobs[place]
+                result.whole = drawn.whole[place]
                 batch.append_token(rows[place], result.token_id)
 
     def _score_prompt(self, inputs: StepInputs, hidden: Tensor, index: int) -> list[TokenLogprobs]:

@@ -170,7 +170,8 @@ class OutputProcessor:
         sampling, detokenizer = answer.caller.prepared.sampling, answer.detokenizer
         ended = delta.finish_reason is not None
         shown = delta.token_ids
-        if delta.finish_reason == FinishReason.STOP and not sampling.include_stop_str_in_output:
+        has_end_token = delta.finish_reason == FinishReason.STOP and not delta.whole
+        if has_end_token and not sampling.include_stop_str_in_output:
             shown = shown[:-1]  # the end token has no text
         num_before = detokenizer.num_tokens
         text = detokenizer.push(shown)

@@ -20,15 +20,19 @@ from quire.config import CacheConfig, EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
+from quire.engine.grammars import Grammars
 from quire.engine.model_runner import ModelRunner
 from quire.errors import ConfigError
-from quire.hub import resolve_model
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
+from quire.hub import resolve_model, tokenizer_folder
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
 from quire.scheduler.scheduler import Scheduler
+from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +89,8 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     )
     with _timed("kv_cache", seconds), _fitting_memory(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
-        runner = ModelRunner(model, kv_caches, limits, block_size, device)
+        grammars = Grammars(_grammar_compiler(config, shape))
+        runner = ModelRunner(model, kv_caches, limits, block_size, device, matchers=grammars)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -101,7 +106,17 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
     )
-    return EngineCore(scheduler, UniprocExecutor(runner), limits), info
+    return EngineCore(scheduler, UniprocExecutor(runner), limits, grammars), info
+
+
+def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:
+    """Reads the tokenizer when the first request asks for a form."""
+
+    def vocabulary() -> Vocabulary:
+        tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
+        return Vocabulary(tokenizer, shape.vocab_size, list(shape.eos_token_ids))
+
+    return GrammarCompiler(vocabulary)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What a request's own tokens and wishes do to its logits, before anything is drawn.
 
-Owns logit_bias, the repetition, presence and frequency penalties, min_tokens and bad words, applied
-in this order; does not own temperature and the filters. Each feature costs the rows that use it
-and no others, and touches only the logits of the tokens that it names.
+Owns logit_bias, the repetition, presence and frequency penalties, min_tokens, bad words and forms,
+applied in this order; does not own temperature and the filters. Each feature costs the rows that
+use it and no others, and touches only the logits of the tokens that it names.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def adjust_logits(logits: Tensor, rows: Ints, state: SamplingState, history: His
         (Need.PRESENCE, _penalise_presence),
         (Need.MIN_TOKENS, _ban_ends),
         (Need.BAD_WORDS, _ban_words),
+        (Need.FORM, _keep_to_form),
     )
     for need, apply in steps:
         users = np.flatnonzero(needs & need)
@@ -111,6 +112,12 @@ def _ban_words(logits: Tensor, users: _Users, state: SamplingState, history: His
         [state.bad_words[row].banned(history.answer(row)) for row in users.rows.tolist()]
     )
     _ban(logits, index)
+
+
+def _keep_to_form(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
+    for place, row in zip(users.places.tolist(), users.rows.tolist(), strict=True):
+        banned = state.forms[row].banned(history.answer(row), users.size)
+        logits[place].masked_fill_(on_device(banned, logits), -torch.inf)
 
 
 def _ban(logits: Tensor, index: Ints) -> None:

@@ -38,13 +38,15 @@ class SamplerOutput:
 
     failed: the model's logits held NaN or +inf, or nothing but -inf. exhausted: the row's wishes
     made such logits of sound ones, as a ban on every token does. In both cases the token id means
-    nothing. logprobs: for rows that asked and have a token.
+    nothing. logprobs: for rows that asked and have a token. whole: the row's form lets nothing
+    follow the token.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     failed: list[bool]
     exhausted: list[bool]
+    whole: list[bool]
 
 
 class Sampler:
@@ -72,10 +74,11 @@ class Sampler:
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
         # a copy, as wishes change the logits in place
         raw = logits.index_select(0, on_device(asked, logits)) if len(asked) else None
+        history = History(token_ids, num_tokens, num_prompt_tokens)
         batch = Rows.of(logits)
         # Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
         failed = ~np.isfinite(batch.peaks)
-        self._adjust(batch, index, History(token_ids, num_tokens, num_prompt_tokens))
+        self._adjust(batch, index, history)
         lost = ~np.isfinite(batch.peaks) | failed
         drawn = self._draw(batch, index, lost, num_tokens)
         report: list[TokenLogprobs | None] = [None] * len(rows)
@@ -84,8 +87,23 @@ class Sampler:
             found = token_logprobs(raw, drawn[asked].tolist(), counts)
             for i, logprobs in zip(asked, found, strict=True):
                 report[i] = None if lost[i] else logprobs
-        exhausted = lost & ~failed
-        return SamplerOutput(drawn.tolist(), report, failed.tolist(), exhausted.tolist())
+        return SamplerOutput(
+            token_ids=drawn.tolist(),
+            logprobs=report,
+            failed=failed.tolist(),
+            exhausted=(lost & ~failed).tolist(),
+            whole=self._end_forms(index, drawn, lost, history),
+        )
+
+    def _end_forms(self, index: Ints, drawn: Ints, lost: Flags, history: History) -> list[bool]:
+        """Tell the rows' forms what was drawn; which of them let nothing follow."""
+        whole = [False] * len(index)
+        for place in np.flatnonzero(self._state.needs[index] & Need.FORM).tolist():
+            if not lost[place]:
+                row = int(index[place])
+                form, answer = self._state.forms[row], history.answer(row)
+                whole[place] = form.is_whole_with(answer, int(drawn[place]))
+        return whole
 
     def _adjust(self, batch: Rows, index: Ints, history: History) -> None:
         """Apply the rows' wishes to the logits in place, and look again at what they changed."""

@@ -14,6 +14,7 @@ import numpy as np
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.arrays import Floats, Ints, Logits
 from quire.sampling.bad_words import BadWords
+from quire.sampling.structured import Form, Matcher
 
 
 class Need(enum.IntFlag):
@@ -28,10 +29,11 @@ class Need(enum.IntFlag):
     MIN_TOKENS = 64
     BAD_WORDS = 128
     LOGPROBS = 256
+    FORM = 512
 
 
 CHANGES_LOGITS = (
-    Need.LOGIT_BIAS | Need.REPETITION | Need.PRESENCE | Need.MIN_TOKENS | Need.BAD_WORDS
+    Need.LOGIT_BIAS | Need.REPETITION | Need.PRESENCE | Need.MIN_TOKENS | Need.BAD_WORDS | Need.FORM
 )
 
 
@@ -73,7 +75,7 @@ class SamplingState:
     """One row per running request. Setting and clearing a row changes nothing else.
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
-    where LOGPROBS is set; bias, min_tokens, bad_words: by row, only for rows that use them.
+    where LOGPROBS is set; bias, min_tokens, bad_words, forms: by row, only for rows that use them.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -84,6 +86,7 @@ class SamplingState:
         self.bias: dict[int, Bias] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bad_words: dict[int, BadWords] = {}
+        self.forms: dict[int, Form] = {}
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(
@@ -94,8 +97,9 @@ class SamplingState:
         seed: int,
         eos_token_ids: list[int],
         bad_words_ids: list[list[int]],
+        matcher: Matcher | None = None,
     ) -> None:
-        """Give the row to a request. seed: 64 bits, signed or not."""
+        """Give the row to a request. seed: 64 bits, signed or not. matcher: of its form."""
         self.clear_row(row)
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         numbers = {name: getattr(sampling, name) for name in RowParams._fields} | {"top_k": top_k}
@@ -110,6 +114,10 @@ class SamplingState:
             self.min_tokens[row] = MinTokens(sampling.min_tokens, np.array(ends, np.int64))
         if bad_words_ids:
             self.bad_words[row] = BadWords(bad_words_ids)
+        if matcher is not None:
+            stops = np.array(sampling.stop_token_ids, np.int64)
+            barred = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
+            self.forms[row] = Form(matcher, stop_token_ids=stops, barred=barred)
         self.needs[row] = self._needs(row, sampling, top_k)
 
     def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> int:
@@ -128,13 +136,14 @@ class SamplingState:
             Need.MIN_TOKENS: row in self.min_tokens,
             Need.BAD_WORDS: row in self.bad_words,
             Need.LOGPROBS: sampling.logprobs is not None,
+            Need.FORM: row in self.forms,
         }
         return sum(need for need, used in asked.items() if used)
 
     def clear_row(self, row: int) -> None:
         """Take the row back."""
         self.needs[row] = 0
-        for ragged in (self.bias, self.min_tokens, self.bad_words):
+        for ragged in (self.bias, self.min_tokens, self.bad_words, self.forms):
             ragged.pop(row, None)
 
     def gather(self, rows: Ints) -> RowParams:

@@ -44,8 +44,8 @@ NON_FINITE = (
 )
 NOTHING_TO_DRAW = (
     "the wishes of this request left no token that could come next: logit_bias, penalties, "
-    "bad_words and, until min_tokens are there, stop_token_ids ban or distort all of them; ban "
-    "fewer tokens, lower min_tokens, or use smaller values"
+    "bad_words, structured_outputs and, until min_tokens are there, stop_token_ids ban or distort "
+    "all of them; ban fewer tokens, lower min_tokens, use smaller values, or a simpler form"
 )
 WAITED_TOO_LONG = (
     "the request waited for its turn longer than it may; send it again when fewer are running"
@@ -410,9 +410,15 @@ class Scheduler:
             delta.logprobs = [result.logprobs]
         reason = request.append(token_id)
         request.check_lengths()
+        if result.whole and reason is not FinishReason.STOP:
+            reason, delta.whole = FinishReason.STOP, True
         if reason is not None:
             self._finish(request)
             delta.finish_reason = reason.value
-            if reason is FinishReason.STOP and token_id in request.sampling.stop_token_ids:
+            if (
+                reason is FinishReason.STOP
+                and not delta.whole
+                and token_id in request.sampling.stop_token_ids
+            ):
                 delta.stop_token_id = token_id
         return delta

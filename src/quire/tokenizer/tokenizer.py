@@ -140,6 +140,11 @@ class Tokenizer:
             token["normalized"] &= not token["special"]  # look for them before the break goes
         return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text that follows other text; names of control tokens are plain text."""
+        before = self._encode("\n", add_special_tokens=False)
+        return self._inner_ids(self._as_prose(text), before)
+
     def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:
         """Each word as token ids, as it is spelled inside a text with and without a space before.
 

@@ -1,0 +1,99 @@
+"""What a JSON schema may cost, checked before anything understands it.
+
+The grammar library bounds its own work well, except for `multipleOf`, whose automaton has a state
+for each remainder. Which keywords mean what is the library's knowledge.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+MAX_DEPTH = 64  # objects and lists in one another
+MAX_NODES = 10_000  # values in all, those of enums included
+MAX_PATTERN_CHARS = 4096  # of one pattern
+MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
+
+_EMBEDDED = re.compile(r"%json\s*(?=\{)")
+
+
+class OverBoundsError(ValueError):
+    """Why a schema is not taken, and how to mend it."""
+
+
+def check_schema(text: str) -> None:
+    """Check a JSON schema's text. Raises OverBoundsError."""
+    try:
+        _check(json.loads(text, object_pairs_hook=_Pairs))
+    except (ValueError, RecursionError) as error:
+        raise _as_over_bounds(error) from None
+
+
+def check_embedded_schemas(grammar: str) -> None:
+    """Check each schema that a Lark grammar embeds with %json. Raises OverBoundsError."""
+    decoder = json.JSONDecoder(object_pairs_hook=_Pairs)
+    for match in _EMBEDDED.finditer(grammar):
+        try:
+            _check(decoder.raw_decode(grammar, match.end())[0])
+        except (ValueError, RecursionError) as error:
+            raise _as_over_bounds(error) from None
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object with all its members, those of equal names included."""
+
+
+def _as_over_bounds(error: Exception) -> OverBoundsError:
+    match error:
+        case OverBoundsError():
+            return error
+        case RecursionError():
+            return OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
+        case json.JSONDecodeError():
+            return OverBoundsError(f"not valid JSON ({error}); mend it")
+    return OverBoundsError("a number in it is too long; shorten it")
+
+
+def _check(schema: Any) -> None:
+    if not isinstance(schema, _Pairs):
+        raise OverBoundsError("it is not an object; give a JSON schema")
+    multiples = 0
+    for place, (name, value, depth) in enumerate(_walk(schema)):
+        if depth > MAX_DEPTH:
+            raise OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
+        if place >= MAX_NODES:
+            raise OverBoundsError(f"more than {MAX_NODES} values in all; make it smaller")
+        if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
+            raise OverBoundsError(f"pattern: over {MAX_PATTERN_CHARS} characters; shorten it")
+        if name == "multipleOf":
+            multiples += _without_point(value)
+            if multiples > MAX_MULTIPLES:
+                problem = f"multipleOf: above {MAX_MULTIPLES} in all; use smaller numbers"
+                raise OverBoundsError(problem)
+
+
+def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:
+    """Every value with the name of the member that it is ("" in a list) and its depth."""
+    rest = [("", schema, 0)]
+    while rest:
+        name, value, depth = rest.pop()
+        yield name, value, depth
+        if isinstance(value, _Pairs):
+            rest += [(inner, member, depth + 1) for inner, member in value]
+        elif isinstance(value, list):
+            rest += [("", member, depth + 1) for member in value]
+
+
+def _without_point(value: Any) -> int:
+    """2.50 → 25: how many remainders there are. What is no number is refused by the library."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    digits = Decimal(str(value))
+    if not digits.is_finite() or abs(digits.adjusted()) > 12:
+        return MAX_MULTIPLES + 1
+    exponent = digits.normalize().as_tuple().exponent
+    assert isinstance(exponent, int)
+    return abs(int(digits.scaleb(max(0, -exponent))))

@@ -1,0 +1,48 @@
+"""A cache that is bounded by bytes: the entry that was used longest ago goes first.
+
+Safe to use from several threads. It does not know what it holds, nor how large that is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class ByteBoundedCache(Generic[K, V]):
+    """Entries with their sizes, `max_bytes` in all; what is larger by itself is not kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """The entry, which is now the one used last; None if there is none."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: K, value: V, num_bytes: int) -> None:
+        """Keep an entry of this size, and drop old ones until all fit."""
+        with self._lock:
+            if key in self._entries:
+                self._drop(key)
+            self._entries[key] = (value, num_bytes)
+            self.num_bytes += num_bytes
+            while self.num_bytes > self.max_bytes:
+                self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: K) -> None:
+        _, num_bytes = self._entries.pop(key)
+        self.num_bytes -= num_bytes

@@ -1,0 +1,135 @@
+"""Forms beside the other wishes, with a matcher that is nothing but a list of words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from quire.core.sampling_params import SamplingParams
+from quire.sampling import Sampler, SamplerOutput, SamplingState
+
+VOCAB, EOS, STOP = 12, 0, 9
+WORDS = [[1, 2], [1, 2, 3], [4]]  # the answers that have the form
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class WordMatcher:
+    """One of a few answers, or anything that it is told to allow."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.words = [list(word) for word in words]
+        self.answer: list[int] = []
+
+    def follow(self, answer: Sequence[int]) -> None:
+        assert list(answer[: len(self.answer)]) == self.answer
+        self.answer = [int(token_id) for token_id in answer]
+
+    def allowed(self) -> np.ndarray:
+        size = len(self.answer)
+        flags = np.zeros(VOCAB - 4, np.uint8)  # the tokenizer knows fewer tokens than the model
+        for word in self.words:
+            if word[:size] == self.answer:
+                flags[word[size] if len(word) > size else EOS] = 1
+        return np.packbits(flags, bitorder="little")
+
+    @property
+    def is_accepting(self) -> bool:
+        return self.answer in self.words
+
+    @property
+    def is_whole(self) -> bool:
+        return (
+            self.is_accepting and sum(w[: len(self.answer)] == self.answer for w in self.words) == 1
+        )
+
+
+def draw(
+    sampling: SamplingParams,
+    answer: Sequence[int] = (),
+    *,
+    best: Sequence[int] = (),
+    matcher: WordMatcher | None = None,
+) -> SamplerOutput:
+    """Sample one row that prefers the tokens `best`, and a bystander."""
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 7] = 5.0  # banned by every form
+    for place, token_id in enumerate(best):
+        logits[0, token_id] = 20.0 - place
+    state = SamplingState(2, VOCAB)
+    matcher = WordMatcher(WORDS) if matcher is None else matcher
+    state.set_row(0, sampling, seed=1, eos_token_ids=[EOS], bad_words_ids=[], matcher=matcher)
+    state.set_row(1, GREEDY, seed=1, eos_token_ids=[EOS], bad_words_ids=[])
+    known = np.zeros((2, 8), np.int32)
+    known[0, 1 : 1 + len(answer)] = answer
+    num_tokens = np.array([1 + len(answer), 1])
+    drawn = Sampler(state).sample(logits, [0, 1], known, num_tokens, np.array([1, 1]))
+    assert drawn.token_ids[1] == 7
+    assert not any((drawn.failed[1], drawn.exhausted[1], drawn.whole[1]))
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("answer", "best", "expected"),
+    [([], [7, 2, 4], 4), ([], [11, 10, 1], 1), ([1], [1, 4], 2), ([1, 2], [3, EOS], 3),
+     ([1, 2], [EOS, 3], EOS), ([1], [EOS], 2)],
+)  # fmt: skip
+def test_the_best_allowed_token_is_drawn(answer: list[int], best: list[int], expected: int) -> None:
+    drawn = draw(GREEDY, answer, best=best)
+    assert drawn.token_ids[0] == expected
+    assert not drawn.exhausted[0]
+
+
+def test_an_answer_is_whole_when_nothing_can_follow() -> None:
+    assert draw(GREEDY, [], best=[4]).whole[0]
+    assert draw(GREEDY, [1, 2], best=[3]).whole[0]
+    assert not draw(GREEDY, [1], best=[2]).whole[0]
+
+
+def test_draws_keep_to_the_form() -> None:
+    for seed in range(30):
+        params = SamplingParams(temperature=5.0, seed=seed, top_p=0.99)
+        assert draw(params, [1], best=[5, 6]).token_ids[0] == 2
+
+
+def test_end_tokens_count_only_after_min_tokens() -> None:
+    drawn = draw(SamplingParams(temperature=0.0, min_tokens=3), [1, 2], best=[EOS])
+    assert drawn.token_ids[0] == 3
+    drawn = draw(SamplingParams(temperature=0.0, min_tokens=2), [1, 2], best=[EOS])
+    assert drawn.token_ids[0] == EOS
+
+
+def test_ignored_end_tokens_are_never_drawn() -> None:
+    drawn = draw(SamplingParams(temperature=0.0, ignore_eos=True), [1, 2], best=[EOS])
+    assert drawn.token_ids[0] == 3
+
+
+def test_stop_tokens_end_an_answer_where_it_is_whole() -> None:
+    params = SamplingParams(temperature=0.0, stop_token_ids=[STOP])
+    assert draw(params, [1], best=[STOP]).token_ids[0] == 2
+    assert draw(params, [1, 2], best=[STOP]).token_ids[0] == STOP
+    later = SamplingParams(temperature=0.0, stop_token_ids=[STOP], min_tokens=3)
+    assert draw(later, [1, 2], best=[STOP]).token_ids[0] == 3
+
+
+def test_wishes_that_leave_nothing_are_exhausted() -> None:
+    params = SamplingParams(temperature=0.0, min_tokens=4)
+    drawn = draw(params, [4], best=[1])  # whole, but too short
+    assert drawn.exhausted[0]
+    assert not drawn.failed[0]
+    assert not drawn.whole[0]
+
+
+def test_a_dead_end_is_exhausted() -> None:
+    drawn = draw(GREEDY, [5], best=[1], matcher=WordMatcher(WORDS))
+    assert drawn.exhausted[0]
+
+
+def test_logprobs_are_those_of_the_model() -> None:
+    drawn = draw(SamplingParams(temperature=0.0, logprobs=1), [1], best=[7, 2])
+    logprobs = drawn.logprobs[0]
+    assert logprobs is not None
+    assert logprobs.token_ids == [2, 7]
+    assert logprobs.rank == 2
