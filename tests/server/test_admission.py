@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.request import RequestLimits
-from quire.errors import OverloadedError, QueueFullError
+from quire.errors import QueueFullError
 from quire.server.admission import MAX_RETRY, MIN_RETRY, Admission, Capacity, Ticket
 
 
@@ -64,14 +64,6 @@ def test_a_single_place_is_a_single_place() -> None:
     with admission.enter(), pytest.raises(QueueFullError):
         admission.enter()
     admission.enter()
-
-
-def test_draining_takes_nobody() -> None:
-    admission, _ = house()
-    admission.drain()
-    with pytest.raises(OverloadedError, match="shutting down") as refusal:
-        admission.enter()
-    assert not isinstance(refusal.value, QueueFullError)
 
 
 def serve(clock: Clock, tickets: list[Ticket], seconds: float) -> None:

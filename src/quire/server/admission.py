@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from quire.core.request import RequestLimits
-from quire.errors import OverloadedError, QueueFullError
+from quire.errors import QueueFullError
 
 # What Retry-After may say, in seconds, and by how much it varies so that not all return at once.
 MIN_RETRY, MAX_RETRY, JITTER = 1.0, 30.0, 0.25
@@ -71,22 +71,14 @@ class Admission:
         self.num_refused = 0
         self._jitter = jitter
         self._rate = DepartureRate(clock)
-        self._is_draining = False
 
     @property
     def num_waiting(self) -> int:
         """Answers that are more than the engine runs at once."""
         return max(0, self.num_answers - self.capacity.max_running)
 
-    def drain(self) -> None:
-        """Take no more requests."""
-        self._is_draining = True
-
     def enter(self) -> Ticket:
-        """Count a request in, as one answer. Raises QueueFullError or OverloadedError."""
-        if self._is_draining:
-            text = "the server is shutting down; send the request to another one, or again later"
-            raise OverloadedError(text, retry_after=self.retry_after())
+        """Count a request in, as one answer. Raises QueueFullError."""
         return Ticket(self)
 
     def retry_after(self) -> float:

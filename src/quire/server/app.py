@@ -68,7 +68,7 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         exception_handlers={HTTPException: _on_error, QuireError: _on_error},
         lifespan=lifespan,
     )
-    app.state.drain = drain
+    app.state.drain, app.state.reception = drain, reception
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Mapping
 
 import msgspec
@@ -90,7 +91,9 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
         case EngineError():
             logger.error("request %s failed: %s", request_id, error)
             return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"), {})
-    logger.error("request %s: internal error", request_id, exc_info=error)
+    # without the exception's own words, which may be a user's
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("request %s: internal error %s at\n%s", request_id, type(error).__name__, where)
     text = f"internal error; see the server log for request id {request_id}"
     return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
 

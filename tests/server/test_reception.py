@@ -1,0 +1,203 @@
+"""Admission, deadlines and silence about secrets, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from asgi_client import JSON, Post, Reply, call, request
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.core.request import RequestLimits
+from quire.errors import EngineError, QueueTimeoutError
+from quire.server.admission import Admission
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+PATHS = ["/v1/completions", "/v1/chat/completions"]
+BODIES = {
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}]},
+}
+
+
+def small(engine: FakeEngine, **settings: object) -> Starlette:
+    """Two rows, two places in the queue."""
+    engine.info.limits = RequestLimits(
+        max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=2
+    )
+    return build_app(engine, ServerSettings(**({"max_queued_requests": 2} | settings)))
+
+
+def admission_of(app: Starlette) -> Admission:
+    admission = app.state.reception.admission
+    assert isinstance(admission, Admission)
+    return admission
+
+
+async def together(app: Starlette, count: int) -> list[Reply]:
+    return await asyncio.gather(
+        *(request(app, "/v1/completions", BODIES["/v1/completions"]) for _ in range(count))
+    )
+
+
+def test_a_burst_is_cut_to_the_capacity_at_once(engine: FakeEngine) -> None:
+    app, engine.delay = small(engine), 0.01
+    replies = asyncio.run(together(app, 40))
+    statuses = [reply.status for reply in replies]
+    assert (statuses.count(200), statuses.count(429)) == (4, 36)
+    refused = replies[statuses.index(429)]
+    assert 1 <= int(refused.headers["retry-after"]) <= 30
+    assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "queue_full")
+    assert len(engine.calls) == 4
+    assert admission_of(app).num_answers == 0
+    assert asyncio.run(together(app, 4))[3].status == 200
+
+
+def test_who_is_refused_is_refused_before_the_body_is_read(engine: FakeEngine) -> None:
+    app = small(engine)
+    tickets = [admission_of(app).enter() for _ in range(4)]
+    body = [b"{"] + [b" "] * 50  # would be malformed in the end
+    assert call(app, "/v1/completions", chunks=body).status == 429
+    for ticket in tickets:
+        with ticket:
+            pass
+    assert call(app, "/v1/completions", chunks=body).status == 400
+
+
+def test_answers_and_tokens_count(engine: FakeEngine) -> None:
+    app = small(engine, max_queued_tokens=0)
+    with admission_of(app).enter():
+        many = {"prompt": ["a", "b"], "n": 2}
+        assert call(app, "/v1/completions", many).status == 429
+        assert call(app, "/v1/completions", {"prompt": ["a", "b"]}).status == 200
+        long = {"prompt": [[5] * 900] * 3}
+        assert call(app, "/v1/completions", long).status == 200
+    with admission_of(app).enter() as other:
+        other.charge(1, 4000)
+        assert call(app, "/v1/completions", {"prompt": [5] * 100}).error["code"] == "queue_full"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "way", ["answer", "stream", "fault", "late fault", "body", "leave", "part"]
+)
+def test_every_way_out_is_counted(engine: FakeEngine, path: str, way: str) -> None:
+    app, body = small(engine), dict(BODIES[path])
+    if way in ("fault", "late fault"):
+        engine.fail_at, engine.failure = (0 if way == "fault" else 2), EngineError("no; again")
+    options: dict[str, object] = {}
+    if way == "leave":
+        engine.delay, options = 0.01, {"leave_after": 1}
+    if way == "part":
+        options = {"chunks": [b"{"], "leave_after": 0}
+    sent = b"{" if way == "body" else body | {"stream": way in ("stream", "late fault", "leave")}
+    call(app, path, sent, **options)
+    assert (admission_of(app).num_answers, admission_of(app).num_prompt_tokens) == (0, 0)
+
+
+def test_an_engine_that_is_down_is_said_at_once(engine: FakeEngine) -> None:
+    app, engine.is_alive = small(engine), False
+    reply = call(app, "/v1/completions", chunks=[b"{"] * 9)
+    assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+# ---------------------------------------------------------------------- deadlines
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "headers"),
+    [
+        ({"request_timeout": 0.05}, {}, {}),
+        ({}, {"timeout": 0.05}, {}),
+        ({}, {}, {"x-request-timeout": "0.05"}),
+        ({"request_timeout": 0.05}, {"timeout": 9.0}, {"x-request-timeout": "9"}),
+        ({"request_timeout": 9.0}, {"timeout": 0.05}, {"x-request-timeout": "9"}),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_request_ends_in_its_time(
+    engine: FakeEngine,
+    path: str,
+    settings: dict[str, float],
+    fields: dict[str, float],
+    headers: dict[str, str],
+) -> None:
+    app, engine.delay = small(engine, **settings), 0.02
+    body = BODIES[path] | fields
+    reply = call(app, path, body, headers=JSON | headers)
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+    reply = call(app, path, body | {"stream": True}, headers=JSON | headers)
+    assert reply.status == 200
+    assert reply.events[-1]["error"]["code"] == "deadline_exceeded"
+    assert len(engine.aborted) == 2
+    assert admission_of(app).num_answers == 0
+
+
+def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:
+    app, engine.delay = small(engine), 5.0
+    reply = call(
+        app, "/v1/completions", BODIES["/v1/completions"] | {"stream": True, "timeout": 0.05}
+    )
+    assert reply.status == 504
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e999", "5 s"])
+def test_a_deadline_that_is_none(app: Starlette, text: str) -> None:
+    headers = JSON | {"x-request-timeout": text}
+    reply = call(app, "/v1/completions", BODIES["/v1/completions"], headers=headers)
+    assert (reply.status, reply.error["param"]) == (400, "x-request-timeout")
+
+
+def test_the_engine_is_told_how_long_to_wait(engine: FakeEngine) -> None:
+    app = small(engine, queue_timeout=7.5)
+    call(app, "/v1/completions", BODIES["/v1/completions"])
+    assert engine.calls[0]["queue_timeout"] == 7.5
+    engine.fail_at, engine.failure = 0, QueueTimeoutError("waited too long; later")
+    reply = call(app, "/v1/completions", BODIES["/v1/completions"])
+    assert (reply.status, reply.error["code"]) == (503, "queue_timeout")
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+# ---------------------------------------------------------------------- silence
+
+CANARY = "canary-words-of-a-user"
+KEY = "canary-key-of-a-user"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "failure", [None, RuntimeError(CANARY), KeyError(CANARY), ValueError(f"bad {CANARY}")]
+)
+def test_no_words_and_no_key_in_logs_or_errors(
+    engine: FakeEngine, path: str, failure: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.fail_at, engine.failure = (None if failure is None else 1), failure or ValueError()
+    app = build_app(engine, ServerSettings(api_key=KEY))
+    body = {"prompt": CANARY, "user": CANARY, "cache_salt": CANARY}
+    if path != "/v1/completions":
+        body = {"messages": [{"role": "user", "content": CANARY}], "user": CANARY}
+    with caplog.at_level(logging.DEBUG):
+        for key in (KEY, KEY + "x"):
+            for extra in ({}, {"stream": True}, {"nope": 1}, {"n": 10**6}, {"max_tokens": 10**6}):
+                headers = JSON | {"authorization": f"Bearer {key}"}
+                reply = call(app, path, body | extra, headers=headers)
+                assert CANARY.encode() not in reply.body
+                assert KEY.encode() not in reply.body
+                assert KEY not in str(reply.headers)
+    assert CANARY not in caplog.text  # tracebacks included
+    assert KEY not in caplog.text
+    assert ("internal error" in caplog.text) == (failure is not None)
+
+
+def test_a_wrong_wish_of_a_running_request_is_its_own_fault(
+    complete: Post, engine: FakeEngine
+) -> None:
+    from quire.errors import InvalidRequestError
+
+    engine.fail_at = 0
+    engine.failure = InvalidRequestError("logit_bias bans all; ban fewer", code="invalid_value")
+    assert complete().status == 400
