@@ -44,7 +44,7 @@ class FakeTokenizer:
     control_tokens: ClassVar[dict[str, int]] = {}  # name → id
     seen: tuple[Any, Any] = (None, None)  # messages and tools of the latest conversation
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return [ord(char) for char in text]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import OPEN_PATHS, Envelope
 from quire.server.health import Health
-from quire.server.http_errors import describe
+from quire.server.http_errors import describe, send_json
 from quire.server.job import check_model
 from quire.server.live import Live
 from quire.server.page import Page
@@ -31,9 +32,14 @@ from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.reception import Reception, Visit
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
+from quire.server.tokenize import detokenize, tokenize
 from quire.version import __version__
 
 Prepare = Callable[[bytes, EngineProtocol], Awaitable[Dialect]]
+Look = Callable[[bytes, EngineProtocol, AnswerFormats], msgspec.Struct]
+
+# Larger bodies are worked on beside the event loop, so that they hold nobody up.
+LOOK_IN_THREAD_BYTES = 4096
 
 
 def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
@@ -47,11 +53,19 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     drain = Drain()
     pages = _Pages(engine)
     page = Page()
-    chat_prepare = partial(chat.prepare, formats=_formats(engine, settings))
+    formats = _formats(engine, settings)
+    chat_prepare = partial(chat.prepare, formats=formats)
     reception, limit = Reception(engine, settings), settings.max_body_bytes
+
+    def look(path: str, answer: Look) -> Route:
+        work = _Look(lambda body: answer(body, engine, formats), limit)
+        return Route(path, work, methods=["POST"])
+
     routes = [
         _generation("/v1/completions", completions.prepare, engine, reception, limit),
         _generation("/v1/chat/completions", chat_prepare, engine, reception, limit),
+        look("/tokenize", tokenize),
+        look("/detokenize", detokenize),
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/version", pages.version),
@@ -111,6 +125,29 @@ class _Generation:
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
         dialect = await self._prepare(body, self._engine)
         await answer(dialect, visit, send)
+
+
+class _Look:
+    """A route that looks into a body without running the model, as an ASGI application."""
+
+    def __init__(self, answer: Callable[[bytes], msgspec.Struct], limit: int) -> None:
+        self._answer = answer
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            body = await read_body(scope, receive, self._limit)
+        except ClientDisconnect:
+            return
+        if len(body) > LOOK_IN_THREAD_BYTES:
+            data = await asyncio.to_thread(self._work, body)
+        else:
+            data = self._work(body)
+        await send_json(send, 200, data)
+
+    def _work(self, body: bytes) -> bytes:
+        return msgspec.json.encode(self._answer(body))
 
 
 class ModelCard(msgspec.Struct):

@@ -73,11 +73,8 @@ def prepare(
     Other APIs bring their requests into the form of a ChatRequest first.
     Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
     """
-    check_model(request.model, engine.info.model_name)
-    protocol.check_chat(request)
+    use = _checked_use(request, engine, formats)
     sampling = protocol.chat_sampling(request)
-    use = tool_use(request.tools, request.tool_choice)
-    _check_tools_fit(use, formats, engine.tokenizer)
     token_ids = _encode(request, use, engine)
     reading = _reading(request, use, formats, token_ids, engine.tokenizer)
     sampling = _with_marks(sampling, reading, engine.tokenizer)
@@ -85,6 +82,26 @@ def prepare(
     job = make_job(prefix, request, [token_ids], sampling, engine.info.model_name)
     hides = request.include_reasoning is False
     return Conversation(job, _parser_maker(reading), hides)
+
+
+def encode(
+    request: protocol.ChatRequest, engine: EngineProtocol, formats: AnswerFormats
+) -> list[int]:
+    """The token ids of a conversation, however many; nothing else is made of it.
+
+    Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
+    """
+    return _encode(request, _checked_use(request, engine, formats), engine)
+
+
+def _checked_use(
+    request: protocol.ChatRequest, engine: EngineProtocol, formats: AnswerFormats
+) -> ToolUse:
+    check_model(request.model, engine.info.model_name)
+    protocol.check_chat(request)
+    use = tool_use(request.tools, request.tool_choice)
+    _check_tools_fit(use, formats, engine.tokenizer)
+    return use
 
 
 def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerProtocol) -> None:

@@ -20,6 +20,12 @@ Prompt = str | list[int]  # text, or token ids as they are
 class TokenizerProtocol(Protocol):
     """Text to token ids and back, as far as HTTP needs it."""
 
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to token ids. Raises InvalidRequestError."""
+
+    def token_text(self, token_id: int) -> str:
+        """A token for people to see; U+FFFD where it holds only part of a character."""
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text."""
 

@@ -80,6 +80,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
 
 
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
 
@@ -87,7 +90,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: whether the answer tells the thoughts.
     """
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None

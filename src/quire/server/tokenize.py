@@ -1,0 +1,120 @@
+"""/tokenize and /detokenize: what the model would see, and what token ids say. Runs no model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+from quire.server import body, conversation, protocol
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.job import check_model
+from quire.server.parsing.choose import AnswerFormats
+from quire.server.tools import Tools, check_tool_names
+from quire.server.turns import check_message_names
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /tokenize: a prompt, or messages.
+
+    add_special_tokens: those around a prompt, such as a BOS; a conversation has those that its
+    template writes. return_token_strs: tell each token's text, too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: protocol.Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+
+
+class TokenizeReply(msgspec.Struct, kw_only=True):
+    """Token ids and their number. token_strs: U+FFFD stands for parts of characters."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+class DetokenizeReply(msgspec.Struct):
+    """The text of the ids, control tokens included."""
+
+    prompt: str
+
+
+TOKENIZE_UNSUPPORTED: body.NeutralValues = {
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "mm_processor_kwargs": (None, {}),
+}
+
+_CHAT_FIELDS = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def tokenize(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> TokenizeReply:
+    """Answer a body. Raises InvalidRequestError."""
+    request = body.decode(data, _tokenize_decoder)
+    _check_names(data, request)
+    check_model(request.model, engine.info.model_name)
+    tokens = _tokens(request, engine, formats)
+    spelled = engine.tokenizer.token_text
+    return TokenizeReply(
+        count=len(tokens),
+        max_model_len=engine.info.limits.max_model_len,
+        tokens=tokens,
+        token_strs=list(map(spelled, tokens)) if request.return_token_strs else None,
+    )
+
+
+def detokenize(
+    data: bytes,
+    engine: EngineProtocol,
+    formats: AnswerFormats,  # noqa: ARG001
+) -> DetokenizeReply:
+    """Answer a body. Ids without a token say nothing. Raises InvalidRequestError."""
+    request = body.decode(data, _detokenize_decoder)
+    body.check_names(body.read_names(data), request.__struct_fields__, {})
+    check_model(request.model, engine.info.model_name)
+    text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    return DetokenizeReply(text)
+
+
+def _check_names(data: bytes, request: TokenizeRequest) -> None:
+    found = body.read_names(data)
+    body.check_names(found, request.__struct_fields__, TOKENIZE_UNSUPPORTED)
+    for place, message in enumerate(found.get("messages") or ()):
+        check_message_names(message, f"messages[{place}].")
+    check_tool_names(found.get("tools"), None)
+
+
+def _tokens(request: TokenizeRequest, engine: EngineProtocol, formats: AnswerFormats) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise _wrong("prompt", "give either this or messages")
+    special = request.add_special_tokens
+    if request.prompt is not None:
+        for name in _CHAT_FIELDS:
+            if getattr(request, name) is not None:
+                raise _wrong(name, "it belongs to messages, not to a prompt; remove it")
+        return engine.tokenizer.encode(request.prompt, add_special_tokens=special is not False)
+    if special:
+        raise _wrong("add_special_tokens", "the chat template writes them; leave it out")
+    chat = protocol.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+    return conversation.encode(chat, engine, formats)
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
