@@ -59,9 +59,9 @@ class ServerSettings:
     admin_api_key: str | None = _setting(
         None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY"
     )
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "qwen3_coder"] = (
-        _setting("auto", "how the model writes tool calls; auto: as its chat template shows")
-    )
+    tool_call_parser: Literal[
+        "auto", "none", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder"
+    ] = _setting("auto", "how the model writes tool calls; auto: as its chat template shows")
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
         "auto", "how the model marks its thoughts; auto: as its chat template shows"
     )

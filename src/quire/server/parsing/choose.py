@@ -15,6 +15,7 @@ from quire.server.parsing.formats import (
 # A template belongs to the first format of which it holds all texts.
 _TOOL_SIGNS = {
     "qwen3_coder": ("<function=", "<parameter="),
+    "mistral_args": ("[TOOL_CALLS]", "[ARGS]"),
     "mistral": ("[TOOL_CALLS]",),
     "hermes": ("<tool_call>",),
     "llama3": ("<|start_header_id|>", '"parameters"'),

@@ -29,6 +29,26 @@ def short_id() -> str:
     return uuid.uuid4().hex[:9]
 
 
+NAME_PLACE = "NAME"
+"""What stands for a tool's name in a CallFrame."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrame:
+    """How calls are written where they are forced: the texts around the arguments.
+
+    between: of two calls; None allows only one. begin, end: around all calls. has_tags: arguments
+    are tags around bare values, not JSON.
+    """
+
+    before: str
+    after: str
+    between: str | None = None
+    begin: str = ""
+    end: str = ""
+    has_tags: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a family of models writes calls.
@@ -39,6 +59,7 @@ class ToolFormat:
 
     name: str
     read: Callable[[Calls], Wait[None]]
+    frame: CallFrame
     begin: Marks
     inner: tuple[str, ...] = ()
     bare: bool = False
@@ -116,17 +137,43 @@ def _read_named(calls: Calls) -> Wait[None]:
 TOOL_FORMATS = {
     form.name: form
     for form in (
-        ToolFormat("hermes", _read_hermes, Marks("<tool_call>"), ("</tool_call>",)),
-        ToolFormat("llama3", _read_llama3, Marks("<|python_tag|>"), bare=True),
+        ToolFormat(
+            "hermes",
+            _read_hermes,
+            CallFrame('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),
+            Marks("<tool_call>"),
+            ("</tool_call>",),
+        ),
+        ToolFormat(
+            "llama3",
+            _read_llama3,
+            CallFrame('{"name": "NAME", "parameters": ', "}"),
+            Marks("<|python_tag|>"),
+            bare=True,
+        ),
         ToolFormat(
             "mistral",
             _read_mistral,
+            CallFrame('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
+            Marks("[TOOL_CALLS]"),
+            new_id=short_id,
+        ),
+        ToolFormat(
+            "mistral_args",
+            _read_mistral,
+            CallFrame("[TOOL_CALLS]NAME[ARGS]", "", ""),
             Marks("[TOOL_CALLS]"),
             ("[CALL_ID]", "[ARGS]"),
             new_id=short_id,
         ),
         ToolFormat(
-            "qwen3_coder", read_xml_call, Marks("<tool_call>", "<function="), ("</tool_call>",)
+            "qwen3_coder",
+            read_xml_call,
+            CallFrame(
+                "<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", has_tags=True
+            ),
+            Marks("<tool_call>", "<function="),
+            ("</tool_call>",),
         ),
     )
 }

@@ -35,6 +35,11 @@ _KINDS: dict[type, tuple[str, ...]] = {
 }
 
 
+def is_readable_key(key: str) -> bool:
+    """Whether a parameter of this name can be written as a tag."""
+    return len(key) <= _MAX_KEY_CHARS and _KEY.fullmatch(key) is not None
+
+
 def read_xml_call(calls: Calls) -> Wait[None]:
     """Read one call. Raises Broken."""
     source = calls.source
@@ -139,12 +144,15 @@ def _refuse(constant: str) -> None:
 
 
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str] | None:
-    """The JSON types that a parameter's schema names; None if it leaves that open."""
+    """The types of a parameter; a string if the schema does not have it."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None
-    if described is None:
-        return frozenset({"string"})
-    named = described.get("type") if isinstance(described, Mapping) else None
+    return frozenset({"string"}) if described is None else types_of(described)
+
+
+def types_of(schema: Any) -> frozenset[str] | None:
+    """The JSON types that a value's schema names; None if it leaves that open."""
+    named = schema.get("type") if isinstance(schema, Mapping) else None
     if isinstance(named, str):
         return frozenset({named})
     if isinstance(named, list):

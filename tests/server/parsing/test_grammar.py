@@ -1,0 +1,146 @@
+"""Forced calls: what a grammar allows is read as calls, and what it must not allow is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from quire.server.parsing.events import join
+from quire.server.parsing.formats import NAME_PLACE, REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.grammar import NoGrammarError, calls_grammar
+from quire.server.parsing.parser import Parser, Reading
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer"}},
+}
+TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+BYTES = LLTokenizer("byte")
+FORMATS = sorted(TOOL_FORMATS)
+
+
+def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
+    schema = TYPED if form == "qwen3_coder" else CITY
+    tools = {"weather": schema, "now": NOTHING}
+    thoughts = REASONING_FORMATS[reasoning] if reasoning else None
+    return Reading(thoughts, tool_format=TOOL_FORMATS[form], tools=tools, **options)
+
+
+def matcher(how: Reading, *, must_call: bool = True) -> LLMatcher:
+    text = calls_grammar(how, must_call=must_call, control_token_id=lambda _: None)
+    made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(text), log_level=0)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def allows(how: Reading, text: str, *, must_call: bool = True) -> bool:
+    made, tokens = matcher(how, must_call=must_call), BYTES.tokenize_str(text)
+    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+
+
+def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as the format's models write them."""
+    frame = TOOL_FORMATS[form].frame
+    texts = []
+    for name, arguments in calls:
+        text = json.dumps(arguments, ensure_ascii=False)
+        if frame.has_tags:
+            shown = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in arguments.items()]
+            text = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in shown)
+        texts.append(frame.before.replace(NAME_PLACE, name) + text + frame.after)
+    return frame.begin + (frame.between or "").join(texts) + frame.end
+
+
+WEATHER = ("weather", {"city": 'Parîs "x"', "days": 3})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("calls", [[WEATHER], [NOW], [NOW, WEATHER]])
+def test_what_is_allowed_is_read_as_calls(form: str, calls: list[tuple[str, Any]]) -> None:
+    text = written(form, *calls)
+    several = len(calls) == 1 or TOOL_FORMATS[form].frame.between is not None
+    assert allows(reading(form), text) == several
+    assert allows(reading(form, most_calls=1), text) == (len(calls) == 1)
+    if several:
+        parser = Parser(reading(form))
+        answer = join(parser.push(text) + parser.finish())
+        assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
+        assert parser.called_tools
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_does_not_fit_is_not_allowed(form: str) -> None:
+    how = reading(form)
+    assert not allows(how, written(form, ("other", {})))
+    assert not allows(how, written(form, ("weather", {"days": 3})))
+    assert not allows(how, written(form, ("weather", {"city": "a", "days": "b"})))
+    assert not allows(how, "text " + written(form, NOW))
+    assert not allows(how, "")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_without_force_there_may_be_text(form: str) -> None:
+    how, call = reading(form), written(form, WEATHER)
+    lead = "" if TOOL_FORMATS[form].bare else "I ask. "
+    for text in ("", "It < rains [now]", lead + call):
+        assert allows(how, text, must_call=False), text
+    wrong = written(form, ("weather", {"days": 3}))
+    assert not allows(how, lead + wrong, must_call=False)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("must_call", [True, False])
+def test_thoughts_come_first(form: str, must_call: bool) -> None:
+    call = written(form, NOW)
+    how = reading(form, "think")
+    for text in (call, f"<think>\n<b> hm\n</think>\n\n{call}"):
+        assert allows(how, text, must_call=must_call)
+    opened = reading(form, "think", in_thought=True)
+    assert allows(opened, f"hm</think>\n{call}", must_call=must_call)
+    assert not allows(opened, call, must_call=must_call)
+
+
+def test_control_tokens_are_meant_as_such() -> None:
+    ids = {"[TOOL_CALLS]": 7, "[ARGS]": 9}
+    text = calls_grammar(reading("mistral_args"), must_call=True, control_token_id=ids.get)
+    assert 'call_1: <[7]> "now" <[9]> arguments_1' in text
+    text = calls_grammar(reading("mistral_args"), must_call=False, control_token_id=ids.get)
+    assert "lead: TEXT <[7]>" in text
+
+
+def test_a_parameter_that_no_tag_can_name() -> None:
+    tools = {"f": {"properties": {"a>b": {}}}}
+    how = Reading(tool_format=TOOL_FORMATS["qwen3_coder"], tools=tools)
+    with pytest.raises(NoGrammarError, match="a>b"):
+        calls_grammar(how, must_call=True, control_token_id=lambda _: None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(FORMATS), st.lists(st.integers(0, 2**20), min_size=40, max_size=40))
+def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]) -> None:
+    how = reading(form, most_calls=1)
+    made, text = matcher(how), bytearray()
+    for number in numbers * 20:
+        if made.is_accepting() or made.is_stopped():
+            break
+        mask = made.compute_bitmask()
+        allowed = [i for i in range(256) if mask[i // 8] >> i % 8 & 1 and i < 128]
+        letters = [i for i in allowed if chr(i) in '"}\n<>/:'] or allowed
+        byte = letters[number % len(letters)]
+        made.consume_token(byte)
+        text.append(byte)
+    parser = Parser(how)
+    answer = join(parser.push(text.decode()) + parser.finish())
+    assert len(answer.calls) <= 1
+    if made.is_accepting():
+        assert parser.called_tools, text
