@@ -10,6 +10,7 @@ import pytest
 from asgi_client import Reply, call
 from fake_engine import FakeEngine
 
+from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.server.app import build_app
 from quire.server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from quire.server.settings import ServerSettings
@@ -240,13 +241,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (schema(parameters=deep(33)), "tools[0].function.parameters"),
     (schema(parameters={"type": "array"}), "tools[0].function.parameters.type"),
     (schema(description="x" * (256 << 10)), "tools"),
-    (schema(strict=True), "tools[0].function.strict"),
     ({"tools": [NOW] * 129}, "tools"),
     ({"tools": [NOW, NOW]}, "tools[1].function.name"),
     ({"tools": [{**NOW, "type": "code"}]}, "tools[0].type"),
     ({"tools": [{**NOW, "x": 1}]}, "tools[0].x"),
     ({"tool_choice": "always"}, "tool_choice"),
-    ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
     ({"tool_choice": {"type": "any", "function": {"name": "now"}}}, "tool_choice.type"),
@@ -271,6 +270,49 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     reply = Server("yes").chat(**fields)
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
+
+
+def wish(**fields: Any) -> StructuredOutputs | None:
+    server = Server(CALL)
+    assert server.chat(**fields).status == 200
+    sampling: SamplingParams = server.engine.calls[-1]["sampling"]
+    return sampling.structured_outputs
+
+
+@pytest.mark.parametrize("name", ["weather", "now"])
+def test_one_function_is_forced(name: str) -> None:
+    form = wish(tool_choice={"type": "function", "function": {"name": name}})
+    assert form is not None
+    assert (form.kind, form.name) == ("grammar", "tools")
+    assert f'\\"name\\": \\"{name}\\"' in form.text
+    assert form.text.count("arguments_") == 2  # a rule, and its one use
+
+
+def test_calls_are_required() -> None:
+    form = wish(tool_choice="required")
+    assert form is not None
+    assert "call: call_0 | call_1" in form.text
+    assert '"city": {"type": "string"}' in form.text
+    assert '"properties": {}, "additionalProperties": false' in form.text
+    assert "lead" not in form.text
+
+
+def test_only_strict_tools_are_held_to_their_schema() -> None:
+    strict = {"type": "function", "function": WEATHER["function"] | {"name": "s", "strict": True}}
+    assert wish(tools=[WEATHER, NOW]) is None
+    form = wish(tools=[WEATHER, strict])
+    assert form is not None
+    assert 'arguments_0: %json {"type": "object", "x-guidance"' in form.text
+    assert '"city": {"type": "string"}' in form.text
+    assert "lead[lazy]" in form.text
+    assert wish(tools=[strict], tool_choice="none") is None
+
+
+def test_parameters_that_a_format_cannot_write() -> None:
+    server = Server(CALL, tool_call_parser="qwen3_coder")
+    odd = schema(strict=True, parameters={"properties": {"a>b": {}}})
+    reply = server.chat(**odd)
+    assert (reply.status, reply.error["param"]) == (400, "tools")
 
 
 def test_schemas_may_be_large_and_deep() -> None:

@@ -5,7 +5,7 @@ news to the events of its answers. Owns what every chat-like route shares; wordi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,14 @@ import msgspec
 
 from quire.core.output import CompletionOutput
 from quire.core.request import RequestLimits
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.job import Job, check_model, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
+from quire.server.parsing.grammar import NoGrammarError, answer_grammar
 from quire.server.parsing.parser import Parser, Reading
 from quire.server.parsing.plain import PlainParser
 from quire.server.tools import ToolUse, tool_use
@@ -78,6 +79,7 @@ def prepare(
     token_ids = _encode(request, use, engine)
     reading = _reading(request, use, formats, token_ids, engine.tokenizer)
     sampling = _with_marks(sampling, reading, engine.tokenizer)
+    sampling = _with_grammar(sampling, use, reading, engine.tokenizer)
     _check_fit(token_ids, sampling, engine.info.limits)
     job = make_job(prefix, request, [token_ids], sampling, engine.info.model_name)
     hides = request.include_reasoning is False
@@ -113,12 +115,6 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
     if formats.tools is None:
         fix = "set tool_choice to none, or start the server with --tool-call-parser"
         raise _wrong("tools", f"how this model writes calls is not known; {fix}")
-    if use.must_call:
-        raise _wrong("tool_choice", "calls cannot be forced yet; give auto or none")
-    for place, tool in enumerate(use.shown):
-        if tool.function.strict:
-            where = f"tools[{place}].function.strict"
-            raise _wrong(where, "arguments cannot be forced into their schema yet; remove it")
 
 
 def _encode(request: protocol.ChatRequest, use: ToolUse, engine: EngineProtocol) -> list[int]:
@@ -179,6 +175,28 @@ def _with_marks(
     """The parser reads control tokens that are otherwise left out of the text."""
     ids = [i for mark in reading.marks if (i := tokenizer.control_token_id(mark)) is not None]
     return msgspec.structs.replace(sampling, kept_token_ids=ids) if ids else sampling
+
+
+def _with_grammar(
+    sampling: SamplingParams, use: ToolUse, reading: Reading, tokenizer: TokenizerProtocol
+) -> SamplingParams:
+    """Force calls and strict arguments; keep thoughts and calls out of the form of the text."""
+    form = sampling.structured_outputs
+    has_parts = reading.reasoning is not None or reading.tool_format is not None
+    if not (use.is_strict or (form is not None and has_parts)):
+        return sampling
+    field = "tools" if form is None else form.name
+    try:
+        grammar = answer_grammar(
+            replace(reading, tools=use.enforced_schemas),
+            must_call=use.must_call,
+            form=form,
+            control_token_id=tokenizer.control_token_id,
+        )
+    except NoGrammarError as error:
+        raise _wrong(field, str(error)) from None
+    wish = StructuredOutputs(grammar=grammar, field=field)
+    return msgspec.structs.replace(sampling, structured_outputs=wish)
 
 
 def _parser_maker(reading: Reading) -> Callable[[], AnswerParser]:

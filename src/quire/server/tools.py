@@ -60,7 +60,7 @@ ToolChoice = str | NamedChoice
 class ToolUse:
     """What a request's tools and tool_choice come to. shown: the tools that the model sees.
 
-    must_call: the answer is calls and nothing else. allowed: tools that it may call.
+    allowed: tools that it may call. must_call: the answer is calls and nothing else.
     """
 
     shown: Sequence[Tool] = ()
@@ -73,6 +73,21 @@ class ToolUse:
         return {
             tool.function.name: tool.function.parameters or NO_PARAMETERS for tool in self.allowed
         }
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether arguments have to fit their schema."""
+        return self.must_call or any(tool.function.strict for tool in self.allowed)
+
+    @property
+    def enforced_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Like `schemas`, but only as far as arguments have to fit them."""
+        return {tool.function.name: self._enforced(tool.function) for tool in self.allowed}
+
+    def _enforced(self, function: Function) -> Mapping[str, Any]:
+        if not (self.must_call or function.strict):
+            return {"type": "object"}
+        return function.parameters or {**NO_PARAMETERS, "additionalProperties": False}
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates read them; None if there are none."""

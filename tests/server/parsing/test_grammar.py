@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from quire.core.sampling_params import StructuredOutputs
 from quire.server.parsing.events import join
 from quire.server.parsing.formats import NAME_PLACE, REASONING_FORMATS, TOOL_FORMATS
-from quire.server.parsing.grammar import NoGrammarError, calls_grammar
+from quire.server.parsing.grammar import NoGrammarError, answer_grammar
 from quire.server.parsing.parser import Parser, Reading
 
 CITY = {
@@ -35,15 +36,20 @@ def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
     return Reading(thoughts, tool_format=TOOL_FORMATS[form], tools=tools, **options)
 
 
-def matcher(how: Reading, *, must_call: bool = True) -> LLMatcher:
-    text = calls_grammar(how, must_call=must_call, control_token_id=lambda _: None)
+def grammar(how: Reading, ids: dict[str, int], **options: Any) -> str:
+    asked = {"must_call": True, "form": None} | options
+    return answer_grammar(how, control_token_id=ids.get, **asked)
+
+
+def matcher(how: Reading, **options: Any) -> LLMatcher:
+    text = grammar(how, {}, **options)
     made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(text), log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
 
-def allows(how: Reading, text: str, *, must_call: bool = True) -> bool:
-    made, tokens = matcher(how, must_call=must_call), BYTES.tokenize_str(text)
+def allows(how: Reading, text: str, **options: Any) -> bool:
+    made, tokens = matcher(how, **options), BYTES.tokenize_str(text)
     return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
 
 
@@ -112,9 +118,9 @@ def test_thoughts_come_first(form: str, must_call: bool) -> None:
 
 def test_control_tokens_are_meant_as_such() -> None:
     ids = {"[TOOL_CALLS]": 7, "[ARGS]": 9}
-    text = calls_grammar(reading("mistral_args"), must_call=True, control_token_id=ids.get)
+    text = grammar(reading("mistral_args"), ids)
     assert 'call_1: <[7]> "now" <[9]> arguments_1' in text
-    text = calls_grammar(reading("mistral_args"), must_call=False, control_token_id=ids.get)
+    text = grammar(reading("mistral_args"), ids, must_call=False)
     assert "lead: TEXT <[7]>" in text
 
 
@@ -122,7 +128,43 @@ def test_a_parameter_that_no_tag_can_name() -> None:
     tools = {"f": {"properties": {"a>b": {}}}}
     how = Reading(tool_format=TOOL_FORMATS["qwen3_coder"], tools=tools)
     with pytest.raises(NoGrammarError, match="a>b"):
-        calls_grammar(how, must_call=True, control_token_id=lambda _: None)
+        grammar(how, {})
+
+
+FORMS = [
+    (StructuredOutputs(json={"type": "object", "properties": {}}), "{}"),
+    (StructuredOutputs(json_object=True), '{"a": 1}'),
+    (StructuredOutputs(choice=["yes", 'n"o']), 'n"o'),
+    (StructuredOutputs(regex=r"a/\/b\nc|x\d+"), "a//b\nc"),
+    (StructuredOutputs(grammar='start: a "!"\na: "b"+'), "bb!"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), FORMS)
+def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) -> None:
+    thinking = Reading(REASONING_FORMATS["think"])
+    options = {"must_call": False, "form": form}
+    for answer in (text, f"<think>hm</think>\n{text}"):
+        assert allows(thinking, answer, **options)
+    assert not allows(thinking, f"<think>hm</think>\n{text}?", **options)
+    how, call = reading("hermes", "think"), written("hermes", WEATHER)
+    for answer in (text, call, f"<think>hm</think>\n{call}"):
+        assert allows(how, answer, **options)
+    assert not allows(how, text + call, **options)
+    assert not allows(how, text, must_call=True, form=form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(json="[]"),
+        StructuredOutputs(json="{"),
+        StructuredOutputs(grammar="a ::= b"),
+    ],
+)
+def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
+    with pytest.raises(NoGrammarError):
+        grammar(Reading(REASONING_FORMATS["think"]), {}, must_call=False, form=form)
 
 
 @settings(max_examples=40, deadline=None)

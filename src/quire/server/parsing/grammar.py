@@ -1,4 +1,4 @@
-"""Grammars that make a model call tools in its own format, with arguments that fit their schema.
+"""Grammars for answers of which only a part has a form: tool calls, or what comes after a thought.
 
 The text is Lark as llguidance takes it. What a grammar of a format allows, the format's reader
 reads as calls; compiling is the grammar room's work.
@@ -11,45 +11,57 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.server.parsing.formats import NAME_PLACE, ReasoningFormat
+from quire.core.sampling_params import StructuredOutputs
+from quire.server.parsing.formats import NAME_PLACE, CallFrame, ReasoningFormat, ToolFormat
 from quire.server.parsing.parser import Reading
 from quire.server.parsing.xml_call import is_readable_key, types_of
 
 _COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
+_SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
+_ESCAPES = {"/": r"\/", "\n": r"\n"}
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class NoGrammarError(ValueError):
-    """Why a tool has no grammar, and how to mend it."""
+    """Why there is no such grammar, and how to mend it."""
 
 
-def calls_grammar(
-    reading: Reading, *, must_call: bool, control_token_id: Callable[[str], int | None]
+def answer_grammar(
+    reading: Reading,
+    *,
+    must_call: bool,
+    form: StructuredOutputs | None,
+    control_token_id: Callable[[str], int | None],
 ) -> str:
     """The grammar of an answer whose calls have arguments that fit the tools' schemas.
 
-    must_call: the answer is calls and nothing else, but for a thought before them; without it,
-    there may be text and no call. control_token_id: the id of a control token by its text.
-    Raises NoGrammarError.
+    must_call: the answer is calls and nothing else, but for a thought before them; without it
+    there may be text and no call. form: of the text, and then it is either text or calls.
+    control_token_id: the id of a control token by its text. Raises NoGrammarError.
     """
-    return _Writer(reading, control_token_id).write(must_call=must_call)
+    return _Writer(reading, control_token_id).write(must_call=must_call, form=form)
 
 
 class _Writer:
     """Writes one grammar, rule by rule."""
 
     def __init__(self, reading: Reading, control_token_id: Callable[[str], int | None]) -> None:
-        assert reading.tool_format is not None
         self._reading = reading
-        self._form = reading.tool_format
         ids = {mark: control_token_id(mark) for mark in reading.marks}
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
         self._rules = list(_COMMON_RULES)
 
-    def write(self, *, must_call: bool) -> str:
+    def write(self, *, must_call: bool, form: StructuredOutputs | None) -> str:
         """The whole text; the rule `start` comes first."""
-        thought = self._thought(self._reading.reasoning)
-        answer = self._calls() if must_call else self._text_and_calls()
+        thought, tools = self._thought(self._reading.reasoning), self._reading.tool_format
+        if form is not None and not must_call:
+            self._rules.append(f"form: {_form(form)}")
+        if tools is None:
+            answer = "form"
+        elif must_call:
+            answer = self._calls(tools)
+        else:
+            answer = f"({self._calls(tools)} | form)" if form else self._text_and_calls(tools)
         return "\n".join([f"start: {thought} {answer}", *self._rules, ""])
 
     def _thought(self, reasoning: ReasoningFormat | None) -> str:
@@ -61,33 +73,30 @@ class _Writer:
         self._rules.append(f"thought: {self._literal(reasoning.begin)} {end} SPACE")
         return "thought?"
 
-    def _calls(self) -> str:
-        frame = self._form.frame
-        call = self._one_of_the_tools(frame.before)
-        several = "" if self._at_most_one else f"({self._literal(frame.between or '')} {call})*"
+    def _calls(self, tools: ToolFormat) -> str:
+        frame = tools.frame
+        call = self._one_of_the_tools(frame, frame.before)
+        at_most_one = frame.between is None or self._reading.most_calls == 1
+        several = "" if at_most_one else f"({self._literal(frame.between or '')} {call})*"
         return f"{self._literal(frame.begin)} {call} {several} {self._literal(frame.end)}"
 
-    def _text_and_calls(self) -> str:
+    def _text_and_calls(self, tools: ToolFormat) -> str:
         """Text in which calls may begin wherever their mark stands."""
-        frame, mark = self._form.frame, self._form.begin.texts[0]
-        if self._form.bare:
-            return f"({self._calls()} | NO_CALL)"
+        frame, mark = tools.frame, tools.begin.texts[0]
+        if tools.bare:
+            return f"({self._calls(tools)} | NO_CALL)"
         lead = self._text_up_to(mark, "lead")
         if frame.begin:
             begin, before = frame.begin.removeprefix(mark), frame.before
         else:
             begin, before = "", frame.before.removeprefix(mark)
-        call = self._one_of_the_tools(before)
+        call = self._one_of_the_tools(frame, before)
         more = f"({self._literal(frame.between or '')} {call})*" if frame.begin else ""
         return f"({lead} {self._literal(begin)} {call} {more} {self._literal(frame.end)})* TEXT"
 
-    @property
-    def _at_most_one(self) -> bool:
-        return self._form.frame.between is None or self._reading.most_calls == 1
-
-    def _one_of_the_tools(self, before: str) -> str:
+    def _one_of_the_tools(self, frame: CallFrame, before: str) -> str:
         """Add a rule for each tool; returns the name of the rule for any of them."""
-        frame, names = self._form.frame, []
+        names = []
         for place, (name, schema) in enumerate((self._reading.tools or {}).items()):
             arguments = self._tags(schema, place) if frame.has_tags else _json(schema)
             self._rules.append(f"arguments_{place}: {arguments}")
@@ -132,6 +141,27 @@ class _Writer:
         marks = "|".join(map(re.escape, self._ids)) or "(?!)"
         parts = [part for part in re.split(f"({marks})", text) if part]
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else _quoted(p) for p in parts)
+
+
+def _form(wish: StructuredOutputs) -> str:
+    match wish.kind:
+        case "json":
+            try:
+                schema = json.loads(wish.text)
+            except (ValueError, RecursionError):
+                schema = None
+            if not isinstance(schema, dict):
+                raise NoGrammarError("not a JSON schema; give an object")
+            return _json(schema)
+        case "json_object":
+            return _json({"type": "object"})
+        case "choice":
+            return " | ".join(map(_quoted, wish.choice or ()))
+        case "regex":
+            return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], wish.text)}/"
+    if "::=" in wish.text:
+        raise NoGrammarError("a grammar beside thoughts or tools has to be Lark; rewrite it")
+    return f"%lark {{\n{wish.text}\n}}"
 
 
 def _quoted(text: str) -> str:
