@@ -1,0 +1,100 @@
+"""Forced calls with a real engine: a model that knows no tools calls them all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.client import AsyncEngine
+from quire.hub import resolve_model
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }} <tool_call></tool_call><|end|>{% endif %}"
+    "{% for message in messages %}<|user|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+)
+WEATHER = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+Chat = Callable[..., Awaitable[httpx.Response]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundled model with a template that has tools."""
+    model = tmp_path / "tooled"
+    shutil.copytree(resolve_model("quire-tiny"), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Chat]:
+    config = EngineConfig.from_options(model=str(folder), threads=1, num_blocks=200)
+    engine = await AsyncEngine.start(config)
+    transport = httpx.ASGITransport(build_app(engine, ServerSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+
+        async def chat(**fields: Any) -> httpx.Response:
+            asked = {"messages": [{"role": "user", "content": "is it raining?"}], "seed": 5}
+            return await client.post("/v1/chat/completions", json=asked | fields, timeout=60)
+
+        try:
+            yield chat
+        finally:
+            await engine.close()
+
+
+def test_calls_are_forced_and_fit_their_schema(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder) as chat:
+            named = {"type": "function", "function": {"name": "weather"}}
+            for choice in ("required", named):
+                reply = await chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+                (answer,) = reply.json()["choices"]
+                assert answer["finish_reason"] == "tool_calls"
+                (call,) = answer["message"]["tool_calls"]
+                arguments = json.loads(call["function"]["arguments"])
+                assert arguments["city"] in ("Paris", "Rome")
+                assert isinstance(arguments["days"], int)
+            bad = json.loads(json.dumps(TOOLS).replace("integer", "integr"))
+            reply = await chat(tools=bad, tool_choice="required")
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+
+    asyncio.run(scenario())
+
+
+def test_control_tokens_of_calls_reach_the_parser(folder: Path) -> None:
+    """Here the mark of calls is a control token, as in Mistral's models."""
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = folder / name
+        path.write_text(path.read_text().replace("<|pad|>", "[TOOL_CALLS]"))
+
+    async def scenario() -> None:
+        async with serving(folder) as chat:
+            forced = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+            reply = await chat(**forced)
+            (answer,) = reply.json()["choices"]
+            assert answer["finish_reason"] == "tool_calls"
+            assert len(answer["message"]["tool_calls"][0]["id"]) == 9
+
+    asyncio.run(scenario())
