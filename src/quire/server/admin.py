@@ -1,0 +1,82 @@
+"""The admin endpoints: an application of its own, for a listener of its own, off by default.
+
+Nothing here is reachable on the public port. What would harm others when anybody may ask for it
+belongs here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.core.messages import EngineStats
+from quire.errors import QuireError
+from quire.server.admission import Admission
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.envelope import Envelope
+from quire.server.http_errors import on_error
+from quire.server.settings import ServerSettings
+
+
+class AdmissionStats(msgspec.Struct):
+    """What this server process has let in, and what it may."""
+
+    num_answers: int
+    num_waiting: int
+    num_prompt_tokens: int
+    num_refused: int
+    max_answers: int
+
+
+class AdminStats(msgspec.Struct):
+    """All that is counted."""
+
+    engine: EngineStats
+    admission: AdmissionStats
+
+
+def build_admin_app(
+    engine: EngineProtocol, admission: Admission, settings: ServerSettings
+) -> Starlette:
+    """Make the ASGI application; every path of it asks for the admin key, if there is one."""
+    endpoints = _Endpoints(engine, admission)
+    app = Starlette(
+        routes=[
+            Route("/stats", endpoints.stats),
+            Route("/reset_prefix_cache", endpoints.reset_prefix_cache, methods=["POST"]),
+        ],
+        middleware=[Middleware(Envelope, keys=settings.admin_keys, open_paths=frozenset())],
+        exception_handlers={HTTPException: on_error, QuireError: on_error},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Endpoints:
+    def __init__(self, engine: EngineProtocol, admission: Admission) -> None:
+        self._engine = engine
+        self._admission = admission
+
+    async def stats(self, _request: Request) -> Response:
+        found = self._admission
+        admission = AdmissionStats(
+            num_answers=found.num_answers,
+            num_waiting=found.num_waiting,
+            num_prompt_tokens=found.num_prompt_tokens,
+            num_refused=found.num_refused,
+            max_answers=found.capacity.max_running + found.capacity.max_waiting,
+        )
+        return _json(AdminStats(self._engine.stats, admission))
+
+    async def reset_prefix_cache(self, _request: Request) -> Response:
+        await self._engine.reset_prefix_cache()
+        return _json({"status": "ok"})
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
