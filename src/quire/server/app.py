@@ -19,12 +19,13 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.server import chat, completions
+from quire.server.admin import build_admin_app
 from quire.server.body import read_body
 from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import OPEN_PATHS, Envelope
 from quire.server.health import Health
-from quire.server.http_errors import describe, send_json
+from quire.server.http_errors import on_error, send_json
 from quire.server.job import check_model
 from quire.server.live import Live
 from quire.server.page import Page
@@ -76,13 +77,14 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Envelope, keys=settings.keys, open_paths=page.paths),
+            Middleware(Envelope, keys=settings.keys, open_paths=OPEN_PATHS | page.paths),
             Middleware(DrainGate, drain=drain, open_paths=OPEN_PATHS),
         ],
-        exception_handlers={HTTPException: _on_error, QuireError: _on_error},
+        exception_handlers={HTTPException: on_error, QuireError: on_error},
         lifespan=lifespan,
     )
     app.state.drain, app.state.reception = drain, reception
+    app.state.admin = build_admin_app(engine, reception.admission, settings)
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 
@@ -181,15 +183,3 @@ class _Pages:
 
 def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    reply = describe(error, _request_id(request.scope))
-    headers = {"content-type": "application/json"} | reply.headers
-    return Response(reply.body(), reply.status, headers)
-
-
-def _request_id(scope: Scope) -> str:
-    request_id = scope["state"]["request_id"]
-    assert isinstance(request_id, str)
-    return request_id

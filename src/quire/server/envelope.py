@@ -21,12 +21,12 @@ class Envelope:
 
     The response carries `x-request-id`: the client's own if it is a plain label, else a new one.
     Access is decided on the path that the router will use, never on one rebuilt from headers.
-    open_paths: need no key, besides OPEN_PATHS.
+    open_paths: need no key; all others do, whether they exist or not.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, open_paths: frozenset[str] = frozenset()) -> None:
         self._app = app
-        self._open_paths = OPEN_PATHS | open_paths
+        self._open_paths = open_paths
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

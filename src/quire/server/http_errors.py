@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Send
 
 from quire.errors import (
@@ -96,6 +98,13 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
     logger.error("request %s: internal error %s at\n%s", request_id, type(error).__name__, where)
     text = f"internal error; see the server log for request id {request_id}"
     return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler of the failures that routes raise."""
+    reply = describe(error, request.scope["state"]["request_id"])
+    headers = {"content-type": "application/json"} | reply.headers
+    return Response(reply.body(), reply.status, headers)
 
 
 async def send_error(send: Send, reply: ErrorReply) -> None:

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.errors import ConfigError
+from quire.server.admin_listener import AdminListener
 from quire.server.drain import Drain
 from quire.server.http_protocol import BoundedProtocol, WireLimits
 from quire.server.settings import ServerSettings
@@ -81,9 +82,11 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
         self._grace = settings.shutdown_timeout
         self._drain: Drain = app.state.drain
+        self._admin = AdminListener(app.state.admin, settings)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
+        """Begin to accept connections. Raises ConfigError for an admin address in use."""
+        await self._admin.start()
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()
@@ -97,6 +100,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer what runs, still telling new requests that they come too late; then close."""
         await self._drain.run(self._grace)
+        await self._admin.stop()
         await super().shutdown(sockets=sockets)
 
 

@@ -1,0 +1,131 @@
+"""The admin endpoints: where they are, where they are not, and who may use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from asgi_client import call
+from fake_engine import FakeEngine
+from live_server import Running
+from starlette.applications import Starlette
+
+from quire.errors import ConfigError
+from quire.server.admin_listener import bind_admin
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+PATHS = [("GET", "/stats"), ("POST", "/reset_prefix_cache")]
+
+
+def ask(
+    sock: socket.socket, method: str, path: str, key: str = ""
+) -> tuple[int, dict[str, object]]:
+    """Status and JSON of one request."""
+    with sock:
+        head = f"{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n"
+        sock.sendall(f"{head}authorization: Bearer {key}\r\n\r\n".encode())
+        reply = b"".join(iter(lambda: sock.recv(65536), b""))
+    head, _, body = reply.decode().partition("\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(str(path))
+    return sock
+
+
+def test_on_a_unix_socket_that_only_the_owner_opens(engine: FakeEngine, tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    running = Running(engine, ServerSettings(shutdown_timeout=1, admin_uds=str(path)))
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        status, stats = ask(unix(path), "GET", "/stats")
+        assert status == 200
+        assert stats["engine"]["num_running"] == 0  # type: ignore[index]
+        assert stats["admission"]["max_answers"] == 1024 + 8  # type: ignore[index]
+        assert ask(unix(path), "POST", "/reset_prefix_cache") == (200, {"status": "ok"})
+        assert engine.num_resets == 1
+        for method, endpoint in PATHS:
+            assert ask(running.connect(), method, endpoint)[0] == 404
+    finally:
+        running.stop()
+    assert not path.exists()
+
+
+def test_on_a_port_with_a_key_of_its_own(engine: FakeEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    keys = {"api_key": "public", "admin_api_key": "admin"}
+    running = Running(engine, ServerSettings(shutdown_timeout=1, admin_port=port, **keys))
+    try:
+        for method, path in PATHS:
+            for key, status in (("", 401), ("public", 401), ("admin", 200)):
+                found = ask(socket.create_connection(("127.0.0.1", port)), method, path, key)
+                assert found[0] == status
+            assert ask(running.connect(), method, path, "admin")[0] == 401
+            assert ask(running.connect(), method, path, "public")[0] == 404
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def locked(engine: FakeEngine) -> Starlette:
+    settings = ServerSettings(admin_port=1, admin_api_key="admin")
+    admin = build_app(engine, settings).state.admin
+    assert isinstance(admin, Starlette)
+    return admin
+
+
+@pytest.mark.parametrize("path", ["/stats", "/reset_prefix_cache", "/", "/health", "/x", ""])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
+def test_every_admin_path_needs_the_key(locked: Starlette, path: str, method: str) -> None:
+    assert call(locked, path, method=method).status == 401
+
+
+def test_a_dead_servers_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    settings = ServerSettings(admin_uds=str(path))
+    first = bind_admin(settings)
+    assert first is not None
+    first.listen()
+    with pytest.raises(ConfigError, match="admin_uds"):
+        bind_admin(settings)
+    first.close()
+    second = bind_admin(settings)
+    assert second is not None
+    second.close()
+    path.unlink()
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="admin_uds"):
+        bind_admin(settings)
+    assert path.read_text() == "precious"
+
+
+def test_a_port_in_use_is_an_error(engine: FakeEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = ServerSettings(admin_port=taken.getsockname()[1], admin_api_key="k")
+        with pytest.raises(ConfigError, match="admin_port"):
+            bind_admin(settings)
+    assert bind_admin(ServerSettings()) is None
+    asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"admin_port": 9000},
+        {"admin_port": 9000, "admin_api_key": "k", "admin_uds": "x"},
+        {"admin_port": 70000, "admin_api_key": "k"},
+        {"admin_api_key": ""},
+    ],
+)
+def test_wrong_settings(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="admin_"):
+        ServerSettings(**wrong)  # type: ignore[arg-type]
