@@ -3,7 +3,8 @@
     python benchmarks/cpu_model.py --threads 2
 
 Random weights in the shape of Llama-3.2-1B, bfloat16, greedy, all prompts distinct, prefix caching
-off. Each round runs both engines at every batch size; the medians of the rounds are reported.
+off. Each round runs both engines at every batch size, one right after the other and each first in
+turn; medians of the rounds are reported, and of the rounds' ratios, which a busy machine blurs less.
 The floor of a decode step is the bytes of the weights over the memory bandwidth, which is
 measured in the same run.
 """
@@ -127,6 +128,15 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {key: round(statistics.median(r[key] for r in rounds), 2) for key in rounds[0]}
 
 
+def ratios(rounds: dict[tuple[str, int], list[dict[str, float]]], batch: int) -> dict[str, float]:
+    """Ours over transformers', tokens/s: the median of what the rounds gave."""
+    pairs = list(zip(rounds["quire", batch], rounds["transformers", batch], strict=True))
+    return {"batch": batch} | {
+        phase: round(statistics.median(a[key] / b[key] for a, b in pairs), 2)
+        for phase, key in (("prefill", "prefill_tokens_per_s"), ("decode", "decode_tokens_per_s"))
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -147,8 +157,8 @@ def main() -> None:
     rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(args.rounds + 1):  # round 0 warms up
         for batch in batches if number else batches[:1]:
-            for name, engine in engines.items():
-                result = measure(engine, batch, args, seed=number)
+            for name in sorted(engines, reverse=number % 2 == 0):
+                result = measure(engines[name], batch, args, seed=number)
                 print(f"round {number} batch {batch} {name}: {result}", flush=True)
                 if number:
                     rounds.setdefault((name, batch), []).append(result)
@@ -164,6 +174,7 @@ def main() -> None:
             "rounds": args.rounds,
             "read_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
             "rows": rows,
+            "ratios": [ratios(rounds, batch) for batch in batches],
         },
     )
     show(rows)
