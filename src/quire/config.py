@@ -42,8 +42,10 @@ class ModelConfig:
     max_model_len: int | None = _setting(
         None, "longest prompt + answer in tokens; default: the model's own limit"
     )
-    load_format: Literal["auto", "dummy"] = _setting(
-        "auto", "dummy: random weights in the real shapes, for speed measurements"
+    load_format: Literal["auto", "dummy", "null"] = _setting(
+        "auto",
+        "dummy: random weights in the real shapes; null: no model, arbitrary tokens at once; both "
+        "are for speed measurements",
     )
     seed: int = _setting(0, "seed of dummy weights and of requests that bring none")
 

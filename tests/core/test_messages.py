@@ -91,12 +91,26 @@ def test_a_finish_reason_travels_as_its_name() -> None:
 
 
 def test_a_delta_without_news_is_small() -> None:
-    """One such frame is sent for each request in each step."""
+    """One such entry is sent for each request in each step."""
     delta = RequestDelta(request_id="a", token_ids=[5])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(delta)) == {
-        "request_id": "a",
-        "token_ids": [5],
-    }
+    assert len(msgspec.msgpack.encode(delta)) < 24
+
+
+def test_deltas_of_several_steps_join_to_one() -> None:
+    whole = RequestDelta(request_id="a", token_ids=[5], logprobs=[LOGPROBS], num_cached_tokens=16)
+    whole.join(
+        RequestDelta(
+            request_id="a",
+            token_ids=[6],
+            logprobs=[LOGPROBS],
+            num_cached_tokens=16,
+            finish_reason="stop",
+            stop_token_id=6,
+        )
+    )
+    assert (whole.token_ids, len(whole.logprobs)) == ([5, 6], 2)
+    assert (whole.finish_reason, whole.stop_token_id) == ("stop", 6)
+    assert whole.num_cached_tokens == 16
 
 
 def test_messages_do_not_share_their_empty_lists() -> None:

@@ -132,6 +132,7 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        stream: bool = True,  # noqa: ARG002
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.info.limits.check(ids, sampling)

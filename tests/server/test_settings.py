@@ -21,6 +21,8 @@ from quire.server.settings import ServerSettings
         {"api_key": "two\nlines"},
         {"max_body_bytes": 0},
         {"shutdown_timeout": -1},
+        {"api_server_count": 0},
+        {"engine_hang_timeout": -1},
     ],
 )
 def test_wrong_values_are_named(wrong: dict[str, Any]) -> None:

@@ -1,16 +1,16 @@
-"""`quire serve`: an engine in this process behind the HTTP server."""
+"""`quire serve`: the parent of an engine process and of the processes that speak HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
 
 from quire.cli.options import (
     CommandParser,
@@ -20,12 +20,14 @@ from quire.cli.options import (
     engine_config,
 )
 from quire.config import EngineConfig, options_of
-from quire.server.listen import Server, base_url, bind, is_loopback
+from quire.engine.info import EngineInfo
+from quire.engine.supervisor import Supervisor, SupervisorSettings
+from quire.logs import configure_logging
+from quire.server.listen import base_url, bind, is_loopback
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 
-if TYPE_CHECKING:
-    from quire.engine.startup import EngineInfo
+LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
 
 EXAMPLES = (
     "quire serve",
@@ -53,35 +55,60 @@ def run(argv: Sequence[str]) -> int:
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
             given[name] = os.environ[variable]
     settings, config = ServerSettings(**given), engine_config(args)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("uvicorn").setLevel("WARNING")  # what it says at start and end, we say
-    with bind(settings.host, settings.port) as sock, asyncio.Runner() as runner:
-        runner.run(_serve(config, settings, sock, begin))
-    return 0
+    configure_logging(settings.log_level)
+    with bind(settings.host, settings.port) as listener:
+        return asyncio.run(_serve(config, settings, listener, begin))
 
 
 async def _serve(
-    config: EngineConfig, settings: ServerSettings, sock: socket.socket, begin: float
+    config: EngineConfig, settings: ServerSettings, listener: socket.socket, begin: float
+) -> int:
+    """Run until a signal comes; a second one ends everything at once."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    processes = SupervisorSettings(
+        worker_module="quire.server.worker",
+        worker_settings=msgspec.msgpack.encode(settings),
+        num_workers=settings.api_server_count,
+        hang_timeout=settings.engine_hang_timeout,
+        log_level=settings.log_level,
+    )
+    async with Supervisor(processes, listener) as supervisor:
+
+        async def work() -> None:
+            (info,) = await supervisor.start({config.model.model: config})
+            _say_ready(info, settings, listener, time.monotonic() - begin)
+            await supervisor.run()
+
+        ended_by = await _until_signal(work(), signals)
+        await _until_signal(supervisor.stop(settings.shutdown_timeout + LAST_SECONDS), signals)
+    return 130 if ended_by is signal.SIGINT else 0
+
+
+async def _until_signal(
+    work: Coroutine[Any, Any, None], signals: asyncio.Queue[signal.Signals]
+) -> signal.Signals | None:
+    """Run `work` to its end, or to the next signal, which is returned."""
+    task = asyncio.create_task(work)
+    came = asyncio.create_task(signals.get())
+    await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        came.cancel()
+        task.result()
+        return None
+    task.cancel()
+    await asyncio.wait({task})
+    return came.result()
+
+
+def _say_ready(
+    info: EngineInfo, settings: ServerSettings, listener: socket.socket, seconds: float
 ) -> None:
-    from quire.engine.client import AsyncEngine
-    from quire.server.app import build_app
-
-    engine = await AsyncEngine.start(config)
-
-    def say_ready() -> None:
-        seconds = time.monotonic() - begin
-        locked = settings.keys.are_asked_for
-        text = ready_text(engine.info, base_url(sock), seconds, locked=locked)
-        print(text, flush=True)
-        if not locked and not is_loopback(sock):
-            print("  note      other machines can reach this without a key; set --api-key")
-
-    signal.signal(signal.SIGTERM, _leave)  # uvicorn raises it again once it has shut down
-    await Server(build_app(engine, settings), settings, say_ready).serve(sockets=[sock])
+    locked = settings.keys.are_asked_for
+    print(ready_text(info, base_url(listener), seconds, locked=locked), flush=True)
+    if not locked and not is_loopback(listener):
+        print("  note      other machines can reach this without a key; set --api-key", flush=True)
 
 
 def ready_text(info: EngineInfo, url: str, seconds: float, *, locked: bool) -> str:
@@ -96,7 +123,3 @@ Quire {__version__} is ready at {url} after {seconds:.1f} s{f" ({phases})" if ph
 {info.kv_cache_bytes / 2**20:,.0f} MiB
   try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
               -d '{{"messages": [{{"role": "user", "content": "hello"}}]}}'"""
-
-
-def _leave(*_: object) -> NoReturn:
-    raise SystemExit(0)

@@ -86,8 +86,8 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
     last_token: float | None = None
 
 
-class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one step gave one request.
+class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
+    """What one step, or several, gave one request.
 
     finish_reason: set exactly once, in the last delta, with timing beside it. error: message for
     the caller, whose kind is error_kind.
@@ -106,6 +106,18 @@ class RequestDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
     timing: RequestTiming | None = None
+
+    def join(self, later: RequestDelta) -> None:
+        """Take what came after this."""
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
+        self.num_cached_tokens = later.num_cached_tokens
+        self.finish_reason = later.finish_reason
+        self.stop_token_id = later.stop_token_id
+        self.error = later.error
+        self.error_kind = later.error_kind
+        self.timing = later.timing
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -136,6 +148,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_corrupted_requests: int = 0  # the model computed non-finite numbers for them
     step_tokens: HistogramData = HistogramData()
     step_seconds: HistogramData = HistogramData()
+    num_bad_frames: int = 0  # from clients, unreadable and therefore dropped
 
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):

@@ -1,34 +1,31 @@
 """The engine as a server sees it: one async iterator per request.
 
-Owns the callers' mailboxes. The core behind it is reached only by core/messages, so that it can
-move to a process of its own. Importing this module does not import torch.
+Owns the callers' mailboxes, and what becomes of unfinished requests when an engine process dies and
+another takes its place: they go on with the tokens that they have. The core is reached over a link
+(link.py, ipc.py). Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, EngineStats, EngineView, ResetPrefixCache, StepOutput
 from quire.core.output import RequestOutput
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
+from quire.engine.info import EngineInfo
 from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from quire.engine.link import Link, ThreadLink
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
-from quire.engine.thread import EngineThread
 from quire.engine.watching import Watcher
-from quire.errors import EngineError, QuireError
+from quire.errors import EngineError, OverloadedError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from quire.engine.startup import EngineInfo
 
 logger = logging.getLogger(__name__)
 
@@ -66,55 +63,54 @@ class Mailbox:
 
 
 class AsyncEngine:
-    """One model, many concurrent streams. Made by `start`; lives on one event loop."""
+    """One model, many concurrent streams. Lives on one event loop.
 
-    def __init__(
-        self, config: EngineConfig, thread: EngineThread, tokenizer: Tokenizer, info: EngineInfo
-    ) -> None:
+    Made by `start`, with the engine in a thread of this process, or over a link to a process.
+    """
+
+    def __init__(self, link: Link, tokenizer: Tokenizer, info: EngineInfo, seed: int) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self.stats = EngineStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
-        self._thread = thread
-        self._inputs = InputProcessor(tokenizer, info.limits, info.eos_token_ids, config.model.seed)
+        self._link = link
+        self._inputs = InputProcessor(tokenizer, info.limits, info.eos_token_ids, seed)
         self.metrics = RequestMetrics()
         self._outputs = OutputProcessor(tokenizer, self.metrics)
-        self._watcher = Watcher(self._thread.send)
+        self._watcher = Watcher(link.send)
         self._mailboxes: dict[str, Mailbox] = {}
         self._num_requests = 0
+        self._is_down = False  # between two engine processes
         self._last_news = 0.0  # seconds of the monotonic clock
         self._failure: EngineError | None = None
+        link.attach(self)
 
     @classmethod
     async def start(cls, config: EngineConfig) -> AsyncEngine:
         """Load the model and start the loop. Raises CheckpointError or ConfigError."""
-        call = _caller_on(asyncio.get_running_loop())
-        thread = EngineThread(
-            config,
-            on_step=lambda step: call(lambda: engine._deliver(step)),
-            on_failure=lambda: call(lambda: engine._fail("the engine stopped; restart the server")),
-        )
+        link = ThreadLink(config)
         try:
             tokenizer = await asyncio.to_thread(Tokenizer.from_folder, tokenizer_folder(config))
-            engine = cls(config, thread, tokenizer, await asyncio.wrap_future(thread.started))
+            return cls(link, tokenizer, await link.started(), config.model.seed)
         except BaseException:
-            await asyncio.to_thread(thread.stop)
+            await link.close()
             raise
-        return engine
 
     @property
     def is_alive(self) -> bool:
-        """Whether the loop runs."""
-        return self._failure is None and self._thread.is_alive
+        """Whether requests can come: the engine runs, and is not being restarted."""
+        return self._failure is None and not self._is_down and self._link.is_alive
 
     @property
     def is_restarting(self) -> bool:
-        """Never: what breaks in this process does not come back."""
-        return False
+        """Whether it has died, and another process is being started."""
+        return self._failure is None and self._is_down
 
     @property
     def stalled_seconds(self) -> float:
         """Seconds for which requests have waited without a word from the engine."""
-        return time.monotonic() - self._last_news if self._outputs.num_unfinished else 0.0
+        if self._is_down or not self._outputs.num_unfinished:
+            return 0.0
+        return time.monotonic() - self._last_news
 
     async def generate(
         self,
@@ -125,27 +121,29 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
         Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
-        queue_timeout: seconds that it may wait to begin.
+        queue_timeout: seconds that it may wait to begin. stream: without it, an engine process may
+        tell everything at the end.
         Raises InvalidRequestError before the first item (later only for wishes that ban every
-        token), QueueTimeoutError, and EngineError when the engine fails.
+        token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
+        EngineError when it fails.
         """
         arrival = time.monotonic()
         prepared = await self._prepare(
-            prompt, sampling, request_id, priority, cache_salt, queue_timeout
+            prompt, sampling, request_id, priority, cache_salt, queue_timeout, stream
         )
-        if self._failure is not None:
-            raise self._failure
+        self._check_can_run()
         try:
             mailbox = self._mailboxes[prepared.request_id] = Mailbox()
             if not self._outputs.num_unfinished:
                 self._last_news = time.monotonic()  # until now there was nothing to tell
             self._outputs.add(prepared, arrival)
             for message in prepared.messages:
-                self._thread.send(message)
+                self._link.send(message)
             finished = False
             while not finished:
                 news = await mailbox.take()
@@ -160,12 +158,12 @@ class AsyncEngine:
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request find what was computed before."""
-        self._thread.send(ResetPrefixCache())
+        self._link.send(ResetPrefixCache())
 
     async def close(self) -> None:
-        """Stop the loop; unfinished requests end with an EngineError."""
-        await asyncio.to_thread(self._thread.stop)
-        self._fail("the engine was shut down")
+        """Leave the engine; unfinished requests end with an EngineError."""
+        await self._link.close()
+        self.on_failure("the engine was shut down")
 
     async def _prepare(
         self,
@@ -175,9 +173,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
         queue_timeout: float | None,
+        stream: bool,
     ) -> PreparedRequest:
         self._num_requests += 1
-        request_id = f"{label or 'request'}-{self._num_requests}"
+        request_id = f"{label or self._link.client}-{self._num_requests}"
 
         def prepare() -> PreparedRequest:
             return self._inputs.prepare(
@@ -187,6 +186,7 @@ class AsyncEngine:
                 priority=priority,
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
+                stream=stream,
             )
 
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
@@ -194,14 +194,24 @@ class AsyncEngine:
             return await asyncio.to_thread(prepare)
         return prepare()
 
+    def _check_can_run(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_down:
+            seconds = max(1.0, sum(self.info.seconds.values()))
+            text = "the engine is being restarted; send the request again in a moment"
+            raise OverloadedError(text, retry_after=seconds)
+
     def _forget(self, request_id: str) -> None:
         self._mailboxes.pop(request_id, None)
         reason = FinishReason.ABORT if self._failure is None else FinishReason.ERROR
         if orphans := self._outputs.forget(request_id, reason):
-            self._thread.send(AbortRequests(request_ids=orphans))
+            self._link.send(AbortRequests(request_ids=orphans))
 
-    def _deliver(self, step: StepOutput) -> None:
-        """Hand one step's news to the callers; runs on the event loop."""
+    # ------------------------------------------------------------------ told by the link
+
+    def on_step(self, step: StepOutput) -> None:
+        """Hand one step's news to the callers."""
         self.stats, self._last_news = step.stats, time.monotonic()
         if step.view is not None:
             self._watcher.put(step.view)
@@ -209,26 +219,40 @@ class AsyncEngine:
             processed = self._outputs.process(step.deltas)
         except Exception:  # nobody knows any more who got what
             logger.exception("a step's results could not be delivered")
-            self._fail("the engine's results could not be delivered; restart the server")
+            self.on_failure("the engine's results could not be delivered; restart the server")
             return
         if processed.aborts:
-            self._thread.send(AbortRequests(request_ids=processed.aborts))
-        for request_id, news in (processed.outputs | processed.failures).items():
-            if request_id in self._mailboxes:
-                self._mailboxes[request_id].put(news)
+            self._link.send(AbortRequests(request_ids=processed.aborts))
+        for request_id, output in processed.outputs.items():
+            self._put(request_id, output)
+        for request_id, failure in processed.failures.items():
+            self._put(request_id, failure)
 
-    def _fail(self, message: str) -> None:
-        """End every stream with an error; runs on the event loop."""
+    def on_down(self, has_begun: Callable[[Iterable[str]], set[str]]) -> None:
+        """The engine process has died, and another one is being started.
+
+        has_begun: which of some engine request ids were running, or had been. One that was so at
+        two deaths may be their cause, and ends with an error.
+        """
+        self._is_down = True
+        for request_id, failure in self._outputs.note_death(has_begun).items():
+            self._put(request_id, failure)
+
+    def on_up(self, info: EngineInfo) -> None:
+        """Another engine process is there: unfinished requests go on in it."""
+        self._is_down = False
+        self._last_news = time.monotonic()
+        self.info = info
+        self._inputs.follow(info.limits)
+        for message in self._outputs.unfinished():
+            self._link.send(message)
+
+    def on_failure(self, message: str) -> None:
+        """The engine is gone for good: end every stream with an error."""
         self._failure = EngineError(message)
         for mailbox in self._mailboxes.values():
             mailbox.put(self._failure)
 
-
-def _caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], Any]], None]:
-    """A way for other threads to run something on the loop; without effect once it is closed."""
-
-    def call(function: Callable[[], Any]) -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(function)
-
-    return call
+    def _put(self, request_id: str, news: RequestOutput | QuireError) -> None:
+        if request_id in self._mailboxes:
+            self._mailboxes[request_id].put(news)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from quire.core.messages import (
@@ -50,6 +51,7 @@ class EngineCore:
     ) -> None:
         self.limits = limits
         self._grammars = Grammars(None) if grammars is None else grammars
+        self.on_begin: Callable[[list[str]], None] | None = None  # told who enters the batch
         self._scheduler = scheduler
         self._executor = executor
         self._in_flight: deque[tuple[float, SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
@@ -100,6 +102,8 @@ class EngineCore:
         plan = self._scheduler.schedule()
         if plan is not None:
             self._log.plan(plan)
+            if plan.new_requests and self.on_begin is not None:
+                self.on_begin([request.request_id for request in plan.new_requests])
             self._in_flight.append((begin, plan, self._executor.execute(plan)))
         if self._in_flight and (
             plan is None or len(self._in_flight) >= self._executor.max_in_flight

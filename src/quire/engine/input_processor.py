@@ -49,6 +49,10 @@ class InputProcessor:
             GrammarCompiler(lambda: Vocabulary(tokenizer, limits.vocab_size, eos_token_ids))
         )
 
+    def follow(self, limits: RequestLimits) -> None:
+        """Check by these limits from now on: another engine runs the requests."""
+        self._limits = limits
+
     def prepare(
         self,
         request_id: str,
@@ -58,6 +62,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        stream: bool = True,
     ) -> PreparedRequest:
         """Make the engine's messages for a prompt (text, or token ids as they are).
 
@@ -93,6 +98,7 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
+                stream=stream or bool(sampling.stop),  # stop strings are found out here
             )
             for index, answer in enumerate(self._answers(sampling))
         ]

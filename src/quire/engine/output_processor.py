@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from quire.core.messages import ErrorKind, RequestDelta, TokenLogprobs
+import msgspec
+
+from quire.core.messages import AddRequest, ErrorKind, RequestDelta, TokenLogprobs
 from quire.core.output import (
     CompletionOutput,
     Logprob,
@@ -26,15 +29,35 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+MAX_DEATHS = 2
+FATAL = (
+    "the engine died twice while it ran this request, so it is not tried again; send it again only "
+    "if you know why"
+)
+
 
 @dataclass(slots=True)
 class _Answer:
-    """One of a request's n answers while it is being produced."""
+    """One of a request's n answers while it is being produced.
+
+    num_deaths: of engine processes that were running it.
+    """
 
     caller: _Caller
     index: int
     detokenizer: Detokenizer
     times: AnswerTimes
+    token_ids: list[int] = field(default_factory=list)
+    num_deaths: int = 0
+
+    def continuation(self) -> AddRequest:
+        """The message with which another engine goes on."""
+        scores = self.caller.prompt_logprobs
+        return msgspec.structs.replace(
+            self.caller.prepared.messages[self.index],
+            output_token_ids=self.token_ids,
+            num_prompt_logprobs=len(scores) - 1 if scores and self.index == 0 else 0,
+        )
 
 
 @dataclass(slots=True)
@@ -110,6 +133,22 @@ class OutputProcessor:
             self._metrics.finish(self._answers.pop(answer_id).times, reason.value, now)
         return sorted(caller.unfinished)
 
+    def unfinished(self) -> list[AddRequest]:
+        """What another engine has to be asked to finish everything, oldest first."""
+        return [answer.continuation() for answer in self._answers.values()]
+
+    def note_death(self, has_begun: Callable[[Iterable[str]], set[str]]) -> dict[str, EngineError]:
+        """An engine process has died; returns the requests that end with it."""
+        failures: dict[str, EngineError] = {}
+        for answer_id in has_begun(self._answers):
+            answer = self._answers[answer_id]
+            answer.num_deaths += 1
+            if answer.num_deaths >= MAX_DEATHS:
+                failures[answer.caller.prepared.request_id] = EngineError(FATAL)
+        for request_id in failures:
+            self.forget(request_id, FinishReason.ERROR)
+        return failures
+
     def process(self, deltas: list[RequestDelta]) -> Processed:
         """Turn one step's deltas into what callers get."""
         processed, now = Processed(), time.monotonic()
@@ -139,6 +178,7 @@ class OutputProcessor:
     ) -> None:
         caller = answer.caller
         if delta.token_ids:
+            answer.token_ids += delta.token_ids
             caller.times.first_token = caller.times.first_token or now
             caller.times.last_token = now
             self._count_tokens(answer.times, delta, now)

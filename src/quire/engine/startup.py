@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,7 +20,9 @@ from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
 from quire.engine.grammars import Grammars
+from quire.engine.info import EngineInfo
 from quire.engine.model_runner import ModelRunner
+from quire.engine.null import start_null_engine
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
@@ -46,26 +47,13 @@ SMALL_MODEL_BYTES = 1 << 30
 TINY_MODEL_BYTES = 1 << 26
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What the front has to know of a started engine. seconds: start-up time by phase."""
-
-    model_name: str
-    limits: RequestLimits
-    eos_token_ids: list[int]
-    dtype: str
-    device: str
-    num_blocks: int
-    block_size: int
-    kv_cache_bytes: int
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
 def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """Load a model and make it ready to run requests.
 
     Raises CheckpointError or ConfigError, which say what to change.
     """
+    if config.model.load_format == "null":
+        return start_null_engine(config)
     seconds: dict[str, float] = {}
     device = _device(config)
     path = resolve_model(config.model.model, config.model.revision)

@@ -17,7 +17,7 @@ from quire.core.messages import EngineMessage, StepOutput
 
 if TYPE_CHECKING:
     from quire.engine.core import EngineCore
-    from quire.engine.startup import EngineInfo
+    from quire.engine.info import EngineInfo
 
 logger = logging.getLogger(__name__)
 

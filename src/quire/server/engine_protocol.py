@@ -96,10 +96,12 @@ class GenerateProtocol(Protocol):
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream what is new of the answers; closing the generator aborts the request.
 
-        queue_timeout: seconds that it may wait to begin. Raises InvalidRequestError before the
+        queue_timeout: seconds that it may wait to begin. stream: without it, everything may come
+        at the end. Raises InvalidRequestError before the
         first item, QueueTimeoutError, EngineError if the engine fails.
         """
 

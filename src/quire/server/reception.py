@@ -98,6 +98,7 @@ class TenantEngine:
         priority: int = 0,
         cache_salt: str = "",
         queue_timeout: float | None = None,
+        stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As the engine's own."""
         return self._engine.generate(
@@ -107,6 +108,7 @@ class TenantEngine:
             priority=priority,
             cache_salt=salt_of(self._tenant, cache_salt),
             queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
+            stream=stream,
         )
 
 

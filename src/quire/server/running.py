@@ -29,6 +29,7 @@ async def run(
             request_id=f"{job.reply_id}-{index}",
             priority=job.priority,
             cache_salt=job.cache_salt,
+            stream=job.stream,
         )
         for index, prompt in enumerate(job.prompts)
     ]

@@ -16,6 +16,8 @@ def _setting(default: Any, help_text: str) -> Any:
 
 _LEAST = {
     "max_body_bytes": 1,
+    "api_server_count": 1,
+    "engine_hang_timeout": 0,
     "shutdown_timeout": 0,
     "max_queued_requests": 0,
     "max_queued_tokens": 0,
@@ -66,6 +68,11 @@ class ServerSettings:
         "auto", "how the model marks its thoughts; auto: as its chat template shows"
     )
     max_body_bytes: int = _setting(4 << 20, "largest request body")
+    api_server_count: int = _setting(1, "processes that speak HTTP, on one port")
+    engine_hang_timeout: int = _setting(
+        60,
+        "seconds without a sign of life after which the engine is restarted; 0: never",
+    )
     shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
 

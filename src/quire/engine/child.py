@@ -1,0 +1,65 @@
+"""One child process and the line to it, as its parent sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+
+from quire.engine.control import Control, pack, read_control
+
+
+class Child:
+    """A process of this package; `spawn` starts it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def spawn(cls, module: str, first: Control, *, pass_fds: tuple[int, ...] = ()) -> Child:
+        """Run a module and send it its first message."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", module),
+                stdin=theirs.fileno(),
+                pass_fds=pass_fds,
+                start_new_session=True,  # Ctrl-C is for the parent alone to handle
+            )
+        child = cls(process, *await asyncio.open_connection(sock=ours))
+        child.send(first)
+        return child
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, message: Control) -> None:
+        """Tell the child; without effect if it has died."""
+        self._writer.write(pack(message))
+
+    async def receive(self) -> Control | None:
+        """What it says next; None once it has died, or talks nonsense."""
+        return await read_control(self._reader)
+
+    def terminate(self) -> None:
+        """Ask it to end when it has finished what it does."""
+        if self._process.returncode is None:
+            self._process.terminate()
+
+    async def end(self) -> str:
+        """End it at once if it has not ended, whatever it is doing; returns how it ended."""
+        if self._process.returncode is None:
+            self._process.kill()
+        status = await self._process.wait()
+        self._writer.close()
+        return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,168 @@
+"""The line between the supervisor and each of its children: typed messages on a socket pair.
+
+It is the child's standard input: settings come in on it (never on the command line, where other
+users could read them), reports go out on it, and its end means that the parent has died. Owns the
+messages and their framing. Requests do not travel here: see ipc.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from quire.config import EngineConfig
+from quire.engine.info import EngineInfo
+from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
+
+MAX_CONTROL_BYTES = 1 << 20
+
+_LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+_ERRORS: dict[str, type[QuireError]] = {
+    error.__name__: error for error in (ConfigError, CheckpointError, EngineError)
+}
+
+
+class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine"):
+    """To an engine process: load this. address, page_path: where requests and status go.
+
+    epoch: how often the engine was started before.
+    """
+
+    config: EngineConfig
+    epoch: int
+    address: str
+    page_path: str
+    log_level: str
+
+
+class EngineStarted(msgspec.Struct, frozen=True, kw_only=True, tag="engine_started"):
+    """From an engine process: requests can come."""
+
+    info: EngineInfo
+
+
+class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed"):
+    """From a child: it cannot start. kind: the name of the error's class."""
+
+    kind: str
+    message: str
+
+    def as_error(self) -> QuireError:
+        """The error, to be raised in this process."""
+        return _ERRORS.get(self.kind, EngineError)(self.message)
+
+
+class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client"):
+    """To an engine process: this client has died, and so have its requests."""
+
+    client: str
+
+
+class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
+    """To an API process. client: its name towards engines. settings: the server's, as msgpack.
+
+    listener: file descriptor of the listening socket.
+    """
+
+    client: str
+    settings: bytes
+    listener: int
+    log_level: str
+
+
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag="worker_ready"):
+    """From an API process: it accepts connections."""
+
+
+class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
+    """To an API process: this engine can be reached, for the first time or again."""
+
+    name: str
+    config: EngineConfig
+    info: EngineInfo
+    address: str
+    page_path: str
+
+
+class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
+    """To an API process: this engine has died. will_return: another one is being started."""
+
+    name: str
+    will_return: bool
+
+
+Control = (
+    StartEngine
+    | EngineStarted
+    | StartFailed
+    | ForgetClient
+    | StartWorker
+    | WorkerReady
+    | EngineUp
+    | EngineDown
+)
+
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+
+
+def pack(message: Control) -> bytes:
+    """One message as it goes on the line."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_control(reader: asyncio.StreamReader) -> Control | None:
+    """The next message, None at the end of the line."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > MAX_CONTROL_BYTES:
+            return None
+        return _decoder.decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+        return None
+
+
+class ParentLine:
+    """A child's end of the line. From its making on, the child dies with its parent."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(fileno=os.dup(0))
+        self._file = self._socket.makefile("rb")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        _die_with_parent()
+
+    def send(self, message: Control) -> None:
+        """Tell the parent."""
+        self._socket.sendall(pack(message))
+
+    def receive(self) -> Control:
+        """Wait for a message; ends the process at the end of the line."""
+        header = self._file.read(_LENGTH.size)
+        if len(header) < _LENGTH.size:
+            os._exit(1)  # nobody is left to tell; other threads may hang, so this is not exit()
+        return _decoder.decode(self._file.read(_LENGTH.unpack(header)[0]))
+
+    def follow(self, on_message: Callable[[Control], None]) -> None:
+        """Receive in a thread of its own from now on."""
+
+        def run() -> None:
+            while True:
+                on_message(self.receive())
+
+        threading.Thread(target=run, name="quire-parent", daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process with its parent, for when no thread of it can run."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,22 @@
+"""What the front has to know of a started engine. No torch, so that it can cross processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.request import RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Fixed facts of a started engine. seconds: start-up time by phase."""
+
+    model_name: str
+    limits: RequestLimits
+    eos_token_ids: list[int]
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    seconds: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,235 @@
+"""Keeping processes alive: a keeper starts one after another in the same place.
+
+Owns when a process counts as dead or hung, and how often it is started again. What the others have
+to know of it goes through callbacks to the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import EngineConfig
+from quire.engine.child import Child
+from quire.engine.control import (
+    Control,
+    EngineDown,
+    EngineStarted,
+    EngineUp,
+    StartEngine,
+    StartFailed,
+    StartWorker,
+    WorkerReady,
+)
+from quire.engine.info import EngineInfo
+from quire.engine.status_page import StatusPage, create_page
+from quire.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+ENGINE_MODULE = "quire.engine.process"
+MAX_DEATHS = 5  # in a row
+BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
+STEADY_SECONDS = 10.0  # an API process that lived so long did not die in a row
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never."""
+
+    folder: Path
+    number: int
+    hang: float
+    log_level: str
+
+
+class EngineKeeper:
+    """One model's engine, as long as it is wanted.
+
+    on_change is called when it can be reached, and when it no longer can.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        place: EnginePlace,
+        on_change: Callable[[EngineUp | EngineDown], None],
+    ) -> None:
+        self.name = name
+        self.started: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self.up: EngineUp | None = None
+        self._config = config
+        self._place = place
+        self._on_change = on_change
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def send(self, message: Control) -> None:
+        """Tell the process, if there is one."""
+        if self._child is not None:
+            self._child.send(message)
+
+    async def run(self) -> None:
+        """Keep it running until cancelled.
+
+        Raises ConfigError, CheckpointError or EngineError if it does not start, EngineError if it
+        dies again and again without having done anything.
+        """
+        deaths = 0
+        for epoch in itertools.count():
+            num_steps = await self._live(epoch)
+            deaths = 1 if num_steps else deaths + 1
+            will_return = deaths < MAX_DEATHS
+            self.up = None
+            self._on_change(EngineDown(name=self.name, will_return=will_return))
+            if not will_return:
+                raise EngineError(
+                    f"the engine died {deaths} times in a row; the log says how, start it again"
+                )
+            await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
+
+    async def _live(self, epoch: int) -> int:
+        """One process, from its start to its end; returns how many steps it has done."""
+        stem = self._place.folder / f"engine-{self._place.number}-{epoch}"
+        page_path, address = stem.with_suffix(".page"), f"ipc://{stem.with_suffix('.sock')}"
+        create_page(page_path)
+        page = StatusPage(page_path)
+        first = StartEngine(
+            config=self._config,
+            epoch=epoch,
+            address=address,
+            page_path=str(page_path),
+            log_level=self._place.log_level,
+        )
+        child = self._child = await Child.spawn(ENGINE_MODULE, first)
+        try:
+            reply = await child.receive()
+            if isinstance(reply, EngineStarted):
+                self._note_start(reply.info, address, page_path)
+                await self._watch(child, page)
+            elif isinstance(reply, StartFailed):
+                if epoch == 0:
+                    raise reply.as_error()
+                logger.error("the engine could not start: %s", reply.message)
+        finally:
+            self._child = None
+            how = await child.end()
+            num_steps = page.num_steps
+            page.close()
+        if epoch == 0 and not self.started.done():
+            text = f"the engine died while it was loading ({how}); it may lack memory"
+            raise EngineError(text)
+        logger.error("engine process %d of %s ended (%s)", child.pid, self.name, how)
+        return num_steps
+
+    def _note_start(self, info: EngineInfo, address: str, page_path: Path) -> None:
+        self.up = EngineUp(
+            name=self.name,
+            config=self._config,
+            info=info,
+            address=address,
+            page_path=str(page_path),
+        )
+        if not self.started.done():
+            self.started.set_result(info)
+        self._on_change(self.up)
+
+    async def _watch(self, child: Child, page: StatusPage) -> None:
+        """Wait until it has died, or hangs."""
+        hang = self._place.hang
+        end = asyncio.ensure_future(child.receive())  # engines say nothing more: this is their end
+        try:
+            while not end.done():
+                await asyncio.wait({end}, timeout=min(1.0, hang / 10) if hang else None)
+                if hang and page.age() > hang:
+                    logger.error("engine process %d has hung for %.0f s", child.pid, page.age())
+                    return
+        finally:
+            end.cancel()
+
+
+class WorkerKeeper:
+    """One place for API processes. on_death is called with the client name of each that died."""
+
+    def __init__(
+        self,
+        module: str,
+        first: StartWorker,
+        engines: Callable[[], Iterable[EngineUp]],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self.ready = asyncio.Event()
+        self._module = module
+        self._first = first
+        self._engines = engines
+        self._on_death = on_death
+        self._child: Child | None = None
+        self._is_leaving = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def send(self, message: Control) -> None:
+        """Tell the process, if there is one."""
+        if self._child is not None:
+            self._child.send(message)
+
+    def leave(self) -> None:
+        """Ask the process to end when its requests are done; `run` returns then."""
+        self._is_leaving = True
+        if self._child is not None:
+            self._child.terminate()
+
+    async def run(self) -> None:
+        """Keep it running. Raises EngineError if it dies again and again, or cannot start."""
+        deaths = 0
+        for incarnation in itertools.count():
+            begin = time.monotonic()
+            client = f"{self._first.client}.{incarnation}"
+            how = await self._live(client)
+            self._on_death(client)
+            if self._is_leaving:
+                return
+            logger.error("API process %s ended (%s)", client, how)
+            deaths = 1 if time.monotonic() - begin > STEADY_SECONDS else deaths + 1
+            if deaths >= MAX_DEATHS:
+                text = f"an API process died {deaths} times in a row; the log says how"
+                raise EngineError(text)
+            await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
+
+    async def _live(self, client: str) -> str:
+        """One process, from its start to its end; returns how it ended."""
+        first = StartWorker(
+            client=client,
+            settings=self._first.settings,
+            listener=self._first.listener,
+            log_level=self._first.log_level,
+        )
+        child = await Child.spawn(self._module, first, pass_fds=(first.listener,))
+        for up in self._engines():
+            child.send(up)
+        self._child = child
+        if self._is_leaving:
+            child.terminate()
+        try:
+            while (message := await child.receive()) is not None:
+                if isinstance(message, StartFailed):
+                    raise message.as_error()
+                if isinstance(message, WorkerReady):
+                    self.ready.set()
+        finally:
+            self._child = None
+            how = await child.end()
+        return how

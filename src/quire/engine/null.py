@@ -1,0 +1,89 @@
+"""An engine without a model: the real loop and scheduler, and tokens that cost nothing. No torch.
+
+For measuring everything around a model. It answers with arbitrary ordinary tokens, and with made-up
+log-probabilities where they are asked for; forms of answers (structured outputs) are not kept.
+"""
+
+from __future__ import annotations
+
+from quire.config import EngineConfig
+from quire.core.messages import TokenLogprobs
+from quire.core.request import RequestLimits
+from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
+from quire.engine.core import EngineCore
+from quire.engine.executor import UniprocExecutor
+from quire.engine.info import EngineInfo
+from quire.hub import resolve_model
+from quire.kvcache.manager import KVCacheManager
+from quire.models.architecture import ModelArchitecture
+from quire.scheduler.scheduler import Scheduler
+
+MAX_BLOCKS = 1 << 16
+_STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
+
+
+def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
+    shape = ModelArchitecture.from_folder(resolve_model(config.model.model, config.model.revision))
+    max_model_len = config.model.max_model_len or shape.max_position_embeddings
+    block_size, num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
+    usable = num_seqs * -(-max_model_len // block_size)
+    num_blocks = config.cache.num_blocks or min(usable, MAX_BLOCKS)
+    limits = RequestLimits(
+        max_model_len=min(max_model_len, num_blocks * block_size),
+        max_kv_tokens=num_blocks * block_size,
+        vocab_size=shape.vocab_size,
+        max_num_seqs=num_seqs,
+        honours_priority=config.scheduler.scheduling_policy == "priority",
+    )
+    kv = KVCacheManager(
+        num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
+    )
+    scheduler = Scheduler(config.scheduler, kv, limits.max_model_len)
+    info = EngineInfo(
+        model_name=config.model.served_model_name or config.model.model,
+        limits=limits,
+        eos_token_ids=[],  # an arbitrary token is no reason to end
+        dtype="null",
+        device="null",
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_cache_bytes=0,
+    )
+    return EngineCore(scheduler, UniprocExecutor(NullRunner(shape.vocab_size)), limits), info
+
+
+class NullRunner:
+    """Draws tokens by their position alone, from the middle of the vocabulary."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._first, self._span = vocab_size // 4, max(1, vocab_size // 4)
+        self._scored: dict[str, list[int]] = {}  # request id → its prompt, if it asks for scores
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Answer a plan at once."""
+        for request_id in plan.removed_ids:
+            self._scored.pop(request_id, None)
+        for request in plan.new_requests:
+            sampling = request.sampling
+            if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+                prompt = request.token_ids[: request.num_prompt_tokens]
+                self._scored[request.request_id] = (
+                    [] if sampling.prompt_logprobs is None else prompt
+                )
+        return ModelRunnerOutput(results=[self._result(entry) for entry in plan.scheduled])
+
+    def _result(self, entry: ScheduledRequest) -> SampleResult:
+        end = entry.start + entry.num_tokens
+        result = SampleResult()
+        if entry.samples:
+            result.token_id = self._first + end * _STRIDE % self._span
+        if entry.request_id in self._scored:
+            prompt = self._scored[entry.request_id]
+            result.prompt_logprobs = [_score(i) for i in prompt[entry.start + 1 : end + 1]]
+            result.logprobs = None if result.token_id is None else _score(result.token_id)
+        return result
+
+
+def _score(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_ids=[token_id], logprobs=[0.0], rank=1)

@@ -1,0 +1,163 @@
+"""The engine process: `python -m quire.engine.process`, started by the supervisor alone.
+
+Owns the loop between the socket and the core. It has no state that its clients could not replay,
+so it ends by being ended: with its parent, or by a signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.config import EngineConfig
+from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput, Watch
+from quire.engine.control import (
+    Control,
+    EngineStarted,
+    ForgetClient,
+    ParentLine,
+    StartEngine,
+    StartFailed,
+)
+from quire.engine.info import EngineInfo
+from quire.engine.ipc import EngineSocket, Sent
+from quire.engine.outbox import Clients
+from quire.engine.status_page import StatusPage
+from quire.errors import EngineError, UserError
+from quire.logs import configure_logging
+
+if TYPE_CHECKING:
+    from quire.engine.core import EngineCore
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.1  # between signs of life while there is nothing to do
+STATS_SECONDS = 0.25  # between the stats of clients that get no other news
+
+
+def main() -> None:
+    """Start as the parent says, report, and serve until killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    line = ParentLine()
+    start = line.receive()
+    assert isinstance(start, StartEngine)
+    configure_logging(start.log_level)
+    orders: queue.SimpleQueue[Control] = queue.SimpleQueue()
+    line.follow(orders.put)
+    try:
+        core, info = _start_engine(start.config)
+        page = StatusPage(Path(start.page_path), writable=True)
+        engine = EngineProcess(core, EngineSocket(start.address), page, orders, start.epoch)
+    except UserError as error:
+        line.send(StartFailed(kind=type(error).__name__, message=str(error)))
+        return
+    except Exception:
+        logger.exception("the engine could not start")
+        text = "the engine could not start; the log says why"
+        line.send(StartFailed(kind=EngineError.__name__, message=text))
+        return
+    line.send(EngineStarted(info=info))
+    engine.run()
+
+
+def _start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+    if config.model.load_format == "null":  # comes up in no time, since it needs no torch
+        from quire.engine.null import start_null_engine
+
+        return start_null_engine(config)
+    from quire.engine.startup import start_engine
+
+    return start_engine(config)
+
+
+class EngineProcess:
+    """One core, its socket and its page."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        socket: EngineSocket,
+        page: StatusPage,
+        orders: queue.SimpleQueue[Control],
+        epoch: int = 0,
+    ) -> None:
+        self._core = core
+        self._socket = socket
+        self._page = page
+        self._epoch = epoch
+        self._orders = orders
+        self._clients = Clients()
+        self._stats = core.stats
+        self._told_at = 0.0  # when everyone last got stats
+        self._watchers: set[bytes] = set()  # clients that have asked for the next view
+        core.on_begin = self._page.note_begun
+
+    def run(self) -> None:
+        """Serve for ever."""
+        while True:
+            self.turn(IDLE_SECONDS)
+
+    def turn(self, patience: float) -> None:
+        """Take what has come, run a step, tell the news. patience: seconds to wait if idle."""
+        core = self._core
+        self._page.beat(self._stats.num_steps, has_work=core.has_work)
+        for client, messages in self._socket.receive(0.0 if core.has_work else patience):
+            for message in messages:
+                self._handle(client, message)
+        while not self._orders.empty():
+            self._obey(self._orders.get())
+        if core.has_work:
+            step = core.step()
+            self._clients.put(step.deltas)
+            self._stats = step.stats
+            self._stats.epoch = self._epoch
+            self._show(step)
+        self._tell()
+
+    def _handle(self, client: bytes, message: EngineMessage) -> None:
+        if isinstance(message, Watch):
+            self._watchers.add(client)
+        if isinstance(message, AddRequest) and not self._clients.add(client, message):
+            self._socket.num_bad_frames += 1
+        else:
+            self._core.handle(message)
+
+    def _obey(self, order: Control) -> None:
+        if isinstance(order, ForgetClient):
+            self._forget(order.client.encode())
+
+    def _forget(self, client: bytes) -> None:
+        if orphans := self._clients.forget(client):
+            self._core.handle(AbortRequests(request_ids=orphans))
+
+    def _show(self, step: StepOutput) -> None:
+        if step.view is not None:
+            news = StepOutput(deltas=[], stats=step.stats, view=step.view)
+            for client in self._watchers:
+                self._socket.send(client, news)
+            self._watchers.clear()
+
+    def _tell(self) -> None:
+        """Send each client one frame with what is ready for it; now and then one without news."""
+        self._stats.num_bad_frames = self._socket.num_bad_frames
+        now = time.monotonic()
+        everyone = now - self._told_at > STATS_SECONDS
+        if everyone:
+            self._told_at = now
+        for client, outbox in self._clients.waiting(everyone=everyone):
+            news = StepOutput(deltas=list(outbox.ready.values()), stats=self._stats)
+            match self._socket.send(client, news):
+                case Sent.OK:
+                    outbox.ready.clear()
+                case Sent.GONE:
+                    self._forget(client)
+                case Sent.FULL:  # it is joined to what comes next
+                    pass
+
+
+if __name__ == "__main__":
+    main()

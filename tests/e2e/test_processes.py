@@ -1,0 +1,199 @@
+"""Processes that die or hang under a running server: whoever is not in them does not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+QUIRE = [sys.executable, "-m", "quire", "serve"]
+NUM_STREAMS = 8
+LENGTH = 200
+PROMPTS = [f"stream number {number}" for number in range(NUM_STREAMS)]
+PATIENCE = 30.0
+
+
+@dataclass
+class Server:
+    """A running `quire serve`."""
+
+    parent: psutil.Process
+    url: str
+
+    def children(self, module: str) -> list[psutil.Process]:
+        found = []
+        for process in self.parent.children():
+            with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+                if module in process.cmdline():
+                    found.append(process)
+        return found
+
+    @property
+    def engine(self) -> psutil.Process:
+        (engine,) = self.children("quire.engine.process")
+        return engine
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        return self.children("quire.server.worker")
+
+    def body(self, prompt: str, **fields: object) -> bytes:
+        wishes = {"max_tokens": LENGTH, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+        return json.dumps({"prompt": prompt} | wishes | fields).encode()
+
+    def complete(self, prompt: str, **fields: object) -> str:
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            self.body(prompt, **fields),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            return json.load(response)["choices"][0]["text"]
+
+
+class Stream(threading.Thread):
+    """Reads one streamed completion: its text, and how many events have come."""
+
+    def __init__(self, server: Server, prompt: str, length: int = LENGTH) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._body = server.body(prompt, stream=True, max_tokens=length)
+        self.text, self.num_events, self.is_whole = "", 0, False
+        self.start()
+
+    def run(self) -> None:
+        host = self._server.url.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=PATIENCE)
+        header = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", self._body, header)
+        with contextlib.suppress(http.client.HTTPException, OSError):  # its server was killed
+            for line in connection.getresponse():
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    self.is_whole = True
+                elif data:
+                    self.text += json.loads(data)["choices"][0]["text"]
+                    self.num_events += 1
+        connection.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def serve(model: Path, *options: str) -> tuple[subprocess.Popen[str], Server]:
+    process = subprocess.Popen(
+        [*QUIRE, str(model), "--port", "0", "--num-blocks", "400", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+    assert ready is not None
+    return process, Server(psutil.Process(process.pid), ready[1])
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path) -> Iterator[Server]:
+    process, server = serve(tiny_model, "--engine-hang-timeout", "3", "--api-server-count", "2")
+    yield server
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[str]:
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        return list(pool.map(server.complete, PROMPTS))
+
+
+def begin_streams(server: Server) -> list[Stream]:
+    """As many streams as there are prompts, each of them in the middle of its answer."""
+    streams = [Stream(server, prompt) for prompt in PROMPTS]
+    wait_until(lambda: all(stream.num_events >= 3 for stream in streams))
+    assert not any(stream.is_whole for stream in streams), "too late: make the answers longer"
+    return streams
+
+
+def assert_whole(streams: list[Stream], texts: list[str]) -> None:
+    for stream in streams:
+        stream.join(PATIENCE)
+    assert all(stream.is_whole for stream in streams)
+    assert [stream.text for stream in streams] == texts
+
+
+def test_streams_outlive_a_killed_engine(server: Server, undisturbed: list[str]) -> None:
+    engine = server.engine
+    streams = begin_streams(server)
+    whole: list[str] = []
+    unstreamed = threading.Thread(target=lambda: whole.append(server.complete(PROMPTS[0])))
+    unstreamed.start()
+    engine.kill()
+    assert_whole(streams, undisturbed)
+    unstreamed.join(PATIENCE)
+    assert server.engine.pid != engine.pid
+    assert whole in ([undisturbed[0]], [])  # [] if it came while the engine was away: a 503
+
+
+def test_streams_outlive_an_engine_that_hangs(server: Server, undisturbed: list[str]) -> None:
+    engine = server.engine
+    streams = begin_streams(server)
+    engine.suspend()
+    assert_whole(streams, undisturbed)
+    assert server.engine.pid != engine.pid
+
+
+def test_a_killed_api_process_is_replaced(server: Server, undisturbed: list[str]) -> None:
+    for worker in server.workers:
+        worker.kill()
+    assert server.complete(PROMPTS[0]) == undisturbed[0]
+    wait_until(lambda: len(server.workers) == 2)
+
+
+def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:
+    """Seen by the engine's coming to rest: long answers would keep it busy."""
+    streams = [Stream(server, prompt, length=1900) for prompt in PROMPTS]
+    wait_until(lambda: all(stream.num_events for stream in streams))
+    for worker in server.workers:
+        worker.kill()
+    engine = server.engine
+    wait_until(lambda: len(server.workers) == 2)
+
+    def is_idle() -> bool:
+        before = engine.cpu_times().user
+        time.sleep(0.2)
+        return engine.cpu_times().user - before < 0.1
+
+    wait_until(is_idle)
+
+
+def test_nobody_outlives_the_parent(tiny_model: Path) -> None:
+    process, server = serve(tiny_model)
+    children = [server.engine, *server.workers]
+    streams = [Stream(server, prompt) for prompt in PROMPTS]
+    wait_until(lambda: all(stream.num_events for stream in streams))
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=5.0)
+    assert not alive
+    assert len(gone) == 2
