@@ -4,7 +4,7 @@
 
 Random weights in the shape of Llama-3.2-1B, bfloat16, greedy, all prompts distinct, prefix caching
 off. Each round runs both engines at every batch size, one right after the other and each first in
-turn; medians of the rounds are reported, and of the rounds' ratios, which a busy machine blurs less.
+turn; medians of the rounds are reported, and of their ratios, which a busy machine blurs less.
 The floor of a decode step is the bytes of the weights over the memory bandwidth, which is
 measured in the same run.
 """
