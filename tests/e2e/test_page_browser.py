@@ -144,7 +144,7 @@ def test_an_answer_is_streamed_and_measured(page: Chromium) -> None:
     page.wait(answered(1))
     assert page.text(".answer .text") == "red running shoes for women"
     figures = page.text(".numbers")
-    assert re.search(r"\d (ms|s) to the first token · [\d,.]+ tokens/s · 10 tokens$", figures)
+    assert re.search(r"\d (ms|s) to first token · [\d,.]+ tokens/s · 10 tokens$", figures)
     assert page.text("#announcer") == "Answer: red running shoes for women"
     assert focused(page) == "prompt"
 

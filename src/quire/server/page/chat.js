@@ -5,7 +5,7 @@ import { ApiError, events } from "./api.js";
 import { announce, byId, copy, el } from "./dom.js";
 import { examplesFor } from "./examples.js";
 import { savedKey } from "./key.js";
-import { chosenModel, fields, markRefused, systemMessages } from "./settings.js";
+import { chosenModel, fields, markRefused, setSystemPrompt, systemMessages } from "./settings.js";
 import { TurnView } from "./turn.js";
 
 const PATH = "v1/chat/completions";
@@ -37,12 +37,14 @@ export function startChat() {
 /** Offer a beginning that suits the model. */
 export function showExamples() {
   byId("blank-model").textContent = chosenModel() || "the model";
-  const offer = ({ text, note }) =>
-    el(
-      "li",
-      {},
-      el("button", { type: "button", onclick: () => ask(text) }, text, el("small", {}, note)),
-    );
+  const take = ({ text, system }) => {
+    if (system) setSystemPrompt(system);
+    ask(text);
+  };
+  const offer = (example) => {
+    const words = [example.text, el("small", {}, example.note)];
+    return el("li", {}, el("button", { type: "button", onclick: () => take(example) }, ...words));
+  };
   byId("examples").replaceChildren(...examplesFor(chosenModel()).map(offer));
 }
 

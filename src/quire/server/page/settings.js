@@ -112,6 +112,11 @@ export function fields() {
   return given;
 }
 
+export function setSystemPrompt(text) {
+  input("system").value = text;
+  changed();
+}
+
 export function systemMessages() {
   const content = input("system").value;
   return content.trim() ? [{ role: "system", content }] : [];

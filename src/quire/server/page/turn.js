@@ -99,7 +99,7 @@ function append(element, text) {
 function figures({ ttft, tokensPerSecond, numTokens, isExact, usage, state, finishReason }) {
   const parts = [];
   const add = (value, unit) => parts.push(el("span", {}, el("b", {}, value), ` ${unit}`));
-  if (ttft !== null) add(duration(ttft), "to the first token");
+  if (ttft !== null) add(duration(ttft), "to first token");
   if (tokensPerSecond !== null) add(rate(tokensPerSecond), "tokens/s");
   if (numTokens)
     add((isExact ? "" : "≈ ") + count(numTokens), numTokens === 1 ? "token" : "tokens");
