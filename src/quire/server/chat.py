@@ -5,110 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from quire.core.output import CompletionOutput, RequestOutput
 from quire.server import conversation, protocol
+from quire.server.chat_wire import (
+    ChatChoice,
+    ChatChunk,
+    ChatReply,
+    ChunkChoice,
+    Delta,
+    delta_of,
+    message_of,
+)
 from quire.server.conversation import Conversation
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
-from quire.server.logprobs import ChatLogprobs, PromptLogprob, chat_logprobs, prompt_logprobs
+from quire.server.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from quire.server.parsing.choose import AnswerFormats
-from quire.server.parsing.events import (
-    Event,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallBegin,
-    join,
-)
 from quire.server.usage import Usage
 
 # Larger bodies are read, rendered and encoded beside the event loop, so that they hold nobody up.
 PREPARE_IN_THREAD_BYTES = 4096
-
-
-class FunctionCall(msgspec.Struct, kw_only=True):
-    """What is called, or in a stream more of its arguments."""
-
-    name: str | UnsetType = UNSET
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call; only a stream has the index, and all but that in a call's first part only."""
-
-    index: int | UnsetType = UNSET
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-    function: FunctionCall
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's turn. The reasoning has the two names that clients look for."""
-
-    role: str = "assistant"
-    content: str | None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatReply(msgspec.Struct, kw_only=True):
-    """A whole answer."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
-
-
-class Delta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the assistant's turn."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChunkChoice(msgspec.Struct, kw_only=True):
-    """The next part of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: str | int | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """One chunk of a stream."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 async def prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ChatDialect:
@@ -193,7 +110,7 @@ class ChatDialect:
 
     def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:
         """One part for each event; what is told of tokens goes with the first."""
-        deltas = [_delta(event) for event in self._conversation.read(output)]
+        deltas = [delta_of(event) for event in self._conversation.read(output)]
         tells_tokens = self._num_logprobs is not None or self.job.return_token_ids
         if not deltas and (tells_tokens or output.finish_reason is None):
             deltas = [Delta(content="")]
@@ -214,7 +131,7 @@ class ChatDialect:
     def _choice(self, output: CompletionOutput) -> ChatChoice:
         choice = ChatChoice(
             index=output.index,
-            message=_message(self._conversation.read(output)),
+            message=message_of(self._conversation.read(output)),
             logprobs=self._logprobs(output),
             finish_reason=self._conversation.finish_reason(output),
             stop_reason=output.stop_reason,
@@ -229,35 +146,3 @@ class ChatDialect:
         return chat_logprobs(
             output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer
         )
-
-
-def _message(events: Sequence[Event]) -> ChatMessage:
-    answer = join(events)
-    message = ChatMessage(content=answer.text)
-    if answer.reasoning:
-        message.reasoning_content = message.reasoning = answer.reasoning
-    if answer.calls:
-        message.content = answer.text or None
-        message.tool_calls = [
-            ToolCall(
-                id=call.id,
-                type="function",
-                function=FunctionCall(name=call.name, arguments=call.arguments),
-            )
-            for call in answer.calls
-        ]
-    return message
-
-
-def _delta(event: Event) -> Delta:
-    match event:
-        case TextDelta(text):
-            return Delta(content=text)
-        case ReasoningDelta(text):
-            return Delta(reasoning_content=text, reasoning=text)
-        case ToolCallBegin(index, call_id, name):
-            function = FunctionCall(name=name, arguments="")
-            call = ToolCall(index=index, id=call_id, type="function", function=function)
-        case ToolCallArguments(index, text):
-            call = ToolCall(index=index, function=FunctionCall(arguments=text))
-    return Delta(tool_calls=[call])

@@ -34,20 +34,20 @@ class Marks:
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
-        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
-        self._longest = max(map(len, texts), default=1)
+        self._whole = re.compile("|".join(map(re.escape, texts)))
+        begun = {text[:length] for text in texts for length in range(1, len(text))}
+        self._begun = re.compile(f"(?:{'|'.join(map(re.escape, sorted(begun)))})\\Z")
+        self._longest = max(map(len, texts))
 
     def find(self, text: str, begin: int) -> int | None:
         """Where the first one begins."""
-        match = self._pattern.search(text, begin)
+        match = self._whole.search(text, begin)
         return None if match is None else match.start()
 
     def partial(self, text: str, begin: int) -> int:
         """Where the text's tail begins that can still become one; its length if none can."""
-        for place in range(max(begin, len(text) - self._longest + 1), len(text)):
-            if any(mark.startswith(text[place:]) for mark in self.texts):
-                return place
-        return len(text)
+        match = self._begun.search(text, max(begin, len(text) - self._longest + 1))
+        return len(text) if match is None else match.start()
 
 
 class Source:
