@@ -121,5 +121,6 @@ Quire {__version__} is ready at {url} after {seconds:.1f} s{f" ({phases})" if ph
   model     {info.model_name}: {info.dtype} on {info.device}, context {limits.max_model_len:,}
   KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
 {info.kv_cache_bytes / 2**20:,.0f} MiB
+  page      {url}/
   try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
               -d '{{"messages": [{{"role": "user", "content": "hello"}}]}}'"""
