@@ -14,7 +14,7 @@ import pytest
 
 from quire.config import Option, iter_options, options_of
 from quire.core.sampling_params import SamplingParams
-from quire.server import protocol
+from quire.server import messages_protocol, protocol, tokenize
 from quire.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -22,8 +22,19 @@ DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])  # all that may hold tables
 ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
-BODIES = [protocol.CompletionRequest, protocol.ChatRequest]
-REFUSED = [protocol.COMPLETION_UNSUPPORTED, protocol.CHAT_UNSUPPORTED]
+BODIES = [
+    protocol.CompletionRequest,
+    protocol.ChatRequest,
+    messages_protocol.MessagesRequest,
+    tokenize.TokenizeRequest,
+    tokenize.DetokenizeRequest,
+]
+REFUSED = [
+    protocol.COMPLETION_UNSUPPORTED,
+    protocol.CHAT_UNSUPPORTED,
+    messages_protocol.MESSAGES_UNSUPPORTED,
+    tokenize.TOKENIZE_UNSUPPORTED,
+]
 
 
 def text_of(page: str) -> str:

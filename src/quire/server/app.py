@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server import chat, completions
+from quire.server import chat, completions, messages
 from quire.server.admin import build_admin_app
 from quire.server.body import read_body
 from quire.server.drain import Drain, DrainGate
@@ -36,11 +37,12 @@ from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.server.tokenize import detokenize, tokenize
 from quire.version import __version__
 
+T = TypeVar("T")
 Prepare = Callable[[bytes, EngineProtocol], Awaitable[Dialect]]
 Look = Callable[[bytes, EngineProtocol, AnswerFormats], msgspec.Struct]
 
 # Larger bodies are worked on beside the event loop, so that they hold nobody up.
-LOOK_IN_THREAD_BYTES = 4096
+IN_THREAD_BYTES = 4096
 
 
 def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
@@ -58,6 +60,9 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     chat_prepare = partial(chat.prepare, formats=formats)
     reception, limit = Reception(engine, settings), settings.max_body_bytes
 
+    def beside(prepare: Callable[[bytes, EngineProtocol, AnswerFormats], Dialect]) -> Prepare:
+        return lambda body, engine: _beside_loop(lambda: prepare(body, engine, formats), body)
+
     def look(path: str, answer: Look) -> Route:
         work = _Look(lambda body: answer(body, engine, formats), limit)
         return Route(path, work, methods=["POST"])
@@ -65,6 +70,8 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
     routes = [
         _generation("/v1/completions", completions.prepare, engine, reception, limit),
         _generation("/v1/chat/completions", chat_prepare, engine, reception, limit),
+        _generation("/v1/messages", beside(messages.prepare), engine, reception, limit),
+        look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
         Route("/v1/models", pages.models),
@@ -142,14 +149,12 @@ class _Look:
             body = await read_body(scope, receive, self._limit)
         except ClientDisconnect:
             return
-        if len(body) > LOOK_IN_THREAD_BYTES:
-            data = await asyncio.to_thread(self._work, body)
-        else:
-            data = self._work(body)
-        await send_json(send, 200, data)
+        reply = await _beside_loop(lambda: msgspec.json.encode(self._answer(body)), body)
+        await send_json(send, 200, reply)
 
-    def _work(self, body: bytes) -> bytes:
-        return msgspec.json.encode(self._answer(body))
+
+async def _beside_loop(work: Callable[[], T], body: bytes) -> T:
+    return await asyncio.to_thread(work) if len(body) > IN_THREAD_BYTES else work()
 
 
 class ModelCard(msgspec.Struct):

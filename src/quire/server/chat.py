@@ -22,6 +22,7 @@ from quire.server.conversation import Conversation
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
 from quire.server.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from quire.server.parsing.choose import AnswerFormats
+from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
 
 # Larger bodies are read, rendered and encoded beside the event loop, so that they hold nobody up.
@@ -43,7 +44,7 @@ def _prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> Cha
     return ChatDialect(conversation.prepare(request, engine, formats), request, engine.tokenizer)
 
 
-class ChatDialect:
+class ChatDialect(OpenAIDialect):
     """Speaks /v1/chat/completions for one conversation."""
 
     def __init__(
@@ -87,12 +88,13 @@ class ChatDialect:
             if output.finish_reason is not None:
                 yield self._chunk(self._end(output))
 
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """The stream's last chunk."""
-        job = self.job
-        return ChatChunk(
-            id=job.reply_id, created=job.created, model=job.model, choices=[], usage=usage
-        )
+    def ending(self, usage: Usage) -> Iterator[ChatChunk]:
+        """The token counts, for those who asked for them."""
+        if self.job.include_usage:
+            job = self.job
+            yield ChatChunk(
+                id=job.reply_id, created=job.created, model=job.model, choices=[], usage=usage
+            )
 
     def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
         self._begun.add(index)

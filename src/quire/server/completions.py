@@ -19,6 +19,7 @@ from quire.server.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
+from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
 
 # Lists of token ids are read faster than texts are encoded: larger bodies than a chat's, then.
@@ -67,7 +68,7 @@ def _prepare(body: bytes, engine: EngineProtocol) -> CompletionDialect:
     return CompletionDialect(job, request, engine.tokenizer)
 
 
-class CompletionDialect:
+class CompletionDialect(OpenAIDialect):
     """Speaks /v1/completions for one job. Choices are numbered prompt by prompt."""
 
     def __init__(
@@ -104,9 +105,10 @@ class CompletionDialect:
         for output in item.outputs:
             yield self._reply([self._choice(place, item, output)], self._no_usage)
 
-    def usage_chunk(self, usage: Usage) -> CompletionReply:
-        """The stream's last chunk."""
-        return self._reply([], usage)
+    def ending(self, usage: Usage) -> Iterator[CompletionReply]:
+        """The token counts, for those who asked for them."""
+        if self.job.include_usage:
+            yield self._reply([], usage)
 
     @property
     def _scores_echo(self) -> bool:

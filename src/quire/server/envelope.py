@@ -56,4 +56,4 @@ class Envelope:
         except Exception as error:  # the last resort: whatever fails, the client is told
             reply = describe(error, request_id)
             if not started:
-                await send_error(send_with_id, reply)
+                await send_error(send_with_id, reply, scope["path"])

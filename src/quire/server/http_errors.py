@@ -31,6 +31,16 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_CHARS = 1000
 
 INVALID_REQUEST = "invalid_request_error"
+ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class HttpError(InvalidRequestError):
@@ -67,9 +77,30 @@ class ErrorReply(msgspec.Struct):
     error: ErrorBody
     headers: dict[str, str]
 
-    def body(self) -> bytes:
-        """The JSON text `{"error": {...}}`."""
+    def body(self, path: str = "") -> bytes:
+        """The JSON text: OpenAI's `{"error": {...}}`, or Anthropic's on the paths of its API."""
+        if path.startswith(ANTHROPIC_PATHS):
+            return _encoder.encode(AnthropicError.of(self))
         return _encoder.encode({"error": self.error})
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """What kind of failure, and the sentence for people."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
+    """Anthropic's form of a failure, as a body and as a stream's last event."""
+
+    error: AnthropicErrorBody
+
+    @classmethod
+    def of(cls, reply: ErrorReply) -> AnthropicError:
+        """The same failure in Anthropic's words, which follow from the status."""
+        kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
+        return cls(AnthropicErrorBody(kind, reply.error.message))
 
 
 _encoder = msgspec.json.Encoder()
@@ -104,13 +135,13 @@ async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of the failures that routes raise."""
     reply = describe(error, request.scope["state"]["request_id"])
     headers = {"content-type": "application/json"} | reply.headers
-    return Response(reply.body(), reply.status, headers)
+    return Response(reply.body(request.scope["path"]), reply.status, headers)
 
 
-async def send_error(send: Send, reply: ErrorReply) -> None:
-    """Send a failure as a whole response."""
+async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
+    """Send a failure as a whole response, in the words of the path's API."""
     headers = {"content-type": "application/json"} | reply.headers
-    await send_json(send, reply.status, reply.body(), headers)
+    await send_json(send, reply.status, reply.body(path), headers)
 
 
 async def send_json(

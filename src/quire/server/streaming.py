@@ -7,7 +7,7 @@ is an error event, and the missing `[DONE]` keeps a cut answer from looking like
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from quire.core.output import RequestOutput
 from quire.server.deadline import Deadline
 from quire.server.drain import cut_error
 from quire.server.engine_protocol import GenerateProtocol
-from quire.server.http_errors import describe, send_json
+from quire.server.http_errors import ErrorBody, ErrorReply, describe, send_json
 from quire.server.job import Job
 from quire.server.reception import Visit
 from quire.server.running import gather, run
@@ -46,8 +46,31 @@ class Dialect(Protocol):
     def chunks(self, place: int, item: RequestOutput, /) -> Iterable[msgspec.Struct]:
         """A stream's next chunks, made of what is new of the prompt with index `place`."""
 
-    def usage_chunk(self, usage: Usage) -> msgspec.Struct:
-        """The stream's last chunk."""
+    def ending(self, usage: Usage) -> Iterable[msgspec.Struct]:
+        """A complete stream's last chunks."""
+
+    def failure(self, reply: ErrorReply) -> msgspec.Struct:
+        """A broken stream's last chunk."""
+
+    @property
+    def last_words(self) -> bytes:
+        """What follows the last chunk of a complete stream."""
+
+
+class ErrorChunk(msgspec.Struct):
+    """A failure in the place of a chunk."""
+
+    error: ErrorBody
+
+
+class OpenAIDialect:
+    """How streams end in OpenAI's two older APIs."""
+
+    last_words = DONE
+
+    def failure(self, reply: ErrorReply) -> msgspec.Struct:
+        """The error object, in the place of a chunk."""
+        return ErrorChunk(reply.error)
 
 
 async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
@@ -55,7 +78,11 @@ async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
     visit.begin(dialect.job)
     if dialect.job.stream:
         stream = events(dialect, visit.engine)
-        await _send_events(stream, send, visit.request_id, visit.deadline)
+
+        def failed(error: Exception) -> bytes:
+            return _event(dialect.failure(describe(error, visit.request_id)))
+
+        await _send_events(stream, send, failed, visit.deadline)
         return
     usage = UsageCounter()
     async with visit.deadline.kept():
@@ -71,9 +98,7 @@ async def events(dialect: Dialect, engine: GenerateProtocol) -> AsyncGenerator[b
             usage.add(place, item)
             if data := b"".join([_event(chunk) for chunk in dialect.chunks(place, item)]):
                 yield data
-    if dialect.job.include_usage:
-        yield _event(dialect.usage_chunk(usage.total()))
-    yield DONE
+    yield b"".join(map(_event, dialect.ending(usage.total()))) + dialect.last_words
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:
@@ -96,28 +121,33 @@ async def _disconnect(receive: Receive) -> None:
 
 
 async def _send_events(
-    stream: AsyncGenerator[bytes, None], send: Send, request_id: str, deadline: Deadline
+    stream: AsyncGenerator[bytes, None],
+    send: Send,
+    failed: Callable[[Exception], bytes],
+    deadline: Deadline,
 ) -> None:
     async with aclosing(stream):
         async with deadline.kept():
             first = await anext(stream)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
+        await _send_part(send, first)
         try:
             async with deadline.kept():
                 async for data in stream:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    await _send_part(send, data)
         except asyncio.CancelledError as cancelled:
-            await _send_last(send, cut_error(cancelled), request_id)
+            await _send_part(send, failed(cut_error(cancelled)))
         except Exception as error:  # the status is sent; the stream itself has to tell
-            await _send_last(send, error, request_id)
+            await _send_part(send, failed(error))
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_last(send: Send, error: Exception, request_id: str) -> None:
-    data = b"data: " + describe(error, request_id).body() + b"\n\n"
+async def _send_part(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def _event(chunk: msgspec.Struct) -> bytes:
-    return b"data: " + _encoder.encode(chunk) + b"\n\n"
+    """One event; chunks that have a tag are events of this name."""
+    tag = chunk.__struct_config__.tag
+    name = b"" if tag is None else f"event: {tag}\n".encode()
+    return name + b"data: " + _encoder.encode(chunk) + b"\n\n"

@@ -1,0 +1,290 @@
+"""Anthropic's /v1/messages: from a body to a conversation, from its events to content blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.core.output import CompletionOutput, RequestOutput
+from quire.errors import InvalidRequestError
+from quire.server import conversation, messages_protocol
+from quire.server.conversation import Conversation
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.http_errors import AnthropicError, ErrorReply
+from quire.server.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
+from quire.server.parsing.choose import AnswerFormats
+from quire.server.parsing.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    join,
+)
+from quire.server.usage import Usage
+
+OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# where a conversation's fields have other names
+_NAMES = {
+    "stop": "stop_sequences",
+    "chat_template_kwargs": "thinking",
+    ".function.parameters": ".input_schema",
+    ".function": "",
+}
+
+
+class MessagesUsage(msgspec.Struct, kw_only=True):
+    """Token counts. input_tokens: without those that the prefix cache gave."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> MessagesUsage:
+        """OpenAI's counts in Anthropic's words."""
+        cached = usage.prompt_tokens_details.cached_tokens
+        return cls(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class MessageReply(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """A whole answer."""
+
+    id: str
+    role: str = "assistant"
+    model: str
+    content: list[OutputBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    """The stream's first event: the answer, still empty."""
+
+    message: MessageReply
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    """Says nothing."""
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    """A content block begins, still empty."""
+
+    index: int
+    content_block: OutputBlock
+
+
+class TextPiece(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """More of the thoughts."""
+
+    thinking: str
+
+
+class InputPiece(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """More of a call's input, as the text of a JSON object."""
+
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    """More of a content block."""
+
+    index: int
+    delta: TextPiece | ThinkingPiece | InputPiece
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    """A content block is complete."""
+
+    index: int
+
+
+class Stop(msgspec.Struct):
+    """Why the answer ended."""
+
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    """Why the answer ended, and all token counts."""
+
+    delta: Stop
+    usage: MessagesUsage
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    """The stream is complete."""
+
+
+class TokenCountReply(msgspec.Struct):
+    """How many tokens the prompt has."""
+
+    input_tokens: int
+
+
+def prepare(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> MessagesDialect:
+    """Read a body, render and encode the conversation. Raises InvalidRequestError."""
+    request = messages_protocol.parse(data)
+    chat = messages_protocol.to_chat(request, engine.tokenizer.chat_variables)
+    try:
+        return MessagesDialect(conversation.prepare(chat, engine, formats, prefix="msg"))
+    except InvalidRequestError as error:
+        raise _renamed(error) from None
+
+
+def count_tokens(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> TokenCountReply:
+    """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
+    request = messages_protocol.parse_count(data)
+    chat = messages_protocol.to_chat(request, engine.tokenizer.chat_variables)
+    try:
+        return TokenCountReply(len(conversation.encode(chat, engine, formats)))
+    except InvalidRequestError as error:
+        raise _renamed(error) from None
+
+
+def _renamed(error: InvalidRequestError) -> InvalidRequestError:
+    """The same error, told of the fields that the client has sent."""
+    text, param = str(error), error.param or ""
+    for name, own in _NAMES.items():
+        if name in param and (name.startswith(".") or name == param):
+            renamed = param.replace(name, own)
+            text, param = text.replace(param, renamed, 1), renamed
+    error.args, error.param = (text,), param or None
+    return error
+
+
+class MessagesDialect:
+    """Speaks /v1/messages for one conversation."""
+
+    last_words = b""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.job = conversation.job
+        self._conversation = conversation
+        self._has_begun = False
+        self._index = -1  # of the block that is being sent
+        self._kind: type[OutputBlock] | None = None  # None: no block is open
+        self._stop = Stop("end_turn", None)
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> MessageReply:
+        """The whole answer."""
+        ((output,),) = (item.outputs for item in results)
+        content = _blocks(self._conversation.read(output))
+        stop = self._stop_of(output)
+        return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
+
+    def chunks(self, _place: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
+        """A stream's next events."""
+        if not self._has_begun:
+            self._has_begun = True
+            cached = item.num_cached_tokens
+            usage = MessagesUsage(
+                input_tokens=len(item.prompt_token_ids) - cached,
+                cache_read_input_tokens=cached,
+                output_tokens=0,
+            )
+            yield MessageStart(self._message([], None, None, usage))
+        for output in item.outputs:
+            for event in self._conversation.read(output):
+                yield from self._told(event)
+            if output.finish_reason is not None:
+                self._stop = self._stop_of(output)
+
+    def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
+        """The last events."""
+        yield from self._close()
+        yield MessageDelta(self._stop, MessagesUsage.of(usage))
+        yield MessageStop()
+
+    def failure(self, reply: ErrorReply) -> AnthropicError:
+        """The last event of a stream that broke."""
+        return AnthropicError.of(reply)
+
+    def _told(self, event: Event) -> Iterator[msgspec.Struct]:
+        match event:
+            case TextDelta(text):
+                yield from self._open(TextBlock(text=""))
+                yield BlockDelta(self._index, TextPiece(text))
+            case ReasoningDelta(text):
+                yield from self._open(ThinkingBlock(thinking=""))
+                yield BlockDelta(self._index, ThinkingPiece(text))
+            case ToolCallBegin(_, call_id, name):
+                yield from self._open(ToolUseBlock(id=call_id, name=name, input={}))
+            case ToolCallArguments(_, text):
+                yield BlockDelta(self._index, InputPiece(text))
+
+    def _open(self, block: OutputBlock) -> Iterator[msgspec.Struct]:
+        """Begin a block, unless one that takes more of the same is open. A call is one block."""
+        if self._kind is type(block) and not isinstance(block, ToolUseBlock):
+            return
+        yield from self._close()
+        self._index += 1
+        self._kind = type(block)
+        yield BlockStart(self._index, block)
+        if self._index == 0:
+            yield Ping()  # where Anthropic's own has one
+
+    def _close(self) -> Iterator[msgspec.Struct]:
+        if self._kind is not None:
+            self._kind = None
+            yield BlockStop(self._index)
+
+    def _stop_of(self, output: CompletionOutput) -> Stop:
+        if isinstance(output.stop_reason, str):
+            return Stop("stop_sequence", output.stop_reason)
+        reason = self._conversation.finish_reason(output) or ""
+        return Stop(_STOP_REASONS.get(reason, "end_turn"), None)
+
+    def _message(
+        self,
+        content: list[OutputBlock],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: MessagesUsage,
+    ) -> MessageReply:
+        return MessageReply(
+            id=self.job.reply_id,
+            model=self.job.model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+
+def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
+    answer = join(events)
+    blocks: list[OutputBlock] = []
+    if answer.reasoning:
+        blocks.append(ThinkingBlock(thinking=answer.reasoning))
+    if answer.text:
+        blocks.append(TextBlock(text=answer.text))
+    calls = [ToolUseBlock(id=c.id, name=c.name, input=_object(c.arguments)) for c in answer.calls]
+    return [*blocks, *calls]
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's input; empty where the answer broke off in it."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

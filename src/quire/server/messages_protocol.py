@@ -1,0 +1,289 @@
+"""Anthropic's Messages API on the wire: its bodies, and their one conversion to a conversation.
+
+Names that nobody knows are refused wherever they stand; those of the API that are not supported
+are listed with the values that ask for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.errors import InvalidRequestError
+from quire.server import body, protocol
+from quire.server.tools import (
+    MAX_TOOLS,
+    Function,
+    FunctionChoice,
+    FunctionName,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+)
+from quire.server.turns import CalledFunction, Message, ShortText, TextPart, ToolCall
+
+
+class _Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Refuses names that it does not know."""
+
+
+class CacheControl(_Strict):
+    """Asks for what is done for every request: finding its prefix again. Without effect."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+Cached = CacheControl | None | UnsetType
+
+
+class TextBlock(_Strict, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: UnsetType | None = UNSET
+    cache_control: Cached = UNSET
+
+
+class ThinkingBlock(_Strict, tag_field="type", tag="thinking"):
+    """The model's thoughts. signature: always empty, and not looked at."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(_Strict, tag_field="type", tag="tool_use"):
+    """A tool call."""
+
+    id: ShortText
+    name: FunctionName
+    input: dict[str, Any]
+    cache_control: Cached = UNSET
+
+
+class ToolResultBlock(_Strict, tag_field="type", tag="tool_result"):
+    """What came of a call. is_error: the template is told so by the word Error in front."""
+
+    tool_use_id: ShortText
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: Cached = UNSET
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(_Strict):
+    """One side's words: the user's may hold tool results, the assistant's thoughts and calls."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class MessagesTool(_Strict):
+    """A tool of the client's own. input_schema: a JSON schema of an object."""
+
+    name: FunctionName
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Cached = UNSET
+
+
+class MessagesToolChoice(_Strict):
+    """Whether tools may, must or must not be called; name: of the one for type tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(_Strict):
+    """Whether the model is to think, as far as its template can be told."""
+
+    type: Literal["adaptive", "disabled"]
+
+
+class Metadata(_Strict):
+    """user_id has no effect."""
+
+    user_id: ShortText | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/messages/count_tokens, and the part of /v1/messages that makes the prompt."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=protocol.MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[MessagesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """Body of /v1/messages."""
+
+    max_tokens: protocol.TokenCount
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: Metadata | None = None
+
+
+MESSAGES_UNSUPPORTED: body.NeutralValues = {
+    "container": (None,),
+    "context_management": (None,),
+    "diagnostics": (None,),
+    "inference_geo": (None,),
+    "mcp_servers": (None, []),
+    "output_config": (None, {}),
+    "output_format": (None,),
+    "service_tier": (None, "auto", "standard_only"),
+    "speed": (None, "standard"),
+    "user_profile_id": (None,),
+    "workspace_id": (None,),
+}
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+def parse(data: bytes) -> MessagesRequest:
+    """Read a /v1/messages body. Raises InvalidRequestError."""
+    request = body.decode(data, _decoder)
+    body.check_names(body.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED)
+    return request
+
+
+def parse_count(data: bytes) -> CountRequest:
+    """Read a /v1/messages/count_tokens body. Raises InvalidRequestError."""
+    request = body.decode(data, _count_decoder)
+    body.check_names(body.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED)
+    return request
+
+
+def to_chat(request: CountRequest, variables: frozenset[str]) -> protocol.ChatRequest:
+    """The same conversation as a ChatRequest. variables: those of the chat template.
+
+    Raises InvalidRequestError.
+    """
+    if request.messages[-1].role == "assistant":
+        problem = "the last one is the assistant's, from which it cannot go on; end with the user's"
+        raise _wrong("messages", problem)
+    chat = protocol.ChatRequest(
+        model=request.model,
+        messages=list(_messages(request)),
+        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        tool_choice=_choice(request.tool_choice),
+    )
+    if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+    if request.thinking is not None and request.thinking.type == "disabled":
+        chat.include_reasoning = False
+        if "enable_thinking" in variables:
+            chat.chat_template_kwargs = {"enable_thinking": False}
+    if isinstance(request, MessagesRequest):
+        _add_wishes(chat, request)
+    return chat
+
+
+def _add_wishes(chat: protocol.ChatRequest, request: MessagesRequest) -> None:
+    chat.max_tokens = request.max_tokens
+    chat.stop = request.stop_sequences
+    chat.stream = request.stream
+    chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
+    chat.user = request.metadata.user_id if request.metadata is not None else None
+
+
+def _messages(request: CountRequest) -> Iterator[Message]:
+    if request.system:
+        yield Message(role="system", content=_text(request.system))
+    for place, turn in enumerate(request.messages):
+        where = f"messages[{place}].content"
+        if isinstance(turn.content, str):
+            yield Message(role=turn.role, content=turn.content)
+        elif turn.role == "assistant":
+            yield _assistant(turn.content, where)
+        else:
+            yield from _user(turn.content, where)
+
+
+def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
+    """Tool results become messages of their own; texts next to each other are one."""
+    texts: list[TextPart] = []
+    for place, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(TextPart(type="text", text=block.text))
+            case ToolResultBlock():
+                if texts:
+                    yield Message(role="user", content=texts)
+                    texts = []
+                yield _result(block)
+            case _:
+                raise _wrong(f"{where}[{place}].type", "only the assistant has this; remove it")
+    if texts:
+        yield Message(role="user", content=texts)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    content = _text(block.content or "")
+    if block.is_error:
+        content = f"Error: {content}"
+    return Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+
+
+def _assistant(blocks: Sequence[Block], where: str) -> Message:
+    message = Message(role="assistant")
+    texts: list[TextPart] = []
+    calls: list[ToolCall] = []
+    for place, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(TextPart(type="text", text=block.text))
+            case ThinkingBlock():
+                message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            case ToolUseBlock():
+                arguments = msgspec.json.encode(block.input).decode()
+                function = CalledFunction(name=block.name, arguments=arguments)
+                calls.append(ToolCall(id=block.id, function=function))
+            case _:
+                raise _wrong(f"{where}[{place}].type", "only the user has this; remove it")
+    message.content, message.tool_calls = texts or None, calls or None
+    return message
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: MessagesTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
+    if choice is None:
+        return None
+    if (choice.name is not None) != (choice.type == "tool"):
+        raise _wrong("tool_choice.name", "it goes with the type tool, and only with it")
+    if choice.name is not None:
+        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+    return "required" if choice.type == "any" else choice.type
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

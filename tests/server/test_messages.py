@@ -1,0 +1,226 @@
+"""/v1/messages: what the template gets, the order of events, errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.errors import QueueFullError
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+
+
+@pytest.fixture
+def speaking() -> FakeEngine:
+    """An engine whose template knows tools and thoughts."""
+    engine = FakeEngine()
+    engine.tokenizer.chat_template_text = "<tool_call></think>"
+    engine.tokenizer.chat_variables = frozenset({"messages", "tools", "enable_thinking"})
+    return engine
+
+
+def ask(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/v1/messages", {"messages": [USER], "max_tokens": 100} | fields)
+
+
+def events(reply: Reply) -> list[dict[str, Any]]:
+    """The data of a stream's events, each of which has its type as its name."""
+    *parts, tail = reply.body.decode().split("\n\n")
+    assert tail == ""
+    told = []
+    for part in parts:
+        name, data = part.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {told[-1]['type']}"
+    return told
+
+
+def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
+    reply = ask(app, system="be kind").json()
+    assert "".join(map(chr, engine.calls[0]["ids"])) == "<system>be kind<user>hi<assistant>"
+    assert reply.pop("id").startswith("msg-")
+    assert reply == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "content": [{"type": "text", "text": "Hello!"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 17,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 17,
+            "output_tokens": 6,
+        },
+    }
+
+
+def test_events_come_in_anthropics_order(app: Starlette) -> None:
+    told = events(ask(app, stream=True))
+    assert [event["type"] for event in told] == [
+        "message_start",
+        "content_block_start",
+        "ping",
+        *["content_block_delta"] * 6,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert told[0]["message"]["content"] == []
+    assert told[1]["content_block"] == {"type": "text", "text": ""}
+    assert "".join(e["delta"]["text"] for e in told if e["type"] == "content_block_delta") == (
+        "Hello!"
+    )
+    assert told[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert told[-2]["usage"]["output_tokens"] == 6
+
+
+def test_thoughts_and_calls_are_blocks_streamed_as_whole(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    speaking.script = f"<think>hm</think>Well. {CALL}{CALL}"
+    whole = ask(app, tools=[TOOL]).json()
+    assert [block["type"] for block in whole["content"]] == [
+        "thinking",
+        "text",
+        "tool_use",
+        "tool_use",
+    ]
+    assert whole["content"][0] == {"type": "thinking", "thinking": "hm", "signature": ""}
+    assert whole["content"][2]["input"] == {"at": "x"}
+    assert whole["stop_reason"] == "tool_use"
+
+    joined: list[dict[str, Any]] = []
+    for event in events(ask(app, tools=[TOOL], stream=True)):
+        match event:
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                assert index == len(joined)
+                joined.append(block | {"input_text": ""})
+            case {"type": "content_block_delta", "index": index, "delta": delta}:
+                assert index == len(joined) - 1
+                for name in ("text", "thinking"):
+                    joined[-1][name] = joined[-1].get(name, "") + delta.get(name, "")
+                joined[-1]["input_text"] += delta.get("partial_json", "")
+    for streamed, block in zip(joined, whole["content"], strict=True):
+        assert streamed["type"] == block["type"]
+        if block["type"] == "tool_use":
+            assert json.loads(streamed["input_text"]) == block["input"]
+        else:
+            assert streamed[block["type"]] == block[block["type"]]
+
+
+def test_turns_as_the_template_sees_them(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "x"}}
+    text = {"type": "text", "text": "so", "cache_control": {"type": "ephemeral"}}
+    turns = [
+        {"role": "user", "content": [text, text]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, text, use]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "no", "is_error": True},
+                text,
+            ],
+        },
+    ]
+    assert ask(app, messages=turns, tools=[TOOL], system=[text]).status == 200
+    messages, tools = speaking.tokenizer.seen
+    assert [message["role"] for message in messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
+    assert messages[2]["reasoning_content"] == "hm"
+    assert messages[2]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at":"x"}'}
+    assert (messages[3]["content"], messages[3]["tool_call_id"]) == ("Error: no", "c1")
+    assert tools[0]["function"]["name"] == "look"
+
+
+def test_thinking_can_be_disabled(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    speaking.script = "<think>hm</think>Well."
+    reply = ask(app, thinking={"type": "disabled"}).json()
+    assert [block["type"] for block in reply["content"]] == ["text"]
+    assert "[enable_thinking=False]" in "".join(map(chr, speaking.calls[0]["ids"]))
+
+
+def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
+    ask(app, stop_sequences=["a"], temperature=0.5, top_p=0.9, top_k=3, max_tokens=2)
+    sampling = engine.calls[0]["sampling"]
+    assert (sampling.stop, sampling.max_tokens) == (["a"], 2)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 3)
+
+
+def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine) -> None:
+    reply = call(app, "/v1/messages/count_tokens", {"messages": [USER], "system": "ab"})
+    assert reply.json() == {"input_tokens": len("<system>ab<user>hi<assistant>")}
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, "max_tokens: "),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"max_tokns": 3}, "max_tokns: unknown field; did you mean 'max_tokens'?"),
+        ({"temperature": -1}, "temperature: "),
+        ({"stop_sequences": [""]}, "stop_sequences: "),
+        ({"messages": []}, "messages: "),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role: "),
+        ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages["),
+        ({"messages": [USER | {"x": 1}]}, "messages[0]: object contains unknown field x"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"tools": [TOOL]}, "tools: "),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name: "),
+        ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools[0].input_schema.type: "),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name: "),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: "),
+        ({"container": "x"}, "container: not supported yet"),
+        ({"service_tier": "priority"}, "service_tier: "),
+        ({"max_tokens": 5000}, "messages: "),
+    ],
+)
+def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], words: str) -> None:
+    reply = ask(app, **fields)
+    assert reply.status == 400
+    found = reply.json()
+    assert set(found) == {"type", "error"}
+    assert found["type"] == "error"
+    assert found["error"]["type"] == "invalid_request_error"
+    assert found["error"]["message"].startswith(words)
+
+
+def test_other_failures_in_anthropics_shape(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings(api_key="k"))
+    kinds = []
+    for headers, method in (({}, "POST"), ({"x-api-key": "k"}, "GET")):
+        sent = {"content-type": "application/json"} | headers
+        reply = call(app, "/v1/messages", {"messages": [USER]}, headers=sent, method=method)
+        kinds.append((reply.status, reply.json()["error"]["type"]))
+    assert kinds == [(401, "authentication_error"), (405, "invalid_request_error")]
+    wrong_model = ask(build_app(engine, ServerSettings()), model="other")
+    assert (wrong_model.status, wrong_model.json()["error"]["type"]) == (404, "not_found_error")
+    engine.failure, engine.fail_at = QueueFullError("full; come later"), 0
+    full = ask(build_app(engine, ServerSettings()))
+    assert (full.status, full.json()["error"]["type"]) == (429, "rate_limit_error")
+
+
+def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEngine) -> None:
+    engine.fail_at = 2
+    told = events(ask(app, stream=True))
+    assert told[-1]["type"] == "error"
+    assert told[-1]["error"]["type"] == "api_error"
+    assert "secret" not in told[-1]["error"]["message"]
+    assert "message_stop" not in [event["type"] for event in told]
