@@ -29,7 +29,7 @@ def speaking() -> FakeEngine:
 
 
 def ask(app: Starlette, **fields: Any) -> Reply:
-    return call(app, "/v1/messages", {"messages": [USER], "max_tokens": 100} | fields)
+    return call(app, "/v1/messages", {"messages": [USER], "max_tokens": 500} | fields)
 
 
 def events(reply: Reply) -> list[dict[str, Any]]:
