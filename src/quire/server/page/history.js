@@ -9,9 +9,10 @@ export class History {
 
   add(snapshot) {
     const last = this.samples.at(-1);
-    // another start of the engine counts anew
-    if (last && (snapshot.counters.steps < last.counters.steps || snapshot.time <= last.time))
-      this.samples = [];
+    const steps = snapshot.counters.steps;
+    // another start of the engine counts anew; a little less is what another process knew before
+    if (last && steps < last.counters.steps / 2) this.samples = [];
+    else if (last && (steps < last.counters.steps || snapshot.time <= last.time)) return;
     this.samples.push(snapshot);
     while (this.samples[0].time < snapshot.time - SECONDS) this.samples.shift();
     this.#rates.clear();
