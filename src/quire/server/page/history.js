@@ -68,6 +68,6 @@ export class History {
   /** What a histogram gained over the whole minute. */
   gain(name) {
     const [first, last] = [this.samples[0][name], this.samples.at(-1)[name]];
-    return last.counts.map((number, place) => number - (first.counts[place] ?? 0));
+    return last.counts.map((number, place) => Math.max(0, number - (first.counts[place] ?? 0)));
   }
 }
