@@ -61,6 +61,36 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
     "return_token_ids": ([True, False, None], [1]),
     "timeout": ([0.5, 1, 1e9, None], [0, -1, "5", True]),
     "model": (["fake", None], [1]),
+    "response_format": (
+        [
+            *[{"type": "text"}, {"type": "json_object"}, None],
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}},
+        ],
+        [
+            *[{}, {"type": "xml"}, {"type": "text", "x": 1}, {"type": "json_schema"}, "text", 1],
+            {"type": "json_schema", "json_schema": {"schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "a"}},
+            {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": True}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "stirct": True}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": "x" * 65536}}},
+        ],
+    ),
+    "structured_outputs": (
+        [
+            *[{"regex": "a"}, {"choice": ["a"]}, {"grammar": "start: A"}, {"json": {}}, None],
+            *[{"json": "{}"}, {"json_object": True}, {"regex": "a", "json_object": False}],
+            {"regex": "a", "structural_tag": None, "disable_any_whitespace": False},
+        ],
+        [
+            *[{}, {"json_object": False}, {"regex": "a", "choice": ["a"]}, {"regx": "a"}, "a"],
+            *[{"regex": "a", "whitespace_pattern": " "}, {"structural_tag": "{}"}, {"json": []}],
+        ],
+    ),
+    "guided_json": ([{}, "{}", None], [[], 1, True]),
+    "guided_regex": (["a", None], ["", "a" * 4097, 1]),
+    "guided_choice": ([["a"], None], [[], "a", ["a"] * 1001, [1]]),
+    "guided_grammar": (["start: A", None], ["", "a" * 65537, 1]),
 }
 COMPLETION = SHARED | {
     "min_tokens": ([0, 16], [17]),  # max_tokens is 16 unless it is given
@@ -132,7 +162,6 @@ CHAT = SHARED | {
     "parallel_tool_calls": ([True, False, None], [1]),
     "reasoning_effort": ([None], ["low", 1]),  # this template has no such variable
     "include_reasoning": ([True, False, None], [0]),
-    "response_format": ([{"type": "text"}, None], [{"type": "json_object"}]),
     "store": ([False, None], [True, 0]),
     "continue_final_message": ([False, None], [True]),
 }
@@ -175,10 +204,7 @@ def test_every_accepted_field_is_read() -> None:
 
 def test_every_sampling_wish_is_reachable() -> None:
     fields = set(protocol.ChatRequest.__struct_fields__)
-    assert set(SamplingParams.__struct_fields__) <= fields | {
-        "kept_token_ids",
-        "structured_outputs",
-    }
+    assert set(SamplingParams.__struct_fields__) <= fields | {"kept_token_ids"}
 
 
 def test_defaults(complete: Post, chat: Post, engine: FakeEngine) -> None:

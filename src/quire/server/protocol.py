@@ -14,6 +14,7 @@ import msgspec
 from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from quire.errors import InvalidRequestError
 from quire.server import body
+from quire.server.forms import FormRequest, check_form_names, form_of
 from quire.server.tools import ToolChoice, Tools, check_tool_names, is_deeper
 from quire.server.turns import Message as Message
 from quire.server.turns import ShortText, check_message, check_message_names
@@ -34,7 +35,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(FormRequest, kw_only=True):
     """What both routes accept.
 
     user: accepted, and without any effect on the answer. priority: lower runs first, where the
@@ -113,18 +114,14 @@ _ASKS_FOR_NOTHING: body.NeutralValues = {
     "best_of": (None, 1),
     "detokenize": (None, True),
     "extra_body": (None, {}),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
+    "guided_decoding_backend": (None,),
+    "guided_whitespace_pattern": (None,),
     "length_penalty": (None, 1, 1.0),
     "metadata": (None, {}),
     "prompt_cache_key": (None,),
-    "response_format": (None, {"type": "text"}),
     "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),
     "spaces_between_special_tokens": (None, True),
-    "structured_outputs": (None,),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
 }
@@ -253,6 +250,7 @@ def _check_request_names(
     found: dict[str, Any], request: GenerationRequest, unsupported: body.NeutralValues
 ) -> None:
     body.check_names(found, request.__struct_fields__, unsupported)
+    check_form_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
         body.check_names(options, StreamOptions.__struct_fields__, {}, "stream_options.")
@@ -269,7 +267,7 @@ _SAME = tuple(
     name
     for name in GenerationRequest.__struct_fields__
     if name in SamplingParams.__struct_fields__
-    and name not in ("stop", "max_tokens", "prompt_logprobs")
+    and name not in ("stop", "max_tokens", "prompt_logprobs", "structured_outputs")
 )
 
 
@@ -287,4 +285,5 @@ def _sampling(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_outputs=form_of(request),
     )

@@ -1,0 +1,123 @@
+"""The fields that ask for a form of the answer, in three generations, and what they come to.
+
+response_format is OpenAI's, structured_outputs is vLLM's, and guided_* are the older names for the
+same. A request uses one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.core.structured_outputs import KINDS, StructuredOutputs
+from quire.errors import InvalidRequestError
+from quire.server import body
+
+Schema = str | dict[str, Any]
+SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    """A schema and what it is called. strict: the answer keeps to it in any case."""
+
+    name: SchemaName
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """JSON that keeps to a schema."""
+
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class FormFields(msgspec.Struct, kw_only=True):
+    """One of the forms of StructuredOutputs; false for json_object is as good as nothing."""
+
+    json: Schema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class FormRequest(msgspec.Struct, kw_only=True):
+    """The fields of a request."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: FormFields | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
+
+UNSUPPORTED: body.NeutralValues = {  # in structured_outputs
+    "disable_additional_properties": (None, False),
+    "disable_any_whitespace": (None, False),
+    "disable_fallback": (None, False),
+    "structural_tag": (None,),
+    "whitespace_pattern": (None,),
+}
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+
+
+def form_of(request: FormRequest) -> StructuredOutputs | None:
+    """The form that a request asks for, if it does. Raises InvalidRequestError."""
+    asked = dict(_asked(request))
+    if len(asked) > 1:
+        first, second = list(asked)[:2]
+        text = f"{second}: {first} asks for a form, too; give one of them"
+        raise InvalidRequestError(text, param=second, code="invalid_value")
+    for field, fields in asked.items():
+        return StructuredOutputs(**fields, field=field)
+    return None
+
+
+def check_form_names(found: dict[str, Any]) -> None:
+    """Refuse fields, as they were sent, that nobody knows. A schema's are the compiler's matter."""
+    if isinstance(wanted := found.get("response_format"), dict):
+        names = ("type", "json_schema") if wanted["type"] == "json_schema" else ("type",)
+        body.check_names(wanted, names, {}, "response_format.")
+        if "json_schema" in names:
+            where = "response_format.json_schema."
+            body.check_names(wanted["json_schema"], JsonSchema.__struct_fields__, {}, where)
+    if isinstance(wanted := found.get("structured_outputs"), dict):
+        body.check_names(wanted, FormFields.__struct_fields__, UNSUPPORTED, "structured_outputs.")
+
+
+def _asked(request: FormRequest) -> list[tuple[str, dict[str, Any]]]:
+    """Each field that asks for a form, with the field of StructuredOutputs that it stands for."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    match request.response_format:
+        case JsonObjectFormat():
+            asked.append(("response_format", {"json_object": True}))
+        case JsonSchemaFormat(json_schema=given):
+            asked.append(("response_format.json_schema.schema", {"json": given.schema}))
+    if request.structured_outputs is not None:
+        asked.append(_of_fields(request.structured_outputs))
+    guided = {kind: getattr(request, f"guided_{kind}") for kind in _GUIDED}
+    older = [(f"guided_{k}", {k: value}) for k, value in guided.items() if value is not None]
+    return asked + older
+
+
+def _of_fields(fields: FormFields) -> tuple[str, dict[str, Any]]:
+    given = {kind: value for kind in KINDS if (value := getattr(fields, kind)) not in (None, False)}
+    name = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
+    return name, given

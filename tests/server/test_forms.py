@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgi_client import Post
+from fake_engine import FakeEngine
+
+from quire.core.structured_outputs import StructuredOutputs
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {"enum": [1]}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+SAME: list[tuple[dict[str, Any], str, Any, str]] = [
+    ({"response_format": NAMED}, "json", SCHEMA, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_object"}}, "json_object", True, "response_format"),
+    ({"structured_outputs": {"json": SCHEMA}}, "json", SCHEMA, "structured_outputs.json"),
+    ({"structured_outputs": {"regex": "a"}}, "regex", "a", "structured_outputs.regex"),
+    ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"], "structured_outputs.choice"),
+    ({"structured_outputs": {"grammar": "x"}}, "grammar", "x", "structured_outputs.grammar"),
+    (
+        {"structured_outputs": {"json_object": True}, "response_format": {"type": "text"}},
+        "json_object",
+        True,
+        "structured_outputs.json_object",
+    ),
+    ({"guided_json": SCHEMA}, "json", SCHEMA, "guided_json"),
+    ({"guided_json": json.dumps(SCHEMA)}, "json", SCHEMA, "guided_json"),
+    ({"guided_regex": "a"}, "regex", "a", "guided_regex"),
+    ({"guided_choice": ["a", "b"]}, "choice", ["a", "b"], "guided_choice"),
+    ({"guided_grammar": "x"}, "grammar", "x", "guided_grammar"),
+]
+
+
+@pytest.mark.parametrize("route", ["complete", "chat"])
+@pytest.mark.parametrize(("fields", "kind", "value", "field"), SAME, ids=lambda v: str(v)[:30])
+def test_each_way_to_ask_comes_to_the_same(
+    route: str,
+    fields: dict[str, Any],
+    kind: str,
+    value: Any,
+    field: str,
+    complete: Post,
+    chat: Post,
+    engine: FakeEngine,
+) -> None:
+    reply = {"complete": complete, "chat": chat}[route](**fields)
+    assert reply.status == 200, reply.body
+    form = engine.calls[0]["sampling"].structured_outputs
+    assert isinstance(form, StructuredOutputs)
+    assert (form.kind, form.name) == (kind, field)
+    if kind == "json":
+        assert json.loads(form.text) == value
+        assert list(json.loads(form.text)["properties"]) == ["b", "a"]  # the order is the answer's
+    else:
+        assert getattr(form, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": NAMED, "structured_outputs": {"regex": "a"}}, "structured_outputs."),
+        ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+def test_two_forms_are_one_too_many(
+    fields: dict[str, Any], named: str, complete: Post, chat: Post
+) -> None:
+    for post in (complete, chat):
+        reply = post(**fields)
+        assert reply.status == 400
+        assert reply.error["param"].startswith(named)
+        assert "give one of them" in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"guided_decoding_backend": "outlines", "guided_regex": "a"}, "guided_decoding_backend"),
+    ],
+)
+def test_the_field_at_fault_is_named(fields: dict[str, Any], named: str, chat: Post) -> None:
+    reply = chat(**fields)
+    assert reply.status == 400
+    assert reply.error["param"] == named
