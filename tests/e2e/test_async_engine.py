@@ -118,3 +118,45 @@ def test_shutting_down_ends_open_streams_with_an_error(tiny_model: Path) -> None
                 pass
 
     run(tiny_model, scenario)
+
+
+def test_every_request_is_counted_once_by_how_it_ended(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        whole = [collect(engine, [5 + i], sampling(n=1 + i % 2)) for i in range(4)]
+        cut = engine.generate([9, 9, 9], sampling(max_tokens=500))
+        await anext(cut)
+        await asyncio.gather(*whole)
+        await cut.aclose()
+        left = engine.generate([8, 8], sampling(max_tokens=500))
+        await anext(left)
+        await engine.close()
+        with pytest.raises(EngineError):
+            await anext(left)
+        metrics, stats = engine.metrics, engine.stats
+        assert metrics.finished == {"length": 6, "abort": 1, "error": 1}
+        assert metrics.num_sent == sum(metrics.finished.values()) == metrics.e2e_latency.count
+        assert metrics.time_to_first_token.count == 8
+        assert metrics.queue_time.count == metrics.decode_time.count == 6
+        answered = int(metrics.num_generation_tokens.sum)
+        assert answered >= 6 * 20 + 2
+        assert metrics.inter_token_latency.count == answered - 8
+        assert stats.num_generation_tokens >= answered  # tokens of steps after the abort
+        assert sum(stats.step_tokens.counts) == stats.num_steps
+
+    run(tiny_model, scenario)
+
+
+def test_a_view_of_the_engine_whether_it_works_or_not(tiny_model: Path) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        idle = await engine.view()
+        assert idle is not None
+        assert idle.block_states == bytes(100)
+        stream = engine.generate([7] * 40, sampling(max_tokens=200))
+        await anext(stream)
+        views = await asyncio.gather(engine.view(), engine.view())  # who wait together share it
+        assert views[0] is views[1] is not None
+        assert sum(state > 0 for state in views[0].block_states) >= 3
+        assert views[0].steps[0].num_prefill_tokens == 40
+        await stream.aclose()
+
+    run(tiny_model, scenario)

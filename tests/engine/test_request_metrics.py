@@ -25,7 +25,7 @@ def test_a_streamed_answer() -> None:
     assert metrics.time_to_first_token.count == 1
     assert metrics.inter_token_latency.count == 3
     assert abs(metrics.inter_token_latency.sum - 0.3) < 1e-9
-    assert metrics.generation_tokens == 4
+    assert metrics.num_generation_tokens.sum == 4
     assert abs(metrics.time_per_output_token.sum - 0.1) < 1e-9
     assert abs(metrics.queue_time.sum - 0.1) < 1e-9
     assert abs(metrics.prefill_time.sum - 0.3) < 1e-9
@@ -38,7 +38,7 @@ def test_an_answer_that_is_told_at_its_end_has_the_engines_times() -> None:
     metrics.tokens_at_end(times, 5, RequestTiming(100.0, 100.1, 100.25, 100.65), 101.0)
     assert (metrics.time_to_first_token.sum, metrics.inter_token_latency.count) == (0.25, 4)
     assert abs(metrics.inter_token_latency.sum - 0.4) < 1e-9
-    assert metrics.generation_tokens == 5
+    assert times.num_tokens == 5
 
 
 endings = st.lists(
@@ -68,9 +68,9 @@ def test_nothing_is_lost_and_processes_add_up(first, second) -> None:
     assert total.num_sent == len(answers) == sum(total.finished.values())
     assert total.e2e_latency.count == total.num_generation_tokens.count == len(answers)
     assert total.time_to_first_token.count == len(with_tokens)
-    assert total.generation_tokens == sum(map(sum, with_tokens))
-    assert total.inter_token_latency.count == total.generation_tokens - len(with_tokens)
-    assert total.prompt_tokens == 7 * len(answers)
+    assert total.num_generation_tokens.sum == sum(map(sum, with_tokens))
+    assert total.inter_token_latency.count == total.num_generation_tokens.sum - len(with_tokens)
+    assert total.num_prompt_tokens.sum == 7 * len(answers)
 
 
 def test_each_of_n_answers_counts() -> None:

@@ -43,7 +43,7 @@ def test_figures_blocks_and_steps_are_joined(engine: FakeEngine) -> None:
         prefix_cache_hits=10,
     )
     view = EngineView(time=10.0, block_states=bytes([0, 1, 2, 3]), steps=[STEP])
-    state = live_state(engine, view, now=10.0)
+    state = live_state(engine, engine.metrics, view, now=10.0)
     assert (state.blocks.used, state.blocks.shared, state.blocks.free) == (4, 1, 250)
     assert base64.b64decode(state.blocks.cells) == bytes([0, 1, 2, 3])
     assert state.prefix_cache.hit_rate == 0.25
@@ -53,7 +53,7 @@ def test_figures_blocks_and_steps_are_joined(engine: FakeEngine) -> None:
 
 def test_steps_of_long_ago_are_no_speed(engine: FakeEngine) -> None:
     view = EngineView(time=100.0, block_states=b"", steps=[STEP])
-    assert live_state(engine, view, now=100.0).tokens_per_second == 0.0
+    assert live_state(engine, engine.metrics, view, now=100.0).tokens_per_second == 0.0
 
 
 def test_many_blocks_share_cells() -> None:

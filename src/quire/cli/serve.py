@@ -22,7 +22,7 @@ from quire.cli.options import (
 from quire.config import EngineConfig, options_of
 from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
-from quire.logs import configure_logging
+from quire.logs import LogOptions, configure_logging
 from quire.server.listen import base_url, bind, is_loopback
 from quire.server.settings import ServerSettings
 from quire.version import __version__
@@ -55,9 +55,13 @@ def run(argv: Sequence[str]) -> int:
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
             given[name] = os.environ[variable]
     settings, config = ServerSettings(**given), engine_config(args)
-    configure_logging(settings.log_level)
+    configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
         return asyncio.run(_serve(config, settings, listener, begin))
+
+
+def _log_options(settings: ServerSettings) -> LogOptions:
+    return LogOptions(settings.log_level, settings.log_format)
 
 
 async def _serve(
@@ -72,7 +76,7 @@ async def _serve(
         worker_settings=msgspec.msgpack.encode(settings),
         num_workers=settings.api_server_count,
         hang_timeout=settings.engine_hang_timeout,
-        log_level=settings.log_level,
+        log=_log_options(settings),
     )
     async with Supervisor(processes, listener) as supervisor:
 

@@ -244,6 +244,7 @@ class AsyncEngine:
         self._last_news = time.monotonic()
         self.info = info
         self._inputs.follow(info.limits)
+        self._watcher.ask_again()
         for message in self._outputs.unfinished():
             self._link.send(message)
 

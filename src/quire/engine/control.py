@@ -22,6 +22,7 @@ import msgspec
 from quire.config import EngineConfig
 from quire.engine.info import EngineInfo
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
+from quire.logs import LogOptions
 
 MAX_CONTROL_BYTES = 1 << 20
 
@@ -42,7 +43,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine")
     epoch: int
     address: str
     page_path: str
-    log_level: str
+    log: LogOptions
 
 
 class EngineStarted(msgspec.Struct, frozen=True, kw_only=True, tag="engine_started"):
@@ -71,13 +72,14 @@ class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """To an API process. client: its name towards engines. settings: the server's, as msgpack.
 
-    listener: file descriptor of the listening socket.
+    listener: file descriptor of the listening socket. metrics_folder: shared by all API processes.
     """
 
     client: str
     settings: bytes
     listener: int
-    log_level: str
+    metrics_folder: str
+    log: LogOptions
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag="worker_ready"):

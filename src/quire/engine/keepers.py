@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from quire.config import EngineConfig
 from quire.engine.child import Child
 from quire.engine.control import (
@@ -29,6 +31,7 @@ from quire.engine.control import (
 from quire.engine.info import EngineInfo
 from quire.engine.status_page import StatusPage, create_page
 from quire.errors import EngineError
+from quire.logs import LogOptions
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ class EnginePlace:
     folder: Path
     number: int
     hang: float
-    log_level: str
+    log: LogOptions
 
 
 class EngineKeeper:
@@ -109,7 +112,7 @@ class EngineKeeper:
             epoch=epoch,
             address=address,
             page_path=str(page_path),
-            log_level=self._place.log_level,
+            log=self._place.log,
         )
         child = self._child = await Child.spawn(ENGINE_MODULE, first)
         try:
@@ -211,12 +214,7 @@ class WorkerKeeper:
 
     async def _live(self, client: str) -> str:
         """One process, from its start to its end; returns how it ended."""
-        first = StartWorker(
-            client=client,
-            settings=self._first.settings,
-            listener=self._first.listener,
-            log_level=self._first.log_level,
-        )
+        first = msgspec.structs.replace(self._first, client=client)
         child = await Child.spawn(self._module, first, pass_fds=(first.listener,))
         for up in self._engines():
             child.send(up)

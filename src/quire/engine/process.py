@@ -45,7 +45,7 @@ def main() -> None:
     line = ParentLine()
     start = line.receive()
     assert isinstance(start, StartEngine)
-    configure_logging(start.log_level)
+    configure_logging(start.log)
     orders: queue.SimpleQueue[Control] = queue.SimpleQueue()
     line.follow(orders.put)
     try:

@@ -6,6 +6,7 @@ sent ends in exactly one finish reason, so that sent == unfinished + the sum ove
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
@@ -30,8 +31,6 @@ class RequestFigures(msgspec.Struct, kw_only=True):
 
     num_sent: int = 0
     finished: dict[str, int] = {}
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
     histograms: dict[str, HistogramData] = {}
 
 
@@ -58,8 +57,6 @@ class RequestMetrics:
     def __init__(self) -> None:
         self.num_sent = 0
         self.finished: Counter[str] = Counter()
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
         self.time_to_first_token = Histogram(TTFT_BOUNDS)
         self.inter_token_latency = Histogram(ITL_BOUNDS)
         self.time_per_output_token = Histogram(ITL_BOUNDS)  # one per request: the mean
@@ -72,13 +69,14 @@ class RequestMetrics:
         self.num_generation_tokens = Histogram(TOKEN_BOUNDS)
         self.params_n = Histogram(COUNT_BOUNDS)
         self.params_max_tokens = Histogram(TOKEN_BOUNDS)
+        self._gap = math.nan  # seconds between two tokens, as last observed
+        self._bucket = 0  # where it belongs
 
     def send(
         self, arrival: float, num_prompt_tokens: int, sampling: SamplingParams
     ) -> list[AnswerTimes]:
         """A prompt was sent; one AnswerTimes for each of its n answers."""
         self.num_sent += sampling.n
-        self.prompt_tokens += num_prompt_tokens * sampling.n
         self.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
             self.params_max_tokens.observe(sampling.max_tokens)
@@ -86,18 +84,23 @@ class RequestMetrics:
 
     def tokens(self, times: AnswerTimes, count: int, now: float) -> None:
         """New tokens of an answer have come. This runs for each request in each step."""
-        self.generation_tokens += count
         times.num_tokens += count
-        if times.first_token:
-            itl, seconds = self.inter_token_latency, now - times.last_token
-            itl.counts[bisect_left(itl.bounds, seconds / count)] += count
-            itl.sum += seconds
-        else:
-            times.first_token = now
-            self.time_to_first_token.observe(now - times.arrival)
-            if count > 1:  # the rest of a first batch came at once
-                self.inter_token_latency.observe(0.0, count - 1)
-        times.last_token = now
+        last, times.last_token = times.last_token, now
+        if not last:
+            self._first_tokens(times, count, now)
+            return
+        gap = (now - last) / count
+        if gap != self._gap:  # most requests of a step had their last tokens in the same step
+            self._gap, self._bucket = gap, bisect_left(ITL_BOUNDS, gap)
+        itl = self.inter_token_latency
+        itl.counts[self._bucket] += count
+        itl.sum += now - last
+
+    def _first_tokens(self, times: AnswerTimes, count: int, now: float) -> None:
+        times.first_token = now
+        self.time_to_first_token.observe(now - times.arrival)
+        if count > 1:  # the others came with the first
+            self.inter_token_latency.observe(0.0, count - 1)
 
     def tokens_at_end(
         self, times: AnswerTimes, count: int, timing: RequestTiming, now: float
@@ -129,8 +132,6 @@ class RequestMetrics:
         return RequestFigures(
             num_sent=self.num_sent,
             finished=dict(self.finished),
-            prompt_tokens=self.prompt_tokens,
-            generation_tokens=self.generation_tokens,
             histograms={name: histogram.data() for name, histogram in self.histograms()},
         )
 
@@ -138,8 +139,6 @@ class RequestMetrics:
         """Count what another process counted."""
         self.num_sent += figures.num_sent
         self.finished.update(figures.finished)
-        self.prompt_tokens += figures.prompt_tokens
-        self.generation_tokens += figures.generation_tokens
         for name, histogram in self.histograms():
             histogram.add(figures.histograms.get(name, HistogramData()))
 

@@ -20,6 +20,7 @@ from quire.engine.control import EngineDown, EngineUp, ForgetClient, StartWorker
 from quire.engine.info import EngineInfo
 from quire.engine.keepers import EngineKeeper, EnginePlace, WorkerKeeper
 from quire.errors import EngineError
+from quire.logs import LogOptions
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class SupervisorSettings:
     worker_settings: bytes
     num_workers: int
     hang_timeout: float
-    log_level: str
+    log: LogOptions
 
 
 class Supervisor:
@@ -94,7 +95,7 @@ class Supervisor:
             folder=self._folder,
             number=self._num_engines,
             hang=self._settings.hang_timeout,
-            log_level=self._settings.log_level,
+            log=self._settings.log,
         )
         self._num_engines += 1
         keeper = self._engines[name] = EngineKeeper(name, config, place, self._tell_workers)
@@ -116,7 +117,8 @@ class Supervisor:
             client=str(index),
             settings=self._settings.worker_settings,
             listener=self._listener.fileno(),
-            log_level=self._settings.log_level,
+            metrics_folder=str(self._folder),
+            log=self._settings.log,
         )
         keeper = WorkerKeeper(self._settings.worker_module, first, self._reachable, self._bury)
         self._keep(keeper)

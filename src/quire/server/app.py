@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -25,10 +26,12 @@ from quire.server.body import read_body
 from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import OPEN_PATHS, Envelope
+from quire.server.exposition import MetricsPage
 from quire.server.health import Health
 from quire.server.http_errors import on_error, send_json
 from quire.server.job import check_model
 from quire.server.live import Live
+from quire.server.observer import Observer
 from quire.server.page import Page
 from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.reception import Reception, Visit
@@ -45,15 +48,23 @@ Look = Callable[[bytes, EngineProtocol, AnswerFormats], msgspec.Struct]
 IN_THREAD_BYTES = 4096
 
 
-def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
-    """Make the ASGI application; it closes the engine when it shuts down."""
+def build_app(
+    engine: EngineProtocol, settings: ServerSettings, metrics_folder: Path | None = None
+) -> Starlette:
+    """Make the ASGI application; it closes the engine when it shuts down.
+
+    metrics_folder: a private folder where the server's processes share their figures.
+    """
+
+    drain, observer = Drain(), Observer(settings, metrics_folder)
+    observer.metrics.add_engine(engine)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        yield
-        await engine.close()
+        async with observer.running():
+            yield
+            await engine.close()
 
-    drain = Drain()
     pages = _Pages(engine)
     page = Page()
     formats = _formats(engine, settings)
@@ -77,14 +88,21 @@ def build_app(engine: EngineProtocol, settings: ServerSettings) -> Starlette:
         Route("/v1/models", pages.models),
         Route("/v1/models/{name:path}", pages.model),
         Route("/version", pages.version),
-        *Health(engine, drain).routes,
-        Route("/live", Live(engine).answer),
+        *Health(engine, drain, settings.engine_hang_timeout).routes,
+        Route("/live", Live(engine, observer.metrics).answer),
+        Route("/metrics", MetricsPage(observer.metrics, settings.gpu_hour_cost).answer),
         *page.routes,
     ]
+    observer.know_endpoints(routes)
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Envelope, keys=settings.keys, open_paths=OPEN_PATHS | page.paths),
+            Middleware(
+                Envelope,
+                keys=settings.keys,
+                open_paths=OPEN_PATHS | page.paths,
+                on_end=observer.note_end,
+            ),
             Middleware(DrainGate, drain=drain, open_paths=OPEN_PATHS),
         ],
         exception_handlers={HTTPException: on_error, QuireError: on_error},

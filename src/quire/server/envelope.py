@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.http_errors import describe, send_error
 from quire.server.keys import Keys
+from quire.server.record import RequestRecord
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
@@ -21,12 +23,20 @@ class Envelope:
 
     The response carries `x-request-id`: the client's own if it is a plain label, else a new one.
     Access is decided on the path that the router will use, never on one rebuilt from headers.
-    open_paths: need no key; all others do, whether they exist or not.
+    open_paths: need no key; all others do, whether they exist or not. on_end: told of each request
+    that has ended.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, open_paths: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        open_paths: frozenset[str] = frozenset(),
+        on_end: Callable[[RequestRecord], None] = lambda _: None,
+    ) -> None:
         self._app = app
         self._open_paths = open_paths
+        self._on_end = on_end
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,13 +48,14 @@ class Envelope:
         label = headers.get("x-request-id", "")
         request_id = label if _LABEL.fullmatch(label) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state["request_id"], state["tenant"] = request_id, ""
-        started = False
+        record = RequestRecord(
+            scope["method"], scope["path"], request_id, headers.get("traceparent")
+        )
+        state["request_id"], state["tenant"], state["record"] = request_id, "", record
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
+                record.status = message["status"]
                 own = (b"x-request-id", request_id.encode())
                 message = {**message, "headers": [*message.get("headers", ()), own]}
             await send(message)
@@ -55,5 +66,8 @@ class Envelope:
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # the last resort: whatever fails, the client is told
             reply = describe(error, request_id)
-            if not started:
+            record.error_code = reply.error.code
+            if not record.status:
                 await send_error(send_with_id, reply, scope["path"])
+        finally:
+            self._on_end(record)

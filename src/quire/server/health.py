@@ -15,14 +15,17 @@ from starlette.routing import Route
 from quire.server.drain import Drain
 from quire.server.engine_protocol import EngineProtocol
 
-STALL_SECONDS = 60.0  # without a finished step, though there is work; the longest step is shorter
 RETRY_AFTER = "5"
 
 
 class Health:
-    """The endpoints. They need no key, so they tell nothing but these words."""
+    """The endpoints. They need no key, so they tell nothing but these words.
 
-    def __init__(self, engine: EngineProtocol, drain: Drain) -> None:
+    patience: seconds for which work may wait without a finished step; 0: for ever.
+    """
+
+    def __init__(self, engine: EngineProtocol, drain: Drain, patience: float) -> None:
+        self._patience = patience
         self._engine = engine
         self._drain = drain
 
@@ -46,7 +49,7 @@ class Health:
     def _failure(self) -> str | None:
         if not self._engine.is_alive and not self._engine.is_restarting:
             return "the engine has stopped"
-        if self._engine.stalled_seconds > STALL_SECONDS:
+        if self._patience and self._engine.stalled_seconds > self._patience:
             return "the engine has work but finishes no step"
         return None
 

@@ -133,7 +133,9 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of the failures that routes raise."""
-    reply = describe(error, request.scope["state"]["request_id"])
+    record = request.scope["state"]["record"]
+    reply = describe(error, record.request_id)
+    record.error_code = reply.error.code
     headers = {"content-type": "application/json"} | reply.headers
     return Response(reply.body(request.scope["path"]), reply.status, headers)
 

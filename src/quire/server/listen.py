@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import signal
 import socket
 import sys
 from asyncio import Protocol
@@ -92,9 +93,11 @@ class Server(uvicorn.Server):
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """A signal came. It is not raised again afterwards: to leave when asked is no failure."""
+        """A signal came. Only Ctrl-C is raised again afterwards, as shells expect."""
         if self.should_exit:
             self._drain.hurry()
+        elif sig == signal.SIGINT:
+            self._captured_signals.append(sig)
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

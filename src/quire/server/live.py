@@ -15,7 +15,9 @@ from starlette.responses import Response
 
 from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
+from quire.engine.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
+from quire.server.metrics import Metrics
 
 MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
 RATE_SECONDS = 2.0  # the time over which tokens/s are taken
@@ -100,20 +102,24 @@ class LiveState(msgspec.Struct):
 class Live:
     """The endpoint."""
 
-    def __init__(self, engine: EngineProtocol) -> None:
+    def __init__(self, engine: EngineProtocol, metrics: Metrics) -> None:
         self._engine = engine
+        self._metrics = metrics
 
     async def answer(self, _request: Request) -> Response:
         """The state as JSON."""
         view = await self._engine.view()
-        state = live_state(self._engine, view, time.monotonic())
+        requests = self._metrics.requests(self._engine.info.model_name)
+        state = live_state(self._engine, requests, view, time.monotonic())
         headers = {"cache-control": "no-store"}
         return Response(msgspec.json.encode(state), media_type="application/json", headers=headers)
 
 
-def live_state(engine: EngineProtocol, view: EngineView | None, now: float) -> LiveState:
+def live_state(
+    engine: EngineProtocol, requests: RequestMetrics, view: EngineView | None, now: float
+) -> LiveState:
     """Join figures and view. now: seconds of the monotonic clock."""
-    stats, metrics = engine.stats, engine.metrics
+    stats = engine.stats
     queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
     steps = [] if view is None else view.steps
     return LiveState(
@@ -134,8 +140,8 @@ def live_state(engine: EngineProtocol, view: EngineView | None, now: float) -> L
         ),
         blocks=_blocks(engine, view),
         steps=[_step(step, now) for step in steps],
-        ttft=_histogram(metrics.time_to_first_token),
-        itl=_histogram(metrics.inter_token_latency),
+        ttft=_histogram(requests.time_to_first_token),
+        itl=_histogram(requests.inter_token_latency),
     )
 
 

@@ -21,6 +21,7 @@ from quire.server.deadline import Deadline
 from quire.server.engine_protocol import EngineProtocol, GenerateProtocol, Prompt
 from quire.server.job import Job
 from quire.server.keys import salt_of
+from quire.server.record import RequestRecord
 from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -31,13 +32,19 @@ CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to
 class Visit:
     """One request that has been let in."""
 
-    request_id: str
+    record: RequestRecord
     engine: GenerateProtocol
     deadline: Deadline
     ticket: Ticket
 
+    @property
+    def request_id(self) -> str:
+        """The label that the log and the client know it by."""
+        return self.record.request_id
+
     def begin(self, job: Job) -> None:
         """The body is read and this is what it asks for. Raises QueueFullError."""
+        self.record.job = job
         num_tokens = sum(map(_num_tokens, job.prompts))
         self.ticket.charge(len(job.prompts) * job.sampling.n, num_tokens)
         self.deadline.shorten(job.timeout)
@@ -75,7 +82,7 @@ class Reception:
         engine = TenantEngine(self._engine, tenant, self._settings.queue_timeout)
         with self.admission.enter() as ticket:
             try:
-                yield Visit(state["request_id"], engine, deadline, ticket)
+                yield Visit(state["record"], engine, deadline, ticket)
             except QueueTimeoutError as late:  # the engine does not know how fast others leave
                 late.retry_after = self.admission.retry_after()
                 raise

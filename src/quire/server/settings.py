@@ -75,6 +75,13 @@ class ServerSettings:
     )
     shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
+    log_format: Literal["text", "json"] = _setting("text", "form of the log's lines")
+    otlp_traces_endpoint: str | None = _setting(
+        None, "URL that OpenTelemetry traces are sent to; needs the extra `trace`"
+    )
+    gpu_hour_cost: float | None = _setting(
+        None, "what an hour of this server costs; /metrics then tells the cost of tokens"
+    )
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
@@ -89,6 +96,10 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; give a positive number of seconds")
+        cost = self.gpu_hour_cost
+        if cost is not None and not 0.0 <= cost < math.inf:
+            raise ConfigError(f"gpu_hour_cost is {cost}; give 0 or more")
+        _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
             if keys is not None:  # the class is frozen
@@ -111,3 +122,9 @@ class ServerSettings:
         if self.admin_port is not None and self.admin_api_key is None:
             text = "admin_port needs a key, as every user of this machine can reach it; give "
             raise ConfigError(text + "admin_api_key (or $QUIRE_ADMIN_API_KEY), or use admin_uds")
+
+
+def _check_url(url: str | None) -> None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        text = f"otlp_traces_endpoint is {url!r}; give a URL, such as "
+        raise ConfigError(text + "http://127.0.0.1:4318/v1/traces")

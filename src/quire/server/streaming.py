@@ -77,22 +77,26 @@ async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     visit.begin(dialect.job)
     if dialect.job.stream:
-        stream = events(dialect, visit.engine)
+        record = visit.record
+        stream = events(dialect, visit.engine, record.usage)
 
         def failed(error: Exception) -> bytes:
-            return _event(dialect.failure(describe(error, visit.request_id)))
+            reply = describe(error, record.request_id)
+            record.error_code = reply.error.code
+            return _event(dialect.failure(reply))
 
         await _send_events(stream, send, failed, visit.deadline)
         return
-    usage = UsageCounter()
+    usage = visit.record.usage
     async with visit.deadline.kept():
         results = await gather(dialect.job, visit.engine, usage)
     await send_json(send, 200, _encoder.encode(dialect.reply(results, usage.total())))
 
 
-async def events(dialect: Dialect, engine: GenerateProtocol) -> AsyncGenerator[bytes, None]:
+async def events(
+    dialect: Dialect, engine: GenerateProtocol, usage: UsageCounter
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events; all that one engine step brought come together."""
-    usage = UsageCounter()
     async with aclosing(run(dialect.job, engine)) as news:
         async for place, item in news:
             usage.add(place, item)

@@ -29,6 +29,8 @@ class UsageCounter:
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._completion_tokens = 0
+        self.finish_reasons: list[str] = []
+        self.first_token: float | None = None  # seconds of the monotonic clock
 
     def add(self, place: int, item: RequestOutput) -> None:
         """Take what is new of the prompt with index `place`."""
@@ -37,6 +39,10 @@ class UsageCounter:
         self._cached_tokens[place] = cached
         for output in item.outputs:
             self._completion_tokens += len(output.token_ids)
+            if output.finish_reason is not None:
+                self.finish_reasons.append(output.finish_reason)
+        if self.first_token is None:
+            self.first_token = item.times.first_token
 
     def total(self) -> Usage:
         """The counts so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -40,7 +41,7 @@ def main() -> None:
     line = ParentLine()
     start = line.receive()
     assert isinstance(start, StartWorker)
-    configure_logging(start.log_level)
+    configure_logging(start.log)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(line, start))
@@ -53,7 +54,7 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     engines = Engines(start.client)
     loop = asyncio.get_running_loop()
     line.follow(lambda message: _call(loop, engines, message))
-    app = build_app(await engines.first, settings)
+    app = build_app(await engines.first, settings, Path(start.metrics_folder))
     server = Server(app, settings, on_ready=lambda: line.send(WorkerReady()))
     with socket.socket(fileno=start.listener) as listener:
         await server.serve(sockets=[listener])

@@ -1,0 +1,57 @@
+"""One log line for each HTTP request that has ended."""
+
+from __future__ import annotations
+
+import logging
+
+from quire.server.record import RequestRecord
+
+logger = logging.getLogger("quire.access")
+
+
+def log_access(record: RequestRecord, *, is_probe: bool) -> None:
+    """Write the line; of probes, which come all the time, only for those who debug."""
+    level = logging.DEBUG if is_probe else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    fields: dict[str, object] = {
+        "request_id": record.request_id,
+        "method": record.method,
+        "path": record.path[:256],
+        "status": record.status,
+        "seconds": round(record.seconds, 6),
+    }
+    if record.job is not None:
+        usage = record.usage.total()
+        fields |= {
+            "model": record.job.model,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "finish_reason": finish_reason(record),
+        }
+    if record.error_code is not None:
+        fields["error_code"] = record.error_code
+    logger.log(level, "%s", _text(record), extra=fields)
+
+
+def finish_reason(record: RequestRecord) -> str:
+    """Why its answers ended, each reason once: "stop,length"; "abort" where one did not."""
+    reasons = record.usage.finish_reasons
+    asked = 0 if record.job is None else len(record.job.prompts) * record.job.sampling.n
+    if len(reasons) < asked:
+        reasons = [*reasons, "abort" if record.error_code is None else "error"]
+    return ",".join(dict.fromkeys(reasons))
+
+
+def _text(record: RequestRecord) -> str:
+    status = record.status or "no answer"
+    path = record.path.encode("unicode_escape").decode()[:256]  # the client chose it
+    text = f"{record.method} {path} {status} {record.seconds:.3f} s"
+    if record.job is not None:
+        usage = record.usage.total()
+        text += f", {usage.prompt_tokens} + {usage.completion_tokens} tokens"
+        text += f", {finish_reason(record)}"
+    if record.error_code is not None:
+        text += f", {record.error_code}"
+    return f"{text} [{record.request_id}]"

@@ -1,0 +1,165 @@
+"""What all processes of this server count, together.
+
+Owns the sums over processes and over the epochs of an engine. What the series are called is in
+exposition.py; who counts is in engine/request_metrics.py, engine/step_log.py and the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
+from quire.core.messages import EngineStats
+from quire.engine.request_metrics import RequestMetrics
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.record import RequestRecord
+from quire.server.snapshots import EngineFigures, Snapshot, SnapshotFolder
+
+SHARE_SECONDS = 0.5
+OTHER = "other"  # the path of requests that no endpoint answers: clients choose it, series do not
+
+
+@dataclass(slots=True)
+class EngineTotal:
+    """One engine, over all processes. latest: its newest figures; epochs: each epoch's newest."""
+
+    num_blocks: int = 0
+    block_size: int = 0
+    kv_cache_bytes: int = 0
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
+    epochs: dict[int, EngineStats] = field(default_factory=dict)
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))
+    step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS_BOUNDS))
+
+    @property
+    def latest(self) -> EngineStats:
+        """Gauges as they are."""
+        return self.epochs[max(self.epochs)] if self.epochs else EngineStats()
+
+    @property
+    def num_restarts(self) -> int:
+        """How often another engine process took over."""
+        return self.latest.epoch
+
+    def count(self, name: str) -> int:
+        """A counter of EngineStats, over all epochs."""
+        return sum(getattr(stats, name) for stats in self.epochs.values())
+
+    @property
+    def misses(self) -> Counter[str]:
+        """Tokens that were not found in the prefix cache, by reason."""
+        total: Counter[str] = Counter()
+        for stats in self.epochs.values():
+            total.update(stats.prefix_cache_misses)
+        return total
+
+    def add(self, figures: EngineFigures) -> None:
+        """Take what one process knows; of each epoch's figures, the newest are kept."""
+        self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
+        self.kv_cache_bytes = figures.kv_cache_bytes
+        self.requests.add(figures.requests)
+        for epoch, stats in figures.stats.items():
+            known = self.epochs.get(epoch)
+            if known is None or known.time < stats.time:
+                self.epochs[epoch] = stats
+
+
+@dataclass(slots=True)
+class Total:
+    """All processes together. started: when the first one did, in Unix seconds."""
+
+    started: float
+    engines: dict[str, EngineTotal]
+    http_requests: Counter[tuple[str, str, int]]
+    errors: Counter[str]
+
+    @classmethod
+    def of(cls, snapshots: Iterable[Snapshot]) -> Total:
+        """Add up."""
+        total = cls(time.time(), {}, Counter(), Counter())
+        for snapshot in snapshots:
+            total.started = min(total.started, snapshot.started)
+            total.http_requests.update(snapshot.http_requests)
+            total.errors.update(snapshot.errors)
+            for model, figures in snapshot.engines.items():
+                total.engines.setdefault(model, EngineTotal()).add(figures)
+        for engine in total.engines.values():
+            for stats in engine.epochs.values():
+                engine.step_tokens.add(stats.step_tokens)
+                engine.step_seconds.add(stats.step_seconds)
+        return total
+
+
+class Metrics:
+    """This process's figures, and the way to all others'.
+
+    folder: shared with the server's other processes, or None. endpoints: paths that have series of
+    their own.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.endpoints: frozenset[str] = frozenset()
+        self._folder = None if folder is None else SnapshotFolder(folder)
+        self._started = time.time()
+        self._engines: dict[str, EngineProtocol] = {}
+        self._stats: dict[str, dict[int, EngineStats]] = {}
+        self._http_requests: Counter[tuple[str, str, int]] = Counter()
+        self._errors: Counter[str] = Counter()
+
+    def add_engine(self, engine: EngineProtocol) -> None:
+        """Tell of this engine, too."""
+        name = engine.info.model_name
+        self._engines[name] = engine
+        self._stats.setdefault(name, {})
+
+    def count(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        path = record.path if record.path in self.endpoints else OTHER
+        self._http_requests[path, record.method, record.status] += 1
+        if record.error_code is not None:
+            self._errors[record.error_code] += 1
+
+    def snapshot(self) -> Snapshot:
+        """This process's figures as of now."""
+        return Snapshot(
+            started=self._started,
+            engines={name: self._figures(name, e) for name, e in self._engines.items()},
+            http_requests=dict(self._http_requests),
+            errors=dict(self._errors),
+        )
+
+    async def keep_sharing(self) -> None:
+        """Tell the other processes now and then, until cancelled."""
+        while True:
+            self.share()
+            await asyncio.sleep(SHARE_SECONDS)
+
+    def share(self) -> None:
+        """Tell the other processes."""
+        if self._folder is not None:
+            self._folder.write(self.snapshot())
+
+    def requests(self, model: str) -> RequestMetrics:
+        """What became of a model's requests, over all processes."""
+        return self.total().engines[model].requests
+
+    def total(self) -> Total:
+        """The whole server's figures."""
+        others = [] if self._folder is None else self._folder.read_others()
+        return Total.of([*others, self.snapshot()])
+
+    def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
+        info, stats = engine.info, engine.stats
+        self._stats[name][stats.epoch] = stats
+        return EngineFigures(
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            kv_cache_bytes=info.kv_cache_bytes,
+            requests=engine.metrics.figures(),
+            stats=self._stats[name],
+        )

@@ -1,0 +1,53 @@
+"""Who looks at a request when it has ended: metrics, the access log, traces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.routing import BaseRoute, Route
+
+from quire.server.access_log import log_access
+from quire.server.metrics import Metrics
+from quire.server.record import RequestRecord
+from quire.server.settings import ServerSettings
+from quire.server.tracing import Tracer
+
+# Asked all the time by machines, and by the page.
+PROBES = frozenset({"/health", "/ping", "/ready", "/metrics", "/live"})
+
+
+class Observer:
+    """Made once for each process. Raises ConfigError where traces are asked for in vain."""
+
+    def __init__(self, settings: ServerSettings, metrics_folder: Path | None) -> None:
+        self.metrics = Metrics(metrics_folder)
+        endpoint = settings.otlp_traces_endpoint
+        self._tracer = None if endpoint is None else Tracer.sending_to(endpoint)
+
+    def know_endpoints(self, routes: Iterable[BaseRoute]) -> None:
+        """Paths that have series of their own: those that name one endpoint."""
+        paths = (route.path for route in routes if isinstance(route, Route))
+        self.metrics.endpoints = frozenset(path for path in paths if "{" not in path)
+
+    def note_end(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        self.metrics.count(record)
+        log_access(record, is_probe=record.path in PROBES or record.path.startswith("/page/"))
+        if self._tracer is not None and record.job is not None:
+            self._tracer.trace(record)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Share the figures while the server runs, and the last ones and all traces at its end."""
+        keeping = asyncio.create_task(self.metrics.keep_sharing())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            self.metrics.share()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)

@@ -1,0 +1,37 @@
+"""What one HTTP request was, for those who look at it when it has ended: metrics, log, traces.
+
+Never a prompt, an answer or a key.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from quire.server.job import Job
+from quire.server.usage import UsageCounter
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Filled in by whoever knows. begin: seconds of the monotonic clock; begin_ns: wall clock.
+
+    status: 0 until an answer begins, and for ever if the client left before. error_code: that of
+    the error body, also of one at the end of a stream. job: what was asked, once it is known.
+    """
+
+    method: str
+    path: str
+    request_id: str
+    traceparent: str | None = None
+    begin: float = field(default_factory=time.monotonic)
+    begin_ns: int = field(default_factory=time.time_ns)
+    status: int = 0
+    error_code: str | None = None
+    job: Job | None = None
+    usage: UsageCounter = field(default_factory=UsageCounter)
+
+    @property
+    def seconds(self) -> float:
+        """Since its beginning."""
+        return time.monotonic() - self.begin

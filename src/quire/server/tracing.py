@@ -1,0 +1,107 @@
+"""OpenTelemetry: one span for each request that used the model, made when it has ended.
+
+The extra `trace` brings the libraries; without an endpoint they are not even imported. A request's
+`traceparent` header makes its span part of the caller's trace.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import ConfigError
+from quire.server.access_log import finish_reason
+from quire.server.record import RequestRecord
+from quire.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+MISSING = (
+    "otlp_traces_endpoint needs OpenTelemetry, which is not installed; install it with "
+    "`pip install 'quire[trace]'`, or leave the setting out"
+)
+
+
+class Tracer:
+    """Makes spans and hands them to a processor, which sends them in a thread of its own."""
+
+    def __init__(self, processor: SpanProcessor) -> None:
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource = Resource.create({SERVICE_NAME: "quire", "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("quire", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def sending_to(cls, endpoint: str) -> Tracer:
+        """Send over OTLP/HTTP. Raises ConfigError if the extra is not installed."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            raise ConfigError(MISSING) from None
+        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+
+    def trace(self, record: RequestRecord) -> None:
+        """One request has ended."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        attributes = _attributes(record)
+        carrier = {} if record.traceparent is None else {"traceparent": record.traceparent}
+        span = self._tracer.start_span(
+            f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}",
+            context=self._propagator.extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=record.begin_ns,
+        )
+        first = record.usage.first_token
+        if first is not None:
+            at = record.begin_ns + round((first - record.begin) * 1e9)
+            span.add_event("gen_ai.first_token", timestamp=at)
+        if record.error_code is not None:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end_time=time.time_ns())
+
+    def close(self) -> None:
+        """Send what has not been sent."""
+        self._provider.shutdown()
+
+
+def _attributes(record: RequestRecord) -> dict[str, Any]:
+    """What the conventions for generative AI call these figures; no prompts, no answers."""
+    job = record.job
+    assert job is not None
+    usage, sampling = record.usage.total(), job.sampling
+    operation = "chat" if "chat" in record.path else "text_completion"
+    attributes: dict[str, Any] = {
+        "http.request.method": record.method,
+        "url.path": record.path,
+        "http.response.status_code": record.status,
+        "quire.request_id": record.request_id,
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": job.model,
+        "gen_ai.request.choice.count": sampling.n,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.response.id": job.reply_id,
+        "gen_ai.response.model": job.model,
+        "gen_ai.response.finish_reasons": finish_reason(record).split(","),
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
+        "gen_ai.latency.e2e": record.seconds,
+    }
+    if sampling.max_tokens is not None:
+        attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
+    if record.usage.first_token is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = record.usage.first_token - record.begin
+    if record.error_code is not None:
+        attributes["error.type"] = record.error_code
+    return attributes
