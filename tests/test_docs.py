@@ -14,7 +14,7 @@ import pytest
 
 from quire.config import Option, iter_options, options_of
 from quire.core.sampling_params import SamplingParams
-from quire.server import messages_protocol, protocol, tokenize
+from quire.server import messages_protocol, protocol, responses_protocol, tokenize
 from quire.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +26,7 @@ BODIES = [
     protocol.CompletionRequest,
     protocol.ChatRequest,
     messages_protocol.MessagesRequest,
+    responses_protocol.ResponsesRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
 ]
@@ -33,6 +34,7 @@ REFUSED = [
     protocol.COMPLETION_UNSUPPORTED,
     protocol.CHAT_UNSUPPORTED,
     messages_protocol.MESSAGES_UNSUPPORTED,
+    responses_protocol.RESPONSES_UNSUPPORTED,
     tokenize.TOKENIZE_UNSUPPORTED,
 ]
 

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server import chat, completions, messages
+from quire.server import chat, completions, messages, responses
 from quire.server.admin import build_admin_app
 from quire.server.body import read_body
 from quire.server.drain import Drain, DrainGate
@@ -81,6 +81,7 @@ def build_app(
     routes = [
         _generation("/v1/completions", completions.prepare, engine, reception, limit),
         _generation("/v1/chat/completions", chat_prepare, engine, reception, limit),
+        _generation("/v1/responses", beside(responses.prepare), engine, reception, limit),
         _generation("/v1/messages", beside(messages.prepare), engine, reception, limit),
         look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),

@@ -1,0 +1,176 @@
+"""/v1/responses: what the template gets, the order of events, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+
+
+@pytest.fixture
+def speaking() -> FakeEngine:
+    """An engine whose template knows tools and thoughts."""
+    engine = FakeEngine(script=f"<think>hm</think>Well. {CALL}{CALL}")
+    engine.tokenizer.chat_template_text = "<tool_call></think>"
+    engine.tokenizer.chat_variables = frozenset({"messages", "tools"})
+    return engine
+
+
+def ask(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/v1/responses", {"input": "hi"} | fields)
+
+
+def events(reply: Reply) -> list[dict[str, Any]]:
+    """The data of a stream's events: named by their type, numbered from 0."""
+    *parts, tail = reply.body.decode().split("\n\n")
+    assert tail == ""
+    told = []
+    for number, part in enumerate(parts):
+        name, data = part.split("\n")
+        told.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {told[-1]['type']}"
+        assert told[-1]["sequence_number"] == number
+    return told
+
+
+def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
+    reply = ask(app, instructions="be kind", metadata={"a": "b"}, max_output_tokens=50).json()
+    assert "".join(map(chr, engine.calls[0]["ids"])) == "<system>be kind<user>hi<assistant>"
+    (message,) = reply["output"]
+    assert message.pop("id").startswith("msg_")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Hello!", "annotations": [], "logprobs": []}],
+        "status": "completed",
+    }
+    assert (reply["object"], reply["status"], reply["error"]) == ("response", "completed", None)
+    assert (reply["metadata"], reply["max_output_tokens"]) == ({"a": "b"}, 50)
+    assert reply["usage"] == {
+        "input_tokens": 34,
+        "input_tokens_details": {"cached_tokens": 17},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 40,
+    }
+
+
+def test_events_come_in_order(app: Starlette) -> None:
+    told = events(ask(app, stream=True))
+    assert [event["type"].removeprefix("response.") for event in told] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 6,
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert told[0]["response"]["status"] == "in_progress"
+    assert told[2]["item"]["content"] == []
+    assert told[10]["text"] == "".join(event["delta"] for event in told[4:10]) == "Hello!"
+    assert told[-1]["response"]["output"] == [told[-2]["item"]]
+    assert told[-1]["response"]["usage"]["output_tokens"] == 6
+
+
+def test_thoughts_and_calls_are_items_streamed_as_whole(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    whole = ask(app, tools=[TOOL]).json()["output"]
+    assert [i["type"] for i in whole] == ["reasoning", "message", *["function_call"] * 2]
+    assert json.loads(whole[2]["arguments"]) == {"at": "x"}
+    told = events(ask(app, tools=[TOOL], stream=True))
+    streamed = told[-1]["response"]["output"]
+    for one in (whole, streamed):
+        for item in one:
+            del item["id"]
+            item.pop("call_id", None)
+    assert streamed == whole
+    deltas: dict[int, str] = {}
+    for event in told:
+        if event["type"].endswith(".delta"):
+            index = event["output_index"]
+            deltas[index] = deltas.get(index, "") + event["delta"]
+    assert deltas == {
+        0: "hm",
+        1: whole[1]["content"][0]["text"],
+        2: whole[2]["arguments"],
+        3: whole[3]["arguments"],
+    }
+
+
+def test_items_as_the_template_sees_them(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    reply = ask(app, tools=[TOOL]).json()  # an answer can be sent back as it is
+    result = {"type": "function_call_output", "call_id": "c", "output": "no"}
+    words = {"role": "user", "content": [{"type": "input_text", "text": "so"}]}
+    again = ask(app, tools=[TOOL], input=[words, *reply["output"], result, words])
+    assert again.status == 200
+    messages, tools = speaking.tokenizer.seen
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
+    assert messages[1]["reasoning_content"] == "hm"
+    assert [call["function"]["name"] for call in messages[1]["tool_calls"]] == ["look", "look"]
+    assert (messages[2]["content"], messages[2]["tool_call_id"]) == ("no", "c")
+    assert tools[0]["function"]["name"] == "look"
+
+
+def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    ask(app, max_output_tokens=3, temperature=0.5, top_p=0.9, text={"format": form})
+    sampling = engine.calls[0]["sampling"]
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (3, 0.5, 0.9)
+    assert json.loads(sampling.structured_outputs.json) == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"role": "ghost", "content": ""}]}, "input[0].role"),
+        ({"input": [{"type": "image"}]}, "input[0].type"),
+        ({"input": ["a"]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0]"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"instrutions": "a"}, "instrutions"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 5000}, "input"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"model": "other"}, "model"),
+    ],
+)
+def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
+    reply = ask(app, **fields)
+    assert reply.status in (400, 404)
+    assert reply.error["param"] == param
+    assert reply.error["message"].startswith(f"{param}: ")
+
+
+def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEngine) -> None:
+    engine.fail_at = 2
+    told = events(ask(app, stream=True))
+    assert (told[-1]["type"], told[-1]["code"]) == ("error", "internal_error")
+    assert "secret" not in told[-1]["message"]
