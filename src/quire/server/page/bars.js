@@ -45,6 +45,10 @@ export class StackedBars extends Chart {
     }
   }
 
+  get isEmpty() {
+    return this.#bars.every((bar) => sum(bar) === 0);
+  }
+
   indexAt(x) {
     const place = Math.floor((x - LEFT) / this.pitch) - (this.slots - this.size);
     return place >= 0 && place < this.size ? place : null;

@@ -6,9 +6,10 @@ import { el } from "./dom.js";
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export class Chart {
-  /** A figure in words for those who do not see it; draw() and the rest come from the subclass. */
-  constructor({ label, height, readout = null }) {
+  /** label: for those who do not see it. empty: what stands there while there is nothing to draw. */
+  constructor({ label, height, readout = null, empty = "" }) {
     this.readout = readout;
+    this.empty = empty;
     this.height = height;
     this.cursor = null; // the item under the pointer or reached by keys
     this.canvas = el("canvas", {
@@ -28,6 +29,10 @@ export class Chart {
   size = 0;
   columns = 1;
 
+  get isEmpty() {
+    return this.size === 0;
+  }
+
   redraw() {
     const { canvas } = this;
     const width = canvas.clientWidth;
@@ -41,7 +46,15 @@ export class Chart {
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     context.font = `11px ${style.fontFamily}`;
     this.draw(context, width, this.height, colour);
+    if (this.isEmpty) this.#sayEmpty(context, width, colour);
     this.#tell();
+  }
+
+  #sayEmpty(context, width, colour) {
+    context.font = `17px ${colour("serif")}`;
+    context.fillStyle = colour("muted");
+    context.textAlign = "center";
+    context.fillText(this.empty, width / 2, this.height / 2, width - 16);
   }
 
   #listen() {

@@ -27,6 +27,7 @@ export function latency(name) {
     new Histogram({
       label: `${title} as a histogram; the arrow keys go from bar to bar`,
       height: 190,
+      empty: "No answer has been measured yet",
       readout: panel.readout,
     }),
   );

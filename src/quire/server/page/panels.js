@@ -54,6 +54,7 @@ export function requests() {
       label:
         "Running and waiting requests over the last minute; the arrow keys go from moment to moment",
       height: 300,
+      empty: "Nothing ran in the last minute",
       readout: panel.readout,
       parts: ["used", "shared"],
       slots: MOMENTS,
@@ -91,6 +92,7 @@ export function steps() {
     new StackedBars({
       label: "Tokens of each step; the arrow keys go from step to step",
       height: 210,
+      empty: "No step has run yet",
       readout: panel.readout,
       parts: ["decode", "prefill"],
       slots: STEPS,

@@ -40,7 +40,10 @@ const TILES = [
   {
     name: "Prefix hits",
     value: (_, history) => hitRate(history.growth("hits"), history.growth("queries")),
-    note: ({ counters }) => `${hitRate(counters.hits, counters.queries)} since the start`,
+    note: ({ counters }) =>
+      counters.queries
+        ? `${hitRate(counters.hits, counters.queries)} since the start`
+        : "no lookup yet",
     line: (history) =>
       history.samples.map(({ counters }) => counters.hits / Math.max(1, counters.queries)),
   },
