@@ -56,6 +56,29 @@ def test_malformed_bodies_are_refused(app: Starlette, body: bytes) -> None:
     assert len(reply.body) < 2000
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"prompt": "\xc3\xa4\xff"}', "it is not UTF-8 (byte 14)"),
+        (b'{"pr\xffompt": "a"}', "it is not UTF-8 (byte 4)"),
+        (MALFORMED["UTF-16"], "it is not UTF-8 (byte 0)"),
+        (MALFORMED["byte order mark"], "it begins with a byte order mark"),
+        (MALFORMED["lone surrogate"], "\\ud83d (character 12) is half of a surrogate pair"),
+        (b'{"prompt": "\\ude00\\ud83d"}', "\\ude00 (character 12) is half of a surrogate pair"),
+        (b'{"prompt": "\\ud83d\\ude00 \\ud800"}', "\\ud800 (character 25) is half of a surrogate"),
+        (b'{"prompt": "\\\\ud83d', "Input data was truncated"),
+        (MALFORMED["truncated"], "Input data was truncated"),
+    ],
+)
+def test_text_that_is_none_is_called_so(app: Starlette, body: bytes, reason: str) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert reason in call(app, path, body).error["message"]
+
+
+def test_surrogates_in_pairs_are_characters(app: Starlette) -> None:
+    assert call(app, "/v1/completions", b'{"prompt": "\\ud83d\\ude00 \\\\ud800"}').status == 200
+
+
 def test_same_key_twice_inside_a_message(app: Starlette) -> None:
     body = b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}'
     reply = call(app, "/v1/chat/completions", body)

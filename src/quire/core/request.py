@@ -9,6 +9,8 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, InvalidRequestError
 
+MAX_CHARS_PER_TOKEN = 64  # a token rarely stands for more
+
 
 class RequestStatus(enum.Enum):
     """Where a request is in its life. PREEMPTED requests wait, and will recompute."""
@@ -159,6 +161,15 @@ class RequestLimits:
                 f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
                 f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
                 "the prompt, lower max_tokens, or start the server with a larger KV cache"
+            )
+
+    def check_chars(self, num_chars: int, param: str = "prompt") -> None:
+        """Refuse absurdly long text before any work is spent on it. Raises ContextLengthError."""
+        if num_chars > MAX_CHARS_PER_TOKEN * self.max_model_len:
+            raise ContextLengthError(
+                f"{param}: {num_chars} characters cannot fit a context of {self.max_model_len} "
+                "tokens; send fewer",
+                param=param,
             )
 
     def check_continuation(self, message: AddRequest) -> None:

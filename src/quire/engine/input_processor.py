@@ -75,7 +75,7 @@ class InputProcessor:
                 "cache_salt: it is not text; give a string", param="cache_salt"
             )
         if isinstance(prompt, str):
-            self._check_size(prompt)
+            self._limits.check_chars(len(prompt))
             # the whole prompt is the caller's, who may write out a chat template by hand
             token_ids = self._tokenizer.encode(prompt, parse_special=True)
         else:
@@ -129,17 +129,6 @@ class InputProcessor:
                 "engine with scheduling_policy='priority'",
                 param="priority",
                 code="invalid_value",
-            )
-
-    def _check_size(self, prompt: str) -> None:
-        """Refuse absurdly long text before any work is spent on it: a token is rarely this long."""
-        longest = 64 * self._limits.max_model_len
-        if len(prompt) > longest:
-            raise InvalidRequestError(
-                f"prompt: {len(prompt)} characters cannot fit a context of "
-                f"{self._limits.max_model_len} tokens; shorten it",
-                param="prompt",
-                code="context_length_exceeded",
             )
 
 

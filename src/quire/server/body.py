@@ -24,6 +24,12 @@ from quire.server.http_errors import HttpError
 
 T = TypeVar("T")
 
+# Escapes in JSON text, so that each is seen as a whole; half: one that needs another beside it.
+_ESCAPE = re.compile(
+    r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
+)
+
 # field → values that ask for nothing, so that they are honoured by doing nothing
 NeutralValues = Mapping[str, Collection[Any]]
 
@@ -59,13 +65,25 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        _check_text(body)  # a name that is no text would be told as a missing one
         raise _wrong_value(str(error), path) from None
-    except UnicodeDecodeError:
-        raise _malformed("it is not UTF-8") from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _check_text(body)
         raise _malformed(str(error).removeprefix("JSON is malformed: ")) from None
+
+
+def _check_text(body: bytes) -> None:
+    """Refuse what is no Unicode text: msgspec sees it as something else that is wrong."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise _malformed(f"it is not UTF-8 (byte {error.start})") from None
+    if text.startswith("\ufeff"):
+        raise _malformed("it begins with a byte order mark")
+    if half := next((m for m in _ESCAPE.finditer(text) if m["half"]), None):
+        raise _malformed(f"{half[0]} (character {half.start()}) is half of a surrogate pair")
 
 
 def read_names(body: bytes) -> dict[str, Any]:
@@ -75,7 +93,8 @@ def read_names(body: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except UnicodeDecodeError:
-        raise _malformed("it is not UTF-8") from None
+        _check_text(body)
+        raise
     except ValueError:  # an integer too long for int(); only a field that nobody knows can hold it
         raise _malformed("a number in it is too long") from None
     assert isinstance(parsed, dict)

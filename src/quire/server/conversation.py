@@ -26,8 +26,6 @@ from quire.server.parsing.plain import PlainParser
 from quire.server.tools import ToolUse, tool_use
 from quire.server.turns import for_template
 
-# A token rarely stands for more; longer text is refused before any work is spent on it.
-MAX_CHARS_PER_TOKEN = 64
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
 
 
@@ -120,11 +118,7 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
 
 def _encode(request: protocol.ChatRequest, use: ToolUse, engine: EngineProtocol) -> list[int]:
     num_chars = sum(message.num_chars for message in request.messages)
-    longest = MAX_CHARS_PER_TOKEN * engine.info.limits.max_model_len
-    if num_chars > longest:
-        text = f"messages: {num_chars} characters cannot fit a context of "
-        text += f"{engine.info.limits.max_model_len} tokens; shorten them"
-        raise ContextLengthError(text, param="messages")
+    engine.info.limits.check_chars(num_chars, "messages")
     return engine.tokenizer.encode_chat(
         [for_template(message) for message in request.messages],
         tools=use.for_template(),
