@@ -53,15 +53,13 @@ class Visit:
 class Reception:
     """Lets requests in."""
 
-    def __init__(
-        self, engine: EngineProtocol, settings: ServerSettings, num_servers: int = 1
-    ) -> None:
+    def __init__(self, engine: EngineProtocol, settings: ServerSettings) -> None:
         self.admission = Admission(
             Capacity.share(
                 engine.info.limits,
                 settings.max_queued_requests,
                 settings.max_queued_tokens,
-                num_servers,
+                settings.api_server_count,
             )
         )
         self._engine = engine

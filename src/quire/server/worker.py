@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,6 +52,8 @@ def main() -> None:
 
 async def _serve(line: ParentLine, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
+    if start.client.partition(".")[0] != "0":  # of several processes, one has the admin endpoints
+        settings = replace(settings, admin_port=None, admin_uds=None)
     engines = Engines(start.client)
     loop = asyncio.get_running_loop()
     line.follow(lambda message: _call(loop, engines, message))
