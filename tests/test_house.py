@@ -158,3 +158,9 @@ def test_no_unfinished_marks(path: Path) -> None:
     text = path.read_text()
     for mark in ("TODO", "FIXME", "NotImplementedError"):
         assert mark not in text, f"{path} says {mark}"
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest imports them by these names, and two of one name stop a run of everything."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
