@@ -5,6 +5,7 @@ Runs in the front's process. Owns the seeds of requests that bring none.
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass
 
@@ -109,11 +110,10 @@ class InputProcessor:
         """One set of parameters per answer: seeds differ, and one scores the prompt for all."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         return [
-            msgspec.structs.replace(
+            _answer(
                 sampling,
-                n=1,
-                seed=_signed64(seed + index * _SEED_STRIDE),
-                prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
+                _signed64(seed + index * _SEED_STRIDE),
+                sampling.prompt_logprobs if index == 0 else None,
             )
             for index in range(sampling.n)
         ]
@@ -130,6 +130,14 @@ class InputProcessor:
                 param="priority",
                 code="invalid_value",
             )
+
+
+def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:
+    """One answer's own parameters: a copy, so that what was checked is not checked again."""
+    answer = copy.copy(sampling)
+    for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
+        msgspec.structs.force_setattr(answer, name, value)
+    return answer
 
 
 def _signed64(value: int) -> int:

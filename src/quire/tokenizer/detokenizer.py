@@ -55,6 +55,7 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._kept_token_ids = kept_token_ids
         self._min_tokens = min_tokens
+        self._has_stops = bool(stop)
         self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output)
         self._utf8 = _NewDecoder("replace")
         self._is_first, self._prompt_tail = self._read_prompt(prompt_token_ids)
@@ -68,6 +69,10 @@ class Detokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Take further tokens; returns the new text that can be sent. Empty after a stop."""
+        if not self._has_stops:  # then pieces need not be looked at one by one
+            pieces = [self._bytes_of(token_id) for token_id in token_ids]
+            self.num_tokens += len(pieces)
+            return self._utf8.decode(b"".join(pieces))
         parts = []
         for token_id in token_ids:
             if self.stop_reason is not None:
