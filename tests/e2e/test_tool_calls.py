@@ -75,6 +75,12 @@ def test_calls_are_forced_and_fit_their_schema(folder: Path) -> None:
                 arguments = json.loads(call["function"]["arguments"])
                 assert arguments["city"] in ("Paris", "Rome")
                 assert isinstance(arguments["days"], int)
+            form = {"name": "weather", "schema": WEATHER["parameters"]}
+            form = {"type": "json_schema", "json_schema": form}
+            reply = await chat(tools=TOOLS, response_format=form)  # either the form or a call
+            message = reply.json()["choices"][0]["message"]
+            told = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+            assert isinstance(json.loads(told), dict)
             bad = json.loads(json.dumps(TOOLS).replace("integer", "integr"))
             reply = await chat(tools=bad, tool_choice="required")
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")

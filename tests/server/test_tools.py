@@ -308,6 +308,38 @@ def test_only_strict_tools_are_held_to_their_schema() -> None:
     assert wish(tools=[strict], tool_choice="none") is None
 
 
+JSON_FORM = {
+    "type": "json_schema",
+    "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"q": {}}}},
+}
+
+
+def test_a_form_is_that_of_the_text_alone() -> None:
+    form = wish(response_format=JSON_FORM)
+    assert form is not None
+    assert form.name == "response_format.json_schema.schema"
+    start = form.text.splitlines()[0]
+    assert start.startswith("start: thought?")
+    assert start.endswith("| form)")
+    form = wish(response_format=JSON_FORM, tools=[])
+    assert form is not None
+    assert form.text.startswith("start: thought? form\n")
+    form = wish(response_format=JSON_FORM, tool_choice="required")
+    assert form is not None
+    assert "form" not in form.text
+
+
+def test_forms_stay_as_they_are_without_thoughts_and_tools() -> None:
+    server = Server("{}", reasoning_parser="none")
+    assert server.chat(response_format=JSON_FORM, tools=[]).status == 200
+    assert server.engine.calls[-1]["sampling"].structured_outputs.kind == "json"
+
+
+def test_a_form_that_cannot_stand_beside_thoughts() -> None:
+    reply = Server("a").chat(guided_grammar="root ::= [a-z]")
+    assert (reply.status, reply.error["param"]) == (400, "guided_grammar")
+
+
 def test_parameters_that_a_format_cannot_write() -> None:
     server = Server(CALL, tool_call_parser="qwen3_coder")
     odd = schema(strict=True, parameters={"properties": {"a>b": {}}})

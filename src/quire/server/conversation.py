@@ -76,7 +76,6 @@ def prepare(
     sampling = protocol.chat_sampling(request)
     token_ids = _encode(request, use, engine)
     reading = _reading(request, use, formats, token_ids, engine.tokenizer)
-    _check_form_fits(sampling, reading)
     sampling = _with_marks(sampling, reading, engine.tokenizer)
     sampling = _with_grammar(sampling, use, reading, engine.tokenizer)
     _check_fit(token_ids, sampling, engine.info.limits)
@@ -156,16 +155,6 @@ def _reading(
         tools=use.schemas,
         most_calls=1 if request.parallel_tool_calls is False else None,
     )
-
-
-def _check_form_fits(sampling: SamplingParams, reading: Reading) -> None:
-    """Refuse a form that would keep the model from what else is asked of it."""
-    form = sampling.structured_outputs
-    if form is not None and reading.tool_format is not None:
-        raise form.wrong("no tool can be called in this form; set tool_choice to none")
-    if form is not None and reading.in_thought:
-        fix = "turn it off, as with reasoning_effort none"
-        raise form.wrong(f"this model's answers begin with a thought, which has no form; {fix}")
 
 
 def _ends_with(token_ids: list[int], mark: str, tokenizer: TokenizerProtocol) -> bool:
