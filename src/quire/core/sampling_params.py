@@ -91,7 +91,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 # field: (lowest, highest); both ends are allowed
-_INT_RANGES: dict[str, tuple[int, int]] = {
+INT_RANGES: dict[str, tuple[int, int]] = {
     "n": (1, MAX_N),
     "top_k": (-1, 2**31 - 1),
     "seed": (-(2**63), 2**63 - 1),
@@ -100,7 +100,7 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
-_FLOAT_RANGES: dict[str, tuple[float, float]] = {
+FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -129,11 +129,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_types(params: SamplingParams) -> None:
-    for field in _INT_RANGES:
+    for field in INT_RANGES:
         value = getattr(params, field)
         if not (_is_int(value) or (value is None and field in _OPTIONAL)):
             raise _wrong(field, f"{_shown(value)} is not an integer; give one")
-    for field in _FLOAT_RANGES:
+    for field in FLOAT_RANGES:
         if not _is_number(getattr(params, field)):
             raise _wrong(field, f"{_shown(getattr(params, field))} is not a number; give one")
     for field in _BOOLS:
@@ -176,7 +176,7 @@ def _check_token_ids(field: str, token_ids: Any) -> None:
 
 
 def _check_ranges(params: SamplingParams) -> None:
-    for field, (low, high) in (_INT_RANGES | _FLOAT_RANGES).items():
+    for field, (low, high) in (INT_RANGES | FLOAT_RANGES).items():
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
             raise _wrong(field, f"{_shown(value)} is out of range; give {low} to {high}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,8 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -29,16 +27,16 @@ from quire.server.envelope import OPEN_PATHS, Envelope
 from quire.server.exposition import MetricsPage
 from quire.server.health import Health
 from quire.server.http_errors import on_error, send_json
-from quire.server.job import check_model
 from quire.server.live import Live
+from quire.server.models import Models
 from quire.server.observer import Observer
+from quire.server.openapi import OpenApi
 from quire.server.page import Page
 from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.reception import Reception, Visit
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.server.tokenize import detokenize, tokenize
-from quire.version import __version__
 
 T = TypeVar("T")
 Prepare = Callable[[bytes, EngineProtocol], Awaitable[Dialect]]
@@ -65,7 +63,6 @@ def build_app(
             yield
             await engine.close()
 
-    pages = _Pages(engine)
     page = Page()
     formats = _formats(engine, settings)
     chat_prepare = partial(chat.prepare, formats=formats)
@@ -86,12 +83,11 @@ def build_app(
         look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
-        Route("/v1/models", pages.models),
-        Route("/v1/models/{name:path}", pages.model),
-        Route("/version", pages.version),
+        *Models(engine).routes,
         *Health(engine, drain, settings.engine_hang_timeout).routes,
         Route("/live", Live(engine, observer.metrics).answer),
         Route("/metrics", MetricsPage(observer.metrics, settings.gpu_hour_cost).answer),
+        Route("/openapi.json", OpenApi().answer),
         *page.routes,
     ]
     observer.know_endpoints(routes)
@@ -174,36 +170,3 @@ class _Look:
 
 async def _beside_loop(work: Callable[[], T], body: bytes) -> T:
     return await asyncio.to_thread(work) if len(body) > IN_THREAD_BYTES else work()
-
-
-class ModelCard(msgspec.Struct):
-    """A served model, as /v1/models lists it. created: start of the server, Unix seconds."""
-
-    id: str
-    created: int
-    max_model_len: int
-    object: str = "model"
-    owned_by: str = "quire"
-
-
-class _Pages:
-    """The small routes."""
-
-    def __init__(self, engine: EngineProtocol) -> None:
-        self._engine = engine
-        info = engine.info
-        self._card = ModelCard(info.model_name, int(time.time()), info.limits.max_model_len)
-
-    async def models(self, _request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card]})
-
-    async def model(self, request: Request) -> Response:
-        check_model(request.path_params["name"], self._card.id)
-        return _json(self._card)
-
-    async def version(self, _request: Request) -> Response:
-        return _json({"version": __version__})
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

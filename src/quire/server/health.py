@@ -18,6 +18,13 @@ from quire.server.engine_protocol import EngineProtocol
 RETRY_AFTER = "5"
 
 
+class HealthReply(msgspec.Struct, omit_defaults=True):
+    """status: ok or unavailable. reason: why not."""
+
+    status: str
+    reason: str | None = None
+
+
 class Health:
     """The endpoints. They need no key, so they tell nothing but these words.
 
@@ -60,7 +67,7 @@ class Health:
 
 
 def _answer(reason: str | None) -> Response:
-    body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+    body = HealthReply("ok") if reason is None else HealthReply("unavailable", reason)
     status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
     headers["cache-control"] = "no-store"
     content = msgspec.json.encode(body)

@@ -81,7 +81,13 @@ class ErrorReply(msgspec.Struct):
         """The JSON text: OpenAI's `{"error": {...}}`, or Anthropic's on the paths of its API."""
         if path.startswith(ANTHROPIC_PATHS):
             return _encoder.encode(AnthropicError.of(self))
-        return _encoder.encode({"error": self.error})
+        return _encoder.encode(ErrorChunk(self.error))
+
+
+class ErrorChunk(msgspec.Struct):
+    """OpenAI's form of a failure, as a body and as a stream's last event."""
+
+    error: ErrorBody
 
 
 class AnthropicErrorBody(msgspec.Struct):

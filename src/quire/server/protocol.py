@@ -29,6 +29,9 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 
+Prompts = str | list[TokenId | str | list[TokenId]]
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     """include_usage: end the stream with one more chunk that has the token counts."""
 
@@ -152,7 +155,7 @@ CHAT_UNSUPPORTED: body.NeutralValues = {
 
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
-_prompt_decoder = msgspec.json.Decoder(str | list[TokenId | str | list[TokenId]])
+_prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
 
 
 def parse_completion(data: bytes) -> CompletionRequest:

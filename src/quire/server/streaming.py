@@ -18,7 +18,7 @@ from quire.core.output import RequestOutput
 from quire.server.deadline import Deadline
 from quire.server.drain import cut_error
 from quire.server.engine_protocol import GenerateProtocol
-from quire.server.http_errors import ErrorBody, ErrorReply, describe, send_json
+from quire.server.http_errors import ErrorChunk, ErrorReply, describe, send_json
 from quire.server.job import Job
 from quire.server.reception import Visit
 from quire.server.running import gather, run
@@ -55,12 +55,6 @@ class Dialect(Protocol):
     @property
     def last_words(self) -> bytes:
         """What follows the last chunk of a complete stream."""
-
-
-class ErrorChunk(msgspec.Struct):
-    """A failure in the place of a chunk."""
-
-    error: ErrorBody
 
 
 class OpenAIDialect:

@@ -1,0 +1,71 @@
+"""/v1/models and /version: what is served, by which version."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.job import check_model
+from quire.version import __version__
+
+
+class ModelCard(msgspec.Struct):
+    """A served model, as /v1/models lists it. created: start of the server, Unix seconds."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "quire"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All served models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class VersionReply(msgspec.Struct):
+    """The server's version."""
+
+    version: str
+
+
+class Models:
+    """The routes."""
+
+    def __init__(self, engine: EngineProtocol) -> None:
+        info = engine.info
+        self._card = ModelCard(info.model_name, int(time.time()), info.limits.max_model_len)
+
+    @property
+    def routes(self) -> list[Route]:
+        """All three paths."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/version", self.version),
+        ]
+
+    async def models(self, _request: Request) -> Response:
+        """All models."""
+        return _json(ModelList(data=[self._card]))
+
+    async def model(self, request: Request) -> Response:
+        """One model by its name."""
+        check_model(request.path_params["name"], self._card.id)
+        return _json(self._card)
+
+    async def version(self, _request: Request) -> Response:
+        """The version."""
+        return _json(VersionReply(__version__))
+
+
+def _json(content: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
