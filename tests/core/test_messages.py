@@ -10,7 +10,9 @@ from quire.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
+    ErrorKind,
     RequestDelta,
+    RequestTiming,
     StepOutput,
     TokenLogprobs,
 )
@@ -111,6 +113,27 @@ def test_deltas_of_several_steps_join_to_one() -> None:
     assert (whole.token_ids, len(whole.logprobs)) == ([5, 6], 2)
     assert (whole.finish_reason, whole.stop_token_id) == ("stop", 6)
     assert whole.num_cached_tokens == 16
+
+
+def test_joining_loses_no_field() -> None:
+    """Whatever a later delta tells is told by the joined one, also of fields to come."""
+    values = {
+        "request_id": "a",
+        "token_ids": [6],
+        "logprobs": [LOGPROBS],
+        "prompt_logprobs": [LOGPROBS],
+        "num_cached_tokens": 16,
+        "finish_reason": "stop",
+        "stop_token_id": 6,
+        "whole": True,
+        "error": "it broke",
+        "error_kind": ErrorKind.REQUEST,
+        "timing": RequestTiming(queued=1.0),
+    }
+    assert set(values) == set(RequestDelta.__struct_fields__)
+    joined = RequestDelta(request_id="a")
+    joined.join(RequestDelta(**values))
+    assert joined == RequestDelta(**values)
 
 
 def test_messages_do_not_share_their_empty_lists() -> None:

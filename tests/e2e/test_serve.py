@@ -143,3 +143,34 @@ def test_generate_answers_in_order(tmp_path) -> None:
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_the_form_that_was_asked_for(server: tuple[str, float], stream: bool) -> None:
+    schema = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "type": "object"}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = chat("hello", response_format=wanted, max_tokens=200)
+    url = f"{server[0]}/v1/chat/completions"
+    if stream:
+        data = json.dumps(body | {"stream": True}).encode()
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            events = response.read().decode().split("\n\n")[:-2]
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+    else:
+        reply = post(url, body)[1]
+        text = reply["choices"][0]["message"]["content"]  # type: ignore[index]
+    assert list(json.loads(text)) == ["a"]
+
+
+def test_a_form_that_cannot_be_is_refused(server: tuple[str, float]) -> None:
+    status, reply = post(f"{server[0]}/v1/chat/completions", chat("hello", guided_regex=r"(a)\1"))
+    assert status == 400
+    assert reply["error"] == {
+        "message": "guided_regex: backreferences are not supported; mend it",
+        "type": "invalid_request_error",
+        "param": "guided_regex",
+        "code": "invalid_value",
+    }

@@ -115,6 +115,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
         self.num_cached_tokens = later.num_cached_tokens
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
+        self.whole = later.whole
         self.error = later.error
         self.error_kind = later.error_kind
         self.timing = later.timing

@@ -95,10 +95,10 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
-        begin = time.monotonic()
         self._tell(self._scheduler.expire(self._deadlines.take_expired()))
         if self._grammars.num_pending:
             self._take_settled()
+        begin = time.monotonic()
         plan = self._scheduler.schedule()
         if plan is not None:
             self._log.plan(plan)
