@@ -232,6 +232,17 @@ def test_a_server_that_is_gone_is_told(page: Chromium) -> None:
     page.wait("!document.querySelector('#engine-notice').hidden")
 
 
+def test_a_full_queue_says_when_to_come_back(page: Chromium) -> None:
+    page.run("""window.fetch = async () => new Response(
+        JSON.stringify({error: {message: 'the queue is full; wait', code: 'server_is_overloaded'}}),
+        {status: 429, headers: {'retry-after': '7'}})""")
+    say(page, "hello")
+    page.wait("document.querySelector('.failure')")
+    told = page.text(".failure")
+    assert told.startswith("The queue is full; wait. Try again in 7 seconds.")
+    assert "429 · server_is_overloaded" in told
+
+
 def test_curl_is_the_same_request_without_the_key(page: Chromium) -> None:
     set_field(page, "system", "it's a shop")
     set_field(page, "stop", "\n##\n")

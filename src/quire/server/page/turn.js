@@ -1,7 +1,7 @@
 // How one turn looks: what was asked, the answer, its figures, and what can be done with it.
 
 import { copy, el, setText } from "./dom.js";
-import { count, duration, rate } from "./format.js";
+import { count, duration, plural, rate } from "./format.js";
 
 const ENDS = {
   length: "cut at max tokens",
@@ -75,7 +75,7 @@ export class TurnView {
   }
 
   #failure(error) {
-    const wait = error.retryAfter ? ` Try again in ${duration(error.retryAfter)}.` : "";
+    const wait = error.retryAfter ? ` Try again in ${plural(error.retryAfter, "second")}.` : "";
     const what = [error.status || null, error.code, error.param].filter(Boolean).join(" · ");
     return el(
       "div",
