@@ -120,6 +120,8 @@ def test_the_parts_of_a_streamed_call() -> None:
     assert len(arguments) > 10  # as they come
     assert "".join(arguments) == ARGUMENTS
     assert chunks[-1]["finish_reason"] == "tool_calls"
+    assert all(c["delta"] for c in chunks[1:-1])  # what was held back is no chunk
+    assert [c["delta"].get("content") for c in chunks[1:]] == [None] * (len(chunks) - 1)
 
 
 def test_thoughts_have_both_names_and_can_be_left_out() -> None:

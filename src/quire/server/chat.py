@@ -114,7 +114,8 @@ class ChatDialect(OpenAIDialect):
         """One part for each event; what is told of tokens goes with the first."""
         deltas = [delta_of(event) for event in self._conversation.read(output)]
         tells_tokens = self._num_logprobs is not None or self.job.return_token_ids
-        if not deltas and (tells_tokens or output.finish_reason is None):
+        is_held = bool(output.text) or output.finish_reason is not None
+        if not deltas and (tells_tokens or not is_held):
             deltas = [Delta(content="")]
         parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
         if parts:
