@@ -98,11 +98,12 @@ class Sampler:
     def _end_forms(self, index: Ints, drawn: Ints, lost: Flags, history: History) -> list[bool]:
         """Tell the rows' forms what was drawn; which of them let nothing follow."""
         whole = [False] * len(index)
-        for place in np.flatnonzero(self._state.needs[index] & Need.FORM).tolist():
-            if not lost[place]:
-                row = int(index[place])
-                form, answer = self._state.forms[row], history.answer(row)
-                whole[place] = form.is_whole_with(answer, int(drawn[place]))
+        if not self._state.forms:
+            return whole
+        for place, row in enumerate(index.tolist()):
+            form = self._state.forms.get(row)
+            if form is not None and not lost[place]:
+                whole[place] = form.is_whole_with(history.answer(row), int(drawn[place]))
         return whole
 
     def _adjust(self, batch: Rows, index: Ints, history: History) -> None:
