@@ -20,8 +20,8 @@ def test_a_streamed_answer() -> None:
     metrics.tokens(times, 1, 100.5)
     metrics.tokens(times, 1, 100.6)
     metrics.tokens(times, 2, 100.8)
-    timing = RequestTiming(100.1, 100.2, 100.5, 100.8)
-    metrics.finish(times, "stop", 100.8, timing)
+    times.timing = RequestTiming(100.1, 100.2, 100.5, 100.5)  # as told with the first token
+    metrics.finish(times, "stop", 100.8)
     assert metrics.time_to_first_token.count == 1
     assert metrics.inter_token_latency.count == 3
     assert abs(metrics.inter_token_latency.sum - 0.3) < 1e-9

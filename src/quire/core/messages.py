@@ -89,7 +89,8 @@ class RequestTiming(msgspec.Struct, frozen=True, array_like=True):
 class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     """What one step, or several, gave one request.
 
-    finish_reason: set exactly once, in the last delta, with timing beside it. error: message for
+    finish_reason: set exactly once, in the last delta. timing: in that of the first token and the
+    last one. error: message for
     the caller, whose kind is error_kind.
     prompt_logprobs: scores of the next prompt tokens; the first prompt token has none. whole: it
     ended because its structured_outputs let nothing follow, so that its last token is text.
@@ -118,7 +119,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
         self.whole = later.whole
         self.error = later.error
         self.error_kind = later.error_kind
-        self.timing = later.timing
+        self.timing = later.timing or self.timing
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

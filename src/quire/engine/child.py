@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
 import sys
@@ -53,13 +55,17 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to end when it has finished what it does."""
-        if self._process.returncode is None:
-            self._process.terminate()
+        self._signal(signal.SIGTERM)
 
     async def end(self) -> str:
         """End it at once if it has not ended, whatever it is doing; returns how it ended."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._signal(signal.SIGKILL)
         status = await self._process.wait()
         self._writer.close()
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Not by the process object, which would take the exit status from who waits for it."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)

@@ -177,6 +177,8 @@ class OutputProcessor:
         self, answer: _Answer, delta: RequestDelta, now: float, processed: Processed
     ) -> None:
         caller = answer.caller
+        if delta.timing is not None:
+            answer.times.timing = delta.timing
         if delta.token_ids:
             answer.token_ids += delta.token_ids
             caller.times.first_token = caller.times.first_token or now
@@ -190,7 +192,7 @@ class OutputProcessor:
         if part.finish_reason is not None:
             caller.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
-            self._metrics.finish(answer.times, part.finish_reason, now, delta.timing)
+            self._metrics.finish(answer.times, part.finish_reason, now)
             if delta.finish_reason is None:  # a stop string: the engine does not know yet
                 processed.aborts.append(delta.request_id)
         if answer.index in caller.changed:
@@ -200,7 +202,7 @@ class OutputProcessor:
 
     def _count_tokens(self, times: AnswerTimes, delta: RequestDelta, now: float) -> None:
         count = len(delta.token_ids)
-        if delta.timing is not None and count > 1:
+        if delta.finish_reason is not None and delta.timing is not None and count > 1:
             self._metrics.tokens_at_end(times, count, delta.timing, now)
         else:
             self._metrics.tokens(times, count, now)

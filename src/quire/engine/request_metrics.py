@@ -37,7 +37,14 @@ class RequestFigures(msgspec.Struct, kw_only=True):
 class AnswerTimes:
     """One answer's times, in seconds of the monotonic clock; 0.0 until it happened."""
 
-    __slots__ = ("arrival", "first_token", "last_token", "num_prompt_tokens", "num_tokens")
+    __slots__ = (
+        "arrival",
+        "first_token",
+        "last_token",
+        "num_prompt_tokens",
+        "num_tokens",
+        "timing",
+    )
 
     def __init__(self, arrival: float, num_prompt_tokens: int) -> None:
         self.arrival = arrival
@@ -45,6 +52,7 @@ class AnswerTimes:
         self.last_token = 0.0
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
+        self.timing: RequestTiming | None = None  # the latest that the engine has told
 
 
 class RequestMetrics:
@@ -113,9 +121,7 @@ class RequestMetrics:
         if count > 1:
             self.tokens(times, count - 1, timing.last_token)
 
-    def finish(
-        self, times: AnswerTimes, reason: str, now: float, timing: RequestTiming | None = None
-    ) -> None:
+    def finish(self, times: AnswerTimes, reason: str, now: float) -> None:
         """An answer has ended."""
         self.finished[reason] += 1
         self.e2e_latency.observe(now - times.arrival)
@@ -124,8 +130,8 @@ class RequestMetrics:
         if times.num_tokens > 1:
             seconds = times.last_token - times.first_token
             self.time_per_output_token.observe(seconds / (times.num_tokens - 1))
-        if timing is not None:
-            self._observe_turns(timing)
+        if times.timing is not None:
+            self._observe_turns(times.timing, times.last_token)
 
     def figures(self) -> RequestFigures:
         """A copy of everything, for the wire."""
@@ -148,12 +154,14 @@ class RequestMetrics:
             if isinstance(value, Histogram):
                 yield name, value
 
-    def _observe_turns(self, timing: RequestTiming) -> None:
+    def _observe_turns(self, timing: RequestTiming, last_seen: float) -> None:
+        """last_seen: when the last token came here, which the engine need not have told."""
         if timing.started is None:
             return
         self.queue_time.observe(timing.started - timing.queued)
         if timing.first_token is None or timing.last_token is None:
             return
         self.prefill_time.observe(timing.first_token - timing.started)
-        self.decode_time.observe(timing.last_token - timing.first_token)
-        self.inference_time.observe(timing.last_token - timing.started)
+        last = max(timing.last_token, last_seen)
+        self.decode_time.observe(last - timing.first_token)
+        self.inference_time.observe(last - timing.started)

@@ -68,6 +68,7 @@ class StepLog:
                 turns = self._turns.get(delta.request_id)
                 if turns is not None and turns.first_token is None:
                     turns.first_token = now
+                    delta.timing = RequestTiming(turns.queued, turns.started, now, now)
         self._tokens.observe(num_tokens)
         self._seconds.observe(seconds)
         num_prefill = num_tokens - num_decodes
