@@ -60,13 +60,14 @@ SURFACE = {
     "serve": SERVE + ENGINE,
     "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
+    "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "demo": "--url --concurrency --json",
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_frozen_surface(command: str) -> None:
-    parser = importlib.import_module(f"quire.cli.{command}").make_parser()
+    parser = importlib.import_module(f"quire.cli.{command.replace('-', '_')}").make_parser()
     flags = {flag for flag in parser._option_string_actions if flag not in ("-h", "--help")}
     assert sorted(flags) == sorted(SURFACE[command].split())
 
@@ -90,7 +91,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "words"),
     [
         (["srve"], "did you mean 'serve'?"),
-        (["xyzzy"], "give one of serve, chat, generate, demo"),
+        (["xyzzy"], "give one of serve, chat, generate, run-batch, demo"),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
         (["serve", "--no-prefix-caching"], "did you mean --enable-prefix-caching?"),

@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
     "chat": "talk to a model in the terminal",
     "generate": "answer a file or a list of prompts, without a server",
+    "run-batch": "answer a file of requests in OpenAI's batch form",
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     word = argv[0] if argv else "--help"
     if word in ("-h", "--help", "help"):
-        commands = "\n".join(f"  {name:<10}{text}" for name, text in COMMANDS.items())
+        commands = "\n".join(f"  {name:<11}{text}" for name, text in COMMANDS.items())
         print(HELP.format(commands=commands), end="")
         return 0
     if word == "--version":
@@ -72,7 +73,7 @@ def _run(argv: list[str]) -> int:
         near = difflib.get_close_matches(word, [*COMMANDS, "--version", "--help"], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {word[:64]!r}; {hint}")
-    command = importlib.import_module(f"quire.cli.{word}")
+    command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     status: int = command.run(argv[1:])
     return status
 

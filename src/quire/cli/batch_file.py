@@ -1,0 +1,146 @@
+"""Batch files in OpenAI's form: a request per line in, an answer or an error per line out.
+
+Owns the lines; the requests are answered by the server's own application, without HTTP between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message
+
+URLS = ("/v1/chat/completions", "/v1/completions")
+MAX_ID_CHARS = 512
+
+
+class BatchLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request. custom_id: what the caller finds the answer by. body: as the url takes it."""
+
+    custom_id: str
+    method: str = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+class BatchReply(msgspec.Struct):
+    """What the url has answered, be it an error."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct):
+    """Why a line was no request."""
+
+    code: str
+    message: str
+
+
+class BatchResult(msgspec.Struct, kw_only=True):
+    """A line of the output. Either response or error is there."""
+
+    id: str
+    custom_id: str | None
+    response: BatchReply | None = None
+    error: BatchError | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is an answer."""
+        return self.response is not None and self.response.status_code == 200
+
+
+_decoder = msgspec.json.Decoder(BatchLine)
+
+
+async def run_lines(
+    lines: Iterable[bytes], app: ASGIApp, *, num_at_once: int
+) -> AsyncGenerator[BatchResult, None]:
+    """Answer all lines, `num_at_once` at a time, in the order in which they are done."""
+    waiting = iter(enumerate(lines, 1))
+    seen: set[str] = set()
+    running: set[asyncio.Task[BatchResult]] = set()
+    while True:
+        while len(running) < num_at_once and (entry := next(waiting, None)) is not None:
+            number, data = entry
+            running.add(asyncio.create_task(_answer(number, data, seen, app)))
+        if not running:
+            return
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            yield task.result()
+
+
+async def _answer(number: int, data: bytes, seen: set[str], app: ASGIApp) -> BatchResult:
+    """The answer to one line. Whatever is wrong with it is told in the result."""
+    result = BatchResult(id=f"batch_req_{uuid.uuid4().hex}", custom_id=None)
+    try:
+        line = _decoder.decode(data)
+        result.custom_id = line.custom_id
+        _check(line, seen)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        result.error = BatchError("invalid_line", f"line {number}: {error}")
+        return result
+    seen.add(line.custom_id)
+    result.response = await _post(app, line.url, bytes(line.body))
+    return result
+
+
+def _check(line: BatchLine, seen: set[str]) -> None:
+    """Raise ValueError for a line that cannot be answered."""
+    if line.method != "POST":
+        raise ValueError(f"method: {line.method[:16]!r} is not supported; give POST")
+    if line.url not in URLS:
+        raise ValueError(f"url: {line.url[:64]!r} is not supported; give {' or '.join(URLS)}")
+    if not 1 <= len(line.custom_id) <= MAX_ID_CHARS:
+        raise ValueError(f"custom_id: give 1 to {MAX_ID_CHARS} characters")
+    if line.custom_id in seen:
+        raise ValueError("custom_id: another line has the same; give each its own")
+    wish: Any = msgspec.json.decode(line.body)
+    if isinstance(wish, dict) and wish.get("stream"):
+        raise ValueError("body.stream: a file cannot be streamed into; leave it out")
+
+
+async def _post(app: ASGIApp, url: str, body: bytes) -> BatchReply:
+    """Call the application as an HTTP server would."""
+    status, headers, parts = 0, dict[bytes, bytes](), list[bytes]()
+    unsent = [body]
+
+    async def receive() -> Message:
+        if unsent:
+            return {"type": "http.request", "body": unsent.pop(), "more_body": False}
+        await asyncio.Event().wait()  # this client never leaves
+        raise AssertionError("unreachable")
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], dict(message["headers"])
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(_scope(url), receive, send)
+    request_id = headers.get(b"x-request-id", b"").decode()
+    return BatchReply(status, request_id, msgspec.Raw(b"".join(parts)))
+
+
+def _scope(url: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "POST",
+        "path": url,
+        "raw_path": url.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+    }

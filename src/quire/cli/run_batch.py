@@ -1,0 +1,92 @@
+"""`quire run-batch`: a file of requests in OpenAI's batch form in, a file of answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from quire.cli.batch_file import run_lines
+from quire.cli.options import CommandParser, add_engine_options, engine_config
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+
+EXAMPLES = (
+    "quire run-batch -i requests.jsonl -o answers.jsonl",
+    "quire run-batch Qwen/Qwen3-0.6B -i requests.jsonl -o answers.jsonl --max-num-seqs 64",
+)
+
+AHEAD = 2  # requests under way for each that runs, so that the engine never waits for the file
+
+
+def make_parser() -> CommandParser:
+    """All options of the command."""
+    parser = CommandParser(
+        "run-batch", "Answer a file of requests in OpenAI's batch form.", EXAMPLES
+    )
+    parser.add_argument("-i", "--input-file", metavar="PATH", help="requests, one JSON per line")
+    parser.add_argument("-o", "--output-file", metavar="PATH", help="where the answers go")
+    add_engine_options(parser)
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Answer all lines; 1 if some line has no answer. Raises ConfigError for the files."""
+    args = make_parser().parse(argv)
+    for name in ("input_file", "output_file"):
+        if name not in args:
+            raise ConfigError(f"there is no {name}; give --{name.replace('_', '-')} PATH")
+    config = engine_config(args)
+    with ExitStack() as stack:
+        source = stack.enter_context(_open(args.input_file, "rb"))
+        if Path(args.output_file).exists() and Path(args.output_file).samefile(args.input_file):
+            raise ConfigError("input_file and output_file are the same; give another output_file")
+        total = sum(1 for _ in _lines(source))
+        source.seek(0)
+        target = stack.enter_context(_open(args.output_file, "wb"))
+        num_good = asyncio.run(_run(config, source, target, total))
+    print(f"{num_good} of {total} requests answered; see {args.output_file}", file=sys.stderr)
+    return 0 if num_good == total else 1
+
+
+async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total: int) -> int:
+    """Write a result for each line as soon as it is there; returns how many are answers."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from quire.engine.client import AsyncEngine
+    from quire.server.app import build_app
+    from quire.server.settings import ServerSettings
+
+    engine = await AsyncEngine.start(config)
+    try:
+        num_at_once = AHEAD * engine.info.limits.max_num_seqs
+        app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
+        num_good = 0
+        ticks = iter(track(range(total), "answering", console=Console(stderr=True)))
+        async with aclosing(run_lines(_lines(source), app, num_at_once=num_at_once)) as results:
+            async for result in results:
+                target.write(msgspec.json.encode(result) + b"\n")
+                num_good += result.is_good
+                next(ticks, None)
+        next(ticks, None)  # the bar is complete
+        return num_good
+    finally:
+        await engine.close()
+
+
+def _lines(source: IO[bytes]) -> Iterator[bytes]:
+    """The lines that hold something."""
+    return (line for line in source if line.strip())
+
+
+def _open(path: str, mode: str) -> IO[bytes]:
+    try:
+        return open(path, mode)
+    except OSError as error:
+        raise ConfigError(f"file {path!r} cannot be opened ({error.strerror}); check it") from None

@@ -1,0 +1,103 @@
+"""Batch files: good lines, bad lines, refused requests, and the command as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+
+from fake_engine import FakeEngine
+
+from quire.cli import main
+from quire.cli.batch_file import BatchResult, run_lines
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def line(name: str, body: Any = CHAT, **fields: Any) -> bytes:
+    url = {"method": "POST", "url": "/v1/chat/completions"}
+    return json.dumps({"custom_id": name, **url, "body": body} | fields).encode()
+
+
+def run(lines: list[bytes], engine: FakeEngine, num_at_once: int = 4) -> list[Any]:
+    async def collect() -> list[BatchResult]:
+        app = build_app(engine, ServerSettings())
+        return [result async for result in run_lines(lines, app, num_at_once=num_at_once)]
+
+    return [json.loads(msgspec.json.encode(result)) for result in asyncio.run(collect())]
+
+
+def test_both_urls_are_answered() -> None:
+    text = line("b", {"prompt": "abc"}, url="/v1/completions")
+    told = {result["custom_id"]: result for result in run([line("a"), text], FakeEngine())}
+    assert told["a"]["response"]["status_code"] == 200
+    assert told["a"]["response"]["request_id"]
+    assert told["a"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
+    assert told["b"]["response"]["body"]["choices"][0]["text"] == "Hello!"
+    assert told["a"]["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (b"not json", "malformed"),
+        (b"\xff", ""),
+        (b"[]", "object"),
+        (b"{}", "custom_id"),
+        (line("x", url="/v1/ghosts"), "url: "),
+        (line("x", method="GET"), "method: "),
+        (line(""), "custom_id: "),
+        (line("a"), "custom_id: another line"),
+        (line("x", CHAT | {"stream": True}), "body.stream: "),
+        (line("x", extra=1), "extra"),
+    ],
+)
+def test_a_bad_line_is_told_and_stops_nothing(bad: bytes, words: str) -> None:
+    told = run([line("a"), bad, line("c")], FakeEngine(), num_at_once=1)
+    assert [result["error"] is None for result in told] == [True, False, True]
+    assert told[1]["response"] is None
+    assert told[1]["error"]["code"] == "invalid_line"
+    assert told[1]["error"]["message"].startswith("line 2: ")
+    assert words in told[1]["error"]["message"]
+
+
+def test_a_refused_request_is_an_answer_with_its_status() -> None:
+    (told,) = run([line("a", CHAT | {"temperature": -1})], FakeEngine())
+    assert told["response"]["status_code"] == 400
+    assert told["response"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_failure_of_the_engine_ends_one_line_only() -> None:
+    engine = FakeEngine(fail_at=2)
+    told = run([line("a"), line("b", CHAT | {"max_tokens": 1})], engine)
+    assert {r["custom_id"]: r["response"]["status_code"] for r in told} == {"a": 500, "b": 200}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = CHAT | {"max_tokens": 3, "temperature": 0}
+    source.write_bytes(line("a", body) + b"\n\n" + line("b", body) + b"\nbad\n")
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--num-blocks", "64"]) == 1
+    told = [json.loads(text) for text in target.read_text().splitlines()]
+    answers = {r["custom_id"]: r["response"] for r in told if r["response"]}
+    assert answers["a"]["body"]["choices"] == answers["b"]["body"]["choices"]
+    assert "2 of 3 requests answered" in capsys.readouterr().err
+
+
+def test_mistakes_with_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("a"))
+    here = str(source)
+    for argv in (["-i", here], ["-i", here, "-o", here], ["-i", str(tmp_path / "x"), "-o", here]):
+        assert main(["run-batch", *argv]) == 2
+    assert source.read_bytes() == line("a")
+    assert capsys.readouterr().err.count("error: ") == 3

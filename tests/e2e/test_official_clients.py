@@ -1,0 +1,146 @@
+"""The official clients of OpenAI and Anthropic against one server with the bundled model."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import anthropic
+import openai
+import pytest
+
+MODEL = "quire-tiny"
+HELLO = [{"role": "user", "content": "hello"}]
+KEY = "secret"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+        assert ready is not None
+        yield ready[1]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def ours(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def theirs(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_models(ours: openai.OpenAI) -> None:
+    assert [model.id for model in ours.models.list()] == [MODEL]
+
+
+def test_chat_whole_and_streamed(ours: openai.OpenAI) -> None:
+    whole = ours.chat.completions.create(model=MODEL, messages=HELLO, temperature=0)
+    text = whole.choices[0].message.content
+    assert text
+    assert whole.usage is not None
+    chunks = list(
+        ours.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions(ours: openai.OpenAI) -> None:
+    reply = ours.completions.create(model=MODEL, prompt="A list is", max_tokens=3, logprobs=2)
+    assert reply.choices[0].logprobs is not None
+    assert len(reply.choices[0].logprobs.tokens or []) == 3
+
+
+def test_responses_whole_and_streamed(ours: openai.OpenAI) -> None:
+    whole = ours.responses.create(model=MODEL, input="hello", temperature=0)
+    assert whole.status == "completed"
+    assert whole.output_text
+    with ours.responses.stream(model=MODEL, input="hello", temperature=0) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(deltas) == final.output_text == whole.output_text
+    again = ours.responses.create(
+        model=MODEL, input=[*whole.output, {"role": "user", "content": "and?"}]
+    )
+    assert again.output_text
+
+
+def test_a_cut_response_is_incomplete(ours: openai.OpenAI) -> None:
+    cut = ours.responses.create(model=MODEL, input="hello", temperature=0, max_output_tokens=2)
+    assert cut.status == "incomplete"
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+    assert cut.usage is not None
+    assert cut.usage.output_tokens == 2
+
+
+def test_messages_whole_and_streamed(theirs: anthropic.Anthropic) -> None:
+    whole = theirs.messages.create(model=MODEL, messages=HELLO, max_tokens=60)
+    assert whole.content[0].type == "text"
+    assert whole.stop_reason in ("end_turn", "max_tokens")
+    with theirs.messages.stream(model=MODEL, messages=HELLO, max_tokens=60) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert final.content[0].type == "text"
+    assert final.content[0].text == text
+    assert final.usage.output_tokens > 0
+    assert final.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_tokens_are_counted_as_they_are_used(theirs: anthropic.Anthropic) -> None:
+    count = theirs.messages.count_tokens(model=MODEL, messages=HELLO)
+    usage = theirs.messages.create(model=MODEL, messages=HELLO, max_tokens=1).usage
+    assert count.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_errors_become_the_clients_own(
+    url: str, ours: openai.OpenAI, theirs: anthropic.Anthropic
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ours.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        ours.chat.completions.create(model="other", messages=HELLO)
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        theirs.messages.create(model=MODEL, messages=HELLO, max_tokens=0)
+    with pytest.raises(anthropic.NotFoundError):
+        theirs.messages.create(model="other", messages=HELLO, max_tokens=3)
+    with (
+        anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0) as stranger_there,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        stranger_there.messages.create(model=MODEL, messages=HELLO, max_tokens=3)
