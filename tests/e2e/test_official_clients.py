@@ -74,6 +74,20 @@ def test_chat_whole_and_streamed(ours: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_structured_outputs(ours: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    reply = ours.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    )
+    content = reply.choices[0].message.content
+    assert content is not None
+    assert re.fullmatch(r'\s*\{\s*"a"\s*:\s*[12]\s*\}\s*', content)
+
+
 def test_completions(ours: openai.OpenAI) -> None:
     reply = ours.completions.create(model=MODEL, prompt="A list is", max_tokens=3, logprobs=2)
     assert reply.choices[0].logprobs is not None
