@@ -185,8 +185,8 @@ def test_waste_is_below_four_percent_under_pressure(tiny_model: Path) -> None:
     Half of its last block is empty, on average, whatever a request's length: 8 slots are 12 % of
     the 60 tokens of the mix above, which is why this one has longer prompts.
     """
-    requests = make_requests(seed=12, scale=60, longest=100)
-    core = start(tiny_model, num_blocks=128, max_num_batched_tokens=512)
+    requests = make_requests(seed=16, scale=50, longest=50)
+    core = start(tiny_model, num_blocks=72, max_num_batched_tokens=512)
     together = serve(core, requests)
     stats = core.stats
     assert core._scheduler._kv.block_size == 16
