@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -50,6 +51,10 @@ class ModelConfig:
     seed: int = _setting(0, "seed of dummy weights and of requests that bring none")
 
     def __post_init__(self) -> None:
+        _require(
+            self.served_model_name is None or self.served_model_name.strip() != "",
+            "served_model_name is empty; give a name, or leave it out",
+        )
         _require(
             self.max_model_len is None or self.max_model_len >= 1,
             f"max_model_len is {self.max_model_len}; give at least 1",
@@ -224,6 +229,8 @@ def _checked(section: str, name: str, value: Any) -> Any:
     option = next(o for s, o in iter_options() if s == section and o.name == name)
     if value is None and option.default is None:
         return None
+    if option.kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if option.choices is not None and value not in option.choices:
         raise ConfigError(f"{name} is {value!r}; give one of {', '.join(option.choices)}")
     accepted: tuple[type, ...] = (int, float) if option.kind is float else (option.kind,)

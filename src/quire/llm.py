@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +13,18 @@ from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import InputProcessor, Prompt
 from quire.engine.output_processor import OutputProcessor, Processed
+from quire.engine.prompts import (
+    Conversation,
+    Prompts,
+    one_for_each,
+    read_conversations,
+    read_prompts,
+    told_of,
+)
 from quire.engine.request_metrics import RequestMetrics
 from quire.engine.startup import start_engine
-from quire.errors import InvalidRequestError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
-
-Message = dict[str, Any]  # {"role": ..., "content": ...}
 
 
 class LLM:
@@ -30,7 +36,7 @@ class LLM:
     Raises ConfigError or CheckpointError.
     """
 
-    def __init__(self, model: str = BUNDLED_MODEL, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
         self._core, self.info = start_engine(config)
         self.tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
@@ -46,45 +52,52 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
 
-        prompts: text or token ids, one or a list. sampling_params: one for all, or one for each.
+        prompts: text or token ids (a list, tuple or array), one or a list of them.
+        sampling_params: one for all, or one for each.
         Raises InvalidRequestError before anything runs, EngineError if a request fails.
         """
-        prompt_list = _as_prompts(prompts)
-        sampling_list = _one_for_each(sampling_params, len(prompt_list))
-        return self._run(prompt_list, sampling_list, use_tqdm)
+        prompt_list = read_prompts(prompts)
+        sampling_list = one_for_each(sampling_params, len(prompt_list))
+        return self._run("prompt", prompt_list, sampling_list, use_tqdm)
 
     def chat(
         self,
-        messages: list[Message] | list[list[Message]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list, through the model's chat template."""
-        conversations = _as_conversations(messages)
-        prompts: list[Prompt] = [
-            self.tokenizer.encode_chat(conversation, **template_kwargs)
-            for conversation in conversations
-        ]
-        sampling_list = _one_for_each(sampling_params, len(prompts))
-        return self._run(prompts, sampling_list, use_tqdm)
+        """Answer one conversation, or each of a list, through the model's chat template.
+
+        template_kwargs: add_generation_prompt, tools, and options that the template reads.
+        Raises as `generate` does.
+        """
+        conversations = read_conversations(messages)
+        sampling_list = one_for_each(sampling_params, len(conversations))
+        prompts: list[Prompt] = []
+        for place, conversation in enumerate(conversations):
+            with told_of("messages", place, len(conversations)):
+                prompts.append(self.tokenizer.encode_chat(conversation, **template_kwargs))
+        return self._run("messages", prompts, sampling_list, use_tqdm)
 
     def _run(
-        self, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
+        self, field: str, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
+        """field: the argument that the prompts came in, for errors."""
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         prepared = []
-        for prompt, params in zip(prompts, sampling, strict=True):
+        for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
             self._num_requests += 1
-            prepared.append(self._inputs.prepare(str(self._num_requests), prompt, params))
+            with told_of(field, place, len(prompts)):
+                prepared.append(self._inputs.prepare(str(self._num_requests), prompt, params))
         for request in prepared:
             outputs.add(request, time.monotonic())
             for message in request.messages:
@@ -116,54 +129,6 @@ def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
             answers[request_id].append(news)
         else:
             answers[request_id] = news
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
-        raise InvalidRequestError(
-            f"prompt: {type(prompts).__name__} is not text, token ids or a list of them; give one",
-            param="prompt",
-        )
-    found = list(prompts)
-    if found and all(isinstance(item, int) for item in found):
-        return [found]
-    for item in found:
-        if not isinstance(item, str | list):
-            raise InvalidRequestError(
-                f"prompt: {type(item).__name__} is not text or a list of token ids; give either",
-                param="prompt",
-            )
-    return found
-
-
-def _as_conversations(
-    messages: list[Message] | list[list[Message]],
-) -> list[list[Message]]:
-    if messages and isinstance(messages[0], dict):
-        return [messages]
-    return messages  # type: ignore[return-value]
-
-
-def _one_for_each(
-    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if sampling is None:
-        sampling = SamplingParams()
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * count
-    if not all(isinstance(params, SamplingParams) for params in sampling):
-        raise InvalidRequestError(
-            "sampling_params: give SamplingParams(...), or a list with one for each prompt",
-            param="sampling_params",
-        )
-    if len(sampling) != count:
-        raise InvalidRequestError(
-            f"sampling_params: {len(sampling)} given for {count} prompts; give one, or one each",
-            param="sampling_params",
-        )
-    return list(sampling)
 
 
 class _Progress:

@@ -189,3 +189,29 @@ def test_bad_settings_name_the_fix(tiny_model: Path, tmp_path: Path) -> None:
         LLM(str(tiny_model), max_model_len=4096)
     with pytest.raises(CheckpointError, match="nowhere"):
         LLM(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match="nowhere"):
+        LLM(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="served_model_name is empty; give a name"):
+        LLM(tiny_model, served_model_name=" ")
+
+
+def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
+    user = {"role": "user", "content": "hi"}
+    for conversations, words in (
+        (
+            [[user], [{"role": "me", "content": "hi"}]],
+            r"^messages\[1\]\[0\]\.role: 'me'; give one of",
+        ),
+        (
+            [[user], [user | {"content": "hi " * 3000}]],
+            r"^messages\[1\]: \d+ tokens and .* shorten",
+        ),
+        ([{"role": "me"}], r"^messages\[0\]\.role: 'me'; give one of"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words) as caught:
+            llm.chat(conversations, use_tqdm=False)
+        assert caught.value.param == "messages"
+    with pytest.raises(InvalidRequestError, match=r"^prompt\[1\]: token ids go from 0 to"):
+        llm.generate([[5], [-1]], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="tools: this model's chat template has no place"):
+        llm.chat([user], tools=[{"type": "function"}], use_tqdm=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from quire.errors import InvalidRequestError
+from quire.tokenizer.chat_template import ChatTemplate
 from quire.tokenizer.tokenizer import Tokenizer
 
 TEMPLATES = {path.stem: path.read_text() for path in Path(__file__).parent.glob("templates/*")}
@@ -88,6 +90,8 @@ def test_renders_as_transformers(
     tools: list[dict[str, Any]] | None,
     prompt: bool,
 ) -> None:
+    if "tools" not in pair[0].chat_variables:
+        tools = None  # refused, where transformers drops them without a word
     text, expected = both(pair, messages, tools=tools, add_generation_prompt=prompt)
     assert text == expected
 
@@ -241,3 +245,17 @@ def test_what_the_templates_read(chatml: dict[str, Tokenizer], gpt2: Tokenizer) 
     assert {"messages", "add_generation_prompt"} <= chatml["gpt2"].chat_variables
     assert "<|im_start|>" in chatml["gpt2"].chat_template_text
     assert (gpt2.chat_variables, gpt2.chat_template_text) == (frozenset(), "")
+
+
+def test_refuses_what_the_template_would_drop() -> None:
+    template = ChatTemplate("{{ messages[0].mood }}", origin="x", special_tokens={})
+    render = partial(template.render, add_generation_prompt=True, options={})
+    moody = {"role": "user", "content": "hi", "mood": "calm"}
+    assert render([moody], tools=None) == "calm"
+    assert render([moody], tools=[]) == "calm"
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.tone: unknown field"):
+        render([USER | {"tone": "calm"}], tools=None)
+    with pytest.raises(InvalidRequestError, match="tools: this model's chat template has no place"):
+        render([USER], tools=[{"name": "f"}])
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt: str is not a bool; give"):
+        template.render([USER], tools=None, add_generation_prompt="no", options={})  # type: ignore[arg-type]

@@ -39,6 +39,12 @@ def prepare(message: Any) -> dict[str, Any]:
         ([{"role": "user", "content": "hi", "name": object()}], "object is no JSON type"),
         ([{"role": "assistant", "tool_calls": {}}], r"tool_calls: give a list of objects"),
         (
+            [{"role": "user", "contnt": "hi", "content": "hi"}],
+            r"messages\[0\]\.contnt: unknown field; did you mean 'content'\?",
+        ),
+        ([{"role": "user", "content": "hi", "xyz": 1}], r"\.xyz: unknown field; remove it"),
+        ([{"role": "assistant", "refusal": "No."}], r"\.refusal: unknown field; remove it"),
+        (
             [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
             r"messages\[0\]\.tool_calls\[0\]\.function\.arguments: not JSON",
         ),
@@ -55,7 +61,7 @@ def test_refuses_deep_nesting() -> None:
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InvalidRequestError, match="nested too deeply; flatten it"):
-        prepare({"role": "user", "content": "hi", "extra": deep})
+        prepare({"role": "user", "content": "hi", "name": deep})
 
 
 def test_joins_text_parts() -> None:
@@ -89,3 +95,13 @@ def test_tools() -> None:
         with pytest.raises(InvalidRequestError, match="tools: give a list of objects") as caught:
             prepare_tools(tools, str)
         assert caught.value.param == "tools"
+
+
+def test_takes_keys_that_the_template_names() -> None:
+    message = {"role": "user", "content": "hi", "mood": "calm"}
+    assert prepare_messages((message,), str, {"mood"}) == [message]
+
+
+def test_drops_what_clients_send_back_empty() -> None:
+    answer = {"role": "assistant", "content": "hi"}
+    assert prepare(answer | {"refusal": "", "annotations": [], "audio": None}) == answer

@@ -157,7 +157,11 @@ def test_templates_by_precedence(write: WriteFolder) -> None:
 
 
 def test_templates_by_name(write: WriteFolder) -> None:
-    entries = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    with_tools = "{{ tools | length }} tools"
+    entries = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": with_tools},
+    ]
     folder = write(chat_template=entries)
     oracle = PreTrainedTokenizerFast.from_pretrained(folder)
     messages = [{"role": "user", "content": "hi"}]

@@ -43,6 +43,7 @@ class ChatTemplate:
                 "the model without chat"
             ) from error
         self._special_tokens = dict(special_tokens)
+        self._names = frozenset(re.findall(r"\w+", source))  # keys it may read are among them
         taken = _OWN_NAMES.union(TOKEN_NAMES, sandbox.globals)
         self.option_names = sorted(n for n in self.variables - taken if _PLAIN_NAME.fullmatch(n))
 
@@ -62,10 +63,16 @@ class ChatTemplate:
         Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
         """
         self._check_option_names(options)
+        if type(add_generation_prompt) is not bool:
+            kind = type(add_generation_prompt).__name__
+            raise wrong("add_generation_prompt", f"{kind} is not a bool; give True or False")
+        if tools and "tools" not in self.variables:
+            problem = "this model's chat template has no place for them; remove them"
+            raise wrong("tools", problem)
         variables = self._special_tokens | {
             "documents": None,
             **plain(dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"),
-            "messages": prepare_messages(messages, map_text),
+            "messages": prepare_messages(messages, map_text, self._names),
             "tools": prepare_tools(tools, map_text),
             "add_generation_prompt": add_generation_prompt,
         }

@@ -6,8 +6,9 @@ value into plain JSON types, so that nothing with methods reaches the template. 
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from quire.errors import InvalidRequestError
@@ -18,6 +19,8 @@ BREAK = "\ufdd0"
 """A code point that Unicode reserves for use inside programs: no text may hold it, so a program
 may mark places with it (the tokenizer does, in control tokens that a user typed)."""
 
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_ECHOED = ("annotations", "audio", "function_call", "refusal")  # empty in what clients send back
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 TextMap = Callable[[str], str]
 
@@ -43,23 +46,33 @@ def wrong(param: str, problem: str, *, where: str | None = None) -> InvalidReque
     return InvalidRequestError(f"{where or param}: {problem}", param=param, code="invalid_value")
 
 
-def prepare_messages(messages: Any, map_text: TextMap) -> list[dict[str, Any]]:
+def prepare_messages(
+    messages: Any, map_text: TextMap, names: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Messages as templates read them, `map_text` applied to each string but the role.
+
+    names: keys that messages may have besides the usual ones, as the template may read them.
 
     As `transformers` does, keys whose value is null are dropped and a message's reasoning is given
     under each name that templates use. Content parts of type text are joined by line ends, as vLLM
     and llama.cpp do; arguments of tool calls, JSON in OpenAI's form, become objects.
     Raises InvalidRequestError (param "messages").
     """
-    if not isinstance(messages, list) or not messages:
+    if not isinstance(messages, list | tuple) or not messages:
         raise wrong("messages", "give a list with at least one message")
-    return [_prepare(m, f"messages[{i}]", map_text) for i, m in enumerate(messages)]
+    return [_prepare(m, f"messages[{i}]", map_text, names) for i, m in enumerate(messages)]
 
 
-def _prepare(message: Any, where: str, map_text: TextMap) -> dict[str, Any]:
+def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise wrong("messages", "give an object with role and content", where=where)
-    message = {key: value for key, value in message.items() if value is not None}
+    message = {
+        key: value
+        for key, value in message.items()
+        if value is not None and (value or key not in _ECHOED)
+    }
+    for key in message:
+        _check_key(key, where, names)
     role = message.get("role")
     if role not in ROLES:
         raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
@@ -74,6 +87,15 @@ def _prepare(message: Any, where: str, map_text: TextMap) -> dict[str, Any]:
         message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
     prepared = plain(message, map_text, "messages", where)
     return {**prepared, "role": role}
+
+
+def _check_key(key: Any, where: str, names: Collection[str]) -> None:
+    """Refuse a key that neither the usual templates nor this one read."""
+    if key not in _KEYS and key not in _REASONING_NAMES and key not in names:
+        near = difflib.get_close_matches(str(key)[:64], _KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "remove it"
+        shown = str(key)[:64]
+        raise wrong("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
 
 
 def _joined(content: Any, where: str) -> str:

@@ -1,0 +1,108 @@
+"""What programs hand to `LLM`: the forms that prompts, conversations and wishes may come in.
+
+Brings each to one list and says which entry is wrong. What is in a prompt or a message is checked
+by the input processor and by the tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import Prompt
+from quire.errors import InvalidRequestError
+
+Message = dict[str, Any]  # {"role": ..., "content": ...}
+Prompts = Prompt | tuple[int, ...] | np.ndarray | Sequence[Prompt | tuple[int, ...] | np.ndarray]
+Conversation = Sequence[Message]
+
+_MESSAGES_FIX = "give a list of messages, such as [{'role': 'user', 'content': 'hello'}]"
+
+
+def read_prompts(prompts: Prompts) -> list[Prompt]:
+    """Each prompt as text or a list of token ids. Raises InvalidRequestError."""
+    found = _plain(prompts)
+    if isinstance(found, str):
+        return [found]
+    if not isinstance(found, list):
+        kind = type(prompts).__name__
+        raise _wrong("prompt", f"{kind} is not text, token ids or a list of them; give one")
+    if found and all(isinstance(item, int) for item in found):
+        return [found]
+    for place, item in enumerate(found):
+        if not isinstance(item, str | list):
+            problem = f"{type(item).__name__} is not text or a list of token ids; give either"
+            raise _wrong("prompt", problem, f"prompt[{place}]")
+    return found
+
+
+def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[list[Message]]:
+    """Each conversation as a list of messages. Raises InvalidRequestError."""
+    if isinstance(messages, str):
+        raise _wrong("messages", f"text is no conversation; {_MESSAGES_FIX}, or use generate")
+    if isinstance(messages, dict):
+        raise _wrong("messages", "one message is no list; put it into one: [message]")
+    if not isinstance(messages, list | tuple):
+        kind = type(messages).__name__
+        raise _wrong("messages", f"{kind} is not a conversation; {_MESSAGES_FIX}")
+    if any(isinstance(item, dict) for item in messages):
+        return [list(messages)]
+    for place, item in enumerate(messages):
+        if not isinstance(item, list | tuple):
+            problem = f"{type(item).__name__} is neither a message nor a list of messages; "
+            raise _wrong("messages", problem + _MESSAGES_FIX, f"messages[{place}]")
+    return [list(conversation) for conversation in messages]
+
+
+def one_for_each(
+    sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """The wishes of each of `count` prompts. Raises InvalidRequestError."""
+    if sampling is None:
+        sampling = SamplingParams()
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if not isinstance(sampling, list | tuple):
+        kind = type(sampling).__name__
+        problem = f"{kind} is no SamplingParams; give SamplingParams(...), or one for each prompt"
+        raise _wrong("sampling_params", problem)
+    for place, params in enumerate(sampling):
+        if not isinstance(params, SamplingParams):
+            problem = f"{type(params).__name__} is no SamplingParams; give SamplingParams(...)"
+            raise _wrong("sampling_params", problem, f"sampling_params[{place}]")
+    if len(sampling) != count:
+        problem = f"{len(sampling)} given for {count} prompts; give one, or one each"
+        raise _wrong("sampling_params", problem)
+    return list(sampling)
+
+
+@contextmanager
+def told_of(field: str, place: int, count: int) -> Iterator[None]:
+    """Let errors about a prompt speak of the argument that it came in, and of its place there."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param in ("prompt", "messages"):
+            item = f"{field}[{place}]" if count > 1 else field
+            text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
+            error.args = (text.replace("the prompt", "them") if field == "messages" else text,)
+            error.param = field
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tuples as lists, and numbers of arrays as Python's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _wrong(field: str, problem: str, where: str | None = None) -> InvalidRequestError:
+    return InvalidRequestError(f"{where or field}: {problem}", param=field, code="invalid_value")
