@@ -95,20 +95,33 @@ class EngineCore:
 
     def step(self) -> StepOutput:
         """Plan and start a step if there is one; answer the oldest when enough are in flight."""
+        self._admit()
+        started = self._start_next()
+        if self._in_flight and (
+            not started or len(self._in_flight) >= self._executor.max_in_flight
+        ):
+            self._tell(self._answer(*self._in_flight.popleft()))
+        return self._report()
+
+    def _admit(self) -> None:
+        """Let go of who waited too long, and let in whose grammar has been made."""
         self._tell(self._scheduler.expire(self._deadlines.take_expired()))
         if self._grammars.num_pending:
             self._take_settled()
+
+    def _start_next(self) -> bool:
+        """Plan a step and start it; returns whether there was one to start."""
         begin = time.monotonic()
         plan = self._scheduler.schedule()
-        if plan is not None:
-            self._log.plan(plan)
-            if plan.new_requests and self.on_begin is not None:
-                self.on_begin([request.request_id for request in plan.new_requests])
-            self._in_flight.append((begin, plan, self._executor.execute(plan)))
-        if self._in_flight and (
-            plan is None or len(self._in_flight) >= self._executor.max_in_flight
-        ):
-            self._tell(self._answer(*self._in_flight.popleft()))
+        if plan is None:
+            return False
+        self._log.plan(plan)
+        if plan.new_requests and self.on_begin is not None:
+            self.on_begin([request.request_id for request in plan.new_requests])
+        self._in_flight.append((begin, plan, self._executor.execute(plan)))
+        return True
+
+    def _report(self) -> StepOutput:
         deltas, self._deltas = self._deltas, []
         self._log.finish(deltas)
         return StepOutput(deltas=deltas, stats=self.stats, view=self._take_view())
@@ -157,11 +170,14 @@ class EngineCore:
                 if failure is not None:
                     raise failure
                 self._scheduler.add(request)
-            except Exception as error:  # whatever it is, it ends this request alone
-                is_invalid = isinstance(error, InvalidRequestError)
-                kind = ErrorKind.REQUEST if is_invalid else ErrorKind.ENGINE
-                self._refuse(request.request_id, str(error), kind)
-                self._grammars.close(request.request_id)
+                continue
+            except InvalidRequestError as refusal:
+                self._refuse(request.request_id, str(refusal), ErrorKind.REQUEST)
+            except Exception:  # whatever it is, it ends this request alone
+                logger.exception("a matcher could not be made")
+                problem = "the engine could not prepare the form of this answer"
+                self._refuse(request.request_id, problem, ErrorKind.ENGINE)
+            self._grammars.close(request.request_id)
 
     def _add(self, message: AddRequest) -> None:
         try:
