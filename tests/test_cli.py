@@ -61,7 +61,7 @@ SURFACE = {
     "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
-    "demo": "--url --concurrency --json",
+    "demo": "--url --api-key --concurrency --json",
 }
 
 
@@ -91,6 +91,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "words"),
     [
         (["srve"], "did you mean 'serve'?"),
+        (["--bogus"], "unknown option '--bogus'"),
         (["xyzzy"], "give one of serve, chat, generate, run-batch, demo"),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
@@ -423,3 +424,12 @@ def test_generate_refuses_what_is_not_text(
     path.write_bytes(b"\xff\xfe")
     assert main(["generate", "--file", str(path)]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "quire", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: the disk is full; free some of it, or write elsewhere\n"

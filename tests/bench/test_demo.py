@@ -54,9 +54,16 @@ def test_demo() -> None:
 
 def test_failures_are_shown() -> None:
     result, text = run(chunked([event({"error": {"message": "it broke"}})]))
-    assert "3 of 3 requests failed" in result.problems
+    assert "3 of 3 requests failed, most of them with: it broke" in result.problems
     assert text.count("✗") == 3
     assert "3 of 3" in text
+
+
+def test_no_server_is_one_error_and_not_one_for_each_request() -> None:
+    console = Console(quiet=True)
+    demo = run_demo(EXAMPLES, url="http://127.0.0.1:1", concurrency=2, console=console)
+    with pytest.raises(ConfigError, match=r"no server answers at http://127.0.0.1:1 .*quire serve"):
+        asyncio.run(demo)
 
 
 @pytest.mark.parametrize(("num_exact", "problems"), [(10, 0), (9, 0), (8, 1), (0, 1)])

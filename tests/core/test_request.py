@@ -179,7 +179,7 @@ def test_beyond_the_models_limit() -> None:
     with pytest.raises(ContextLengthError) as caught:
         check([1] * 18, max_tokens=3)
     assert str(caught.value) == (
-        "prompt: 18 tokens and 3 for the answer are 21, but the model's limit is 20; shorten the "
+        "prompt: 18 tokens and 3 for the answer are 21, but the limit here is 20; shorten the "
         "prompt or lower max_tokens"
     )
     assert caught.value.code == "context_length_exceeded"

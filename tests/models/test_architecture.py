@@ -142,7 +142,7 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         ({"hidden_size": True}, "hidden_size is True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be a whole number from 1"),
         ({"num_hidden_layers": 10**9}, "from 1 to 1024"),
-        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, which does not divide"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, no divisor of"),
         ({"head_dim": None, "num_attention_heads": 24}, "does not divide hidden_size (2048)"),
         ({"head_dim": 63}, "partial_rotary_factor turns 63 of 63 dimensions"),
         ({"partial_rotary_factor": 1.5}, "turns 96 of 64 dimensions"),
@@ -156,7 +156,7 @@ def test_phi3_keeps_its_trained_length_beside_the_rope_section(tmp_path: Path) -
         ({"rope_scaling": LLAMA_1B["rope_scaling"] | {"low_freq_factor": 4.0}}, "must differ"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; it must be true or false"),
         ({"eos_token_id": [-1]}, "eos_token_id is [-1]; it must be a token id"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is set"),
     ],
 )

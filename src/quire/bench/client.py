@@ -55,7 +55,9 @@ class HttpFailureError(Exception):
     """The server answered, but not with a stream."""
 
 
-async def stream_request(url: str, body: bytes, *, timeout: float = 120.0) -> Exchange:
+async def stream_request(
+    url: str, body: bytes, *, api_key: str | None = None, timeout: float = 120.0
+) -> Exchange:
     """POST a body that asks for a stream with usage; a failure is a result, never raised.
 
     url: the whole endpoint, such as http://127.0.0.1:8000/v1/chat/completions.
@@ -63,7 +65,7 @@ async def stream_request(url: str, body: bytes, *, timeout: float = 120.0) -> Ex
     exchange = Exchange(time.perf_counter())
     try:
         async with asyncio.timeout(timeout):
-            await _exchange(url, body, exchange)
+            await _exchange(url, body, api_key, exchange)
     except TimeoutError:
         exchange.error = f"no answer within {timeout:g} s"
     except (OSError, EOFError, ValueError, HttpFailureError, msgspec.DecodeError) as error:
@@ -71,13 +73,14 @@ async def stream_request(url: str, body: bytes, *, timeout: float = 120.0) -> Ex
     return exchange
 
 
-async def _exchange(url: str, body: bytes, exchange: Exchange) -> None:
+async def _exchange(url: str, body: bytes, api_key: str | None, exchange: Exchange) -> None:
     where = urlsplit(url)
     port = where.port or 80
     reader, writer = await asyncio.open_connection(where.hostname, port, limit=MAX_LINE)
     try:
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
         head = (
-            f"POST {where.path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
+            f"POST {where.path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n{key}"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console
@@ -55,7 +58,12 @@ class DemoResult:
         """Why the demonstration failed, in words; empty if it succeeded."""
         found = []
         if self.summary.num_failed:
-            found.append(f"{self.summary.num_failed} of {len(self.examples)} requests failed")
+            failures = Counter(e.error for e in self.exchanges if e.error is not None)
+            [(text, _)] = failures.most_common(1)
+            found.append(
+                f"{self.summary.num_failed} of {len(self.examples)} requests failed, "
+                f"most of them with: {text}"
+            )
         num_exact, num_known = _count_exact(zip(self.examples, self.exchanges, strict=True))
         if num_exact < MIN_EXACT * num_known:
             found.append(
@@ -92,21 +100,41 @@ def read_examples(path: Path = EXAMPLES) -> list[Example]:
 
 
 async def run_demo(
-    examples: list[Example], *, url: str | None, concurrency: int, console: Console
+    examples: list[Example],
+    *,
+    url: str | None,
+    concurrency: int,
+    console: Console,
+    api_key: str | None = None,
 ) -> DemoResult:
     """Send all examples to the server at `url`, or to one started for the occasion.
 
-    console: where progress is shown. Raises UserError or EngineError if no server starts.
+    console: where progress is shown. Raises UserError or EngineError if there is no server.
     """
     async with AsyncExitStack() as stack:
         if url is None:
             with console.status("starting a server with the bundled model"):
                 url = await stack.enter_async_context(local_server(["--log-level", "warning"]))
+        else:
+            await _check_reachable(url)
         endpoint = f"{url.rstrip('/')}/v1/chat/completions"
         bodies = [_body(example) for example in examples]
         with _Progress(console, len(bodies)) as progress:
-            exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count)
+            exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count, api_key)
     return DemoResult(examples, exchanges, summarize(exchanges))
+
+
+async def _check_reachable(url: str) -> None:
+    where = urlsplit(url)
+    try:
+        _, writer = await asyncio.open_connection(where.hostname, where.port or 80)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"no server answers at {url} ({reason}); start one with `quire serve`, "
+            "or leave out --url"
+        ) from None
+    writer.close()
 
 
 def print_result(result: DemoResult, console: Console) -> None:

@@ -13,6 +13,7 @@ async def closed_loop(
     bodies: Sequence[bytes],
     concurrency: int,
     on_done: Callable[[Exchange], None] = lambda _: None,
+    api_key: str | None = None,
 ) -> list[Exchange]:
     """Send every body, at most `concurrency` at once; results in the order of the bodies."""
     waiting = iter(enumerate(bodies))
@@ -20,7 +21,7 @@ async def closed_loop(
 
     async def lane() -> None:
         for place, body in waiting:
-            done[place] = await stream_request(url, body)
+            done[place] = await stream_request(url, body, api_key=api_key)
             on_done(done[place])
 
     await asyncio.gather(*(lane() for _ in range(concurrency)))

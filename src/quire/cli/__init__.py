@@ -6,6 +6,7 @@ A command's module is imported only when its word is given, so that `quire --hel
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -44,7 +45,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where a full disk can still be told in one line
+        return status
     except UserError as error:
         return _fail(error, 2)
     except QuireError as error:
@@ -52,8 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+        _discard_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _discard_output()
+        return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
 
@@ -72,10 +80,16 @@ def _run(argv: list[str]) -> int:
     if word not in COMMANDS:
         near = difflib.get_close_matches(word, [*COMMANDS, "--version", "--help"], n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"give one of {', '.join(COMMANDS)}"
-        raise ConfigError(f"unknown command {word[:64]!r}; {hint}")
+        kind = "option" if word.startswith("-") else "command"
+        raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     status: int = command.run(argv[1:])
     return status
+
+
+def _discard_output() -> None:
+    """Let the last flush, as Python ends, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: Exception, status: int) -> int:

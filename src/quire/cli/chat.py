@@ -13,7 +13,7 @@ from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params
 from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.errors import InvalidRequestError
+from quire.errors import ConfigError, InvalidRequestError
 
 EXAMPLES = (
     "quire chat",
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     with asyncio.Runner() as runner:
         engine = runner.run(AsyncEngine.start(config))
         try:
-            print(f"{engine.info.model_name}: /help for commands", file=sys.stderr)
+            say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
             chat = Chat(engine, sampling, runner.run, system=vars(args).get("system", ""))
             return chat.run(read_lines())
         finally:
@@ -172,7 +172,11 @@ class Speed:
 def read_lines() -> Iterator[str]:
     """Lines of the terminal with a prompt and a history, or of whatever is piped in."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        try:
+            sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]
+            yield from sys.stdin
+        except UnicodeDecodeError:
+            raise ConfigError("the input is not UTF-8 text; convert it") from None
         return
     import readline  # noqa: F401  # gives input() a history and line editing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,9 @@ def make_parser() -> CommandParser:
     text = "Send the bundled model's three jobs to a server, many at once, and show how it went."
     parser = CommandParser("demo", text, EXAMPLES, words="")
     parser.add_argument("--url", help="a running server; default: one is started on a free port")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="key of the server at --url; default: $QUIRE_API_KEY"
+    )
     parser.add_argument(
         "--concurrency",
         type=human_int,
@@ -48,7 +52,13 @@ def run(argv: Sequence[str]) -> int:
     examples = read_examples()
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     result = asyncio.run(
-        run_demo(examples, url=url, concurrency=args.concurrency, console=progress)
+        run_demo(
+            examples,
+            url=url,
+            concurrency=args.concurrency,
+            console=progress,
+            api_key=vars(args).get("api_key", os.environ.get("QUIRE_API_KEY")),
+        )
     )
     if args.json:
         print(result.as_json())

@@ -153,7 +153,7 @@ class RequestLimits:
             lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
             raise ContextLengthError(
                 f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
-                f"the model's limit is {self.max_model_len}; shorten the prompt{lower}"
+                f"the limit here is {self.max_model_len}; shorten the prompt{lower}"
             )
         longest = self.max_model_len if wanted is None else prompt + wanted
         if longest - 1 > self.max_kv_tokens:

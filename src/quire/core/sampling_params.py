@@ -183,7 +183,9 @@ def _check_ranges(params: SamplingParams) -> None:
     if params.top_p == 0.0:
         raise _wrong("top_p", "0 keeps no token; give a share in (0, 1]")
     if params.repetition_penalty == 0.0:
-        raise _wrong("repetition_penalty", "0 is out of range; give a number above 0, 1 is off")
+        raise _wrong(
+            "repetition_penalty", "0 is out of range; give a number above 0 and up to 100 (1: off)"
+        )
     _check_logit_bias(params.logit_bias)
 
 

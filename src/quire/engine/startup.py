@@ -171,11 +171,13 @@ def _max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
     wanted = config.model.max_model_len
     if wanted is None:
         if num_slots < limit:
+            setting = "num_blocks" if config.cache.num_blocks else "kv_cache_memory_bytes"
             logger.warning(
                 "the KV cache holds %d tokens, so the context is limited to that instead of the "
-                "model's %d; for more, raise kv_cache_memory_bytes",
+                "model's %d; for more, raise %s",
                 num_slots,
                 limit,
+                setting,
             )
         return min(limit, num_slots)
     if wanted > num_slots:

@@ -111,7 +111,9 @@ def _family(config: ConfigFile) -> tuple[str, str]:
 def _refuse_what_is_not_supported(config: ConfigFile) -> None:
     activation = config.text("hidden_act", "silu")
     if activation != "silu":
-        raise config.wrong("hidden_act", f"is {activation!r}; only 'silu' is supported")
+        raise config.wrong(
+            "hidden_act", f"is {activation!r}, but only 'silu' is supported; take another model"
+        )
     if config.section("quantization_config") is not None:
         raise config.wrong(
             "quantization_config", "is set; take the 16-bit checkpoint of the model instead"
@@ -124,7 +126,7 @@ def _heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
     if num_heads % num_kv_heads:
         raise config.wrong(
             "num_key_value_heads",
-            f"is {num_kv_heads}, which does not divide num_attention_heads ({num_heads})",
+            f"is {num_kv_heads}, no divisor of num_attention_heads ({num_heads}); correct it",
         )
     if config.get("head_dim") is None and hidden_size % num_heads:
         raise config.wrong(

@@ -110,7 +110,7 @@ class ConfigFile:
         """A list of `length` finite numbers above 0."""
         value = self.get(key)
         if not isinstance(value, list) or len(value) != length:
-            raise self.wrong(key, f"must be a list of {length} numbers")
+            raise self.wrong(key, f"is not a list of {length} numbers; correct it")
         for item in value:
             if not isinstance(item, int | float) or isinstance(item, bool) or not 0 < item < 1e30:
                 raise self.wrong(key, f"holds {item!r}; it must hold numbers above 0")

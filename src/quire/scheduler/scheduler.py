@@ -40,7 +40,7 @@ MAX_PARKED_BUDGETS = 32
 
 NON_FINITE = (
     "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
-    "if it happens every time, start the engine with dtype='float32'"
+    "if it happens every time, run the model in float32; if that is so already, check its weights"
 )
 NOTHING_TO_DRAW = (
     "the wishes of this request left no token that could come next: logit_bias, penalties, "
