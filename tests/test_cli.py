@@ -281,7 +281,11 @@ def test_serve_that_cannot_load() -> None:
         assert re.fullmatch("error: .*missing.*\n", err)
 
 
-def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_said_before_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The handler of a process would outlive this test, with a stream that is closed by then.
+    monkeypatch.setattr("quire.cli.serve.configure_logging", lambda _: None)
     with bind("127.0.0.1", 0) as sock:
         assert main(["serve", "--port", str(sock.getsockname()[1])]) == 2
     assert "is in use" in capsys.readouterr().err
