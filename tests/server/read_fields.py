@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from fake_engine import FakeEngine
 
 from quire.server import chat, completions, protocol
-from quire.server.parsing.choose import AnswerFormats
+from quire.server.served import Served, ServedModels
+from quire.server.settings import ServerSettings
 
 Prepare = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -20,10 +20,9 @@ CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "log
 
 def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
-    chat_prepare = partial(chat.prepare, formats=AnswerFormats())
     return _unread(
         protocol.CompletionRequest, completions.prepare, "parse_completion", COMPLETION_BODY
-    ) | _unread(protocol.ChatRequest, chat_prepare, "parse_chat", CHAT_BODY)
+    ) | _unread(protocol.ChatRequest, chat.prepare, "parse_chat", CHAT_BODY)
 
 
 def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> set[str]:
@@ -43,7 +42,8 @@ def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> se
 
     setattr(protocol, parser, noting_parse)
     try:
-        asyncio.run(prepare(body, FakeEngine()))
+        models = ServedModels(Served.of(FakeEngine(), ServerSettings()))
+        asyncio.run(prepare(body, models))
     finally:
         setattr(protocol, parser, parse)
     return set(request_type.__struct_fields__) - read

@@ -32,7 +32,7 @@ def small(engine: FakeEngine, **settings: object) -> Starlette:
 
 
 def admission_of(app: Starlette) -> Admission:
-    admission = app.state.reception.admission
+    admission = app.state.models.entrance
     assert isinstance(admission, Admission)
     return admission
 

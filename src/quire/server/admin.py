@@ -16,10 +16,9 @@ from starlette.routing import Route
 
 from quire.core.messages import EngineStats
 from quire.errors import QuireError
-from quire.server.admission import Admission
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import Envelope
 from quire.server.http_errors import on_error
+from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
 
@@ -40,11 +39,9 @@ class AdminStats(msgspec.Struct):
     admission: AdmissionStats
 
 
-def build_admin_app(
-    engine: EngineProtocol, admission: Admission, settings: ServerSettings
-) -> Starlette:
+def build_admin_app(models: ServedModels, settings: ServerSettings) -> Starlette:
     """Make the ASGI application; every path of it asks for the admin key, if there is one."""
-    endpoints = _Endpoints(engine, admission)
+    endpoints = _Endpoints(models)
     app = Starlette(
         routes=[
             Route("/stats", endpoints.stats),
@@ -58,12 +55,12 @@ def build_admin_app(
 
 
 class _Endpoints:
-    def __init__(self, engine: EngineProtocol, admission: Admission) -> None:
-        self._engine = engine
-        self._admission = admission
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
 
-    async def stats(self, _request: Request) -> Response:
-        found = self._admission
+    async def stats(self, request: Request) -> Response:
+        served = self._models.find(request.query_params.get("model"))
+        found = served.admission
         admission = AdmissionStats(
             num_answers=found.num_answers,
             num_waiting=found.num_waiting,
@@ -71,10 +68,11 @@ class _Endpoints:
             num_refused=found.num_refused,
             max_answers=found.capacity.max_running + found.capacity.max_waiting,
         )
-        return _json(AdminStats(self._engine.stats, admission))
+        return _json(AdminStats(served.engine.stats, admission))
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
-        await self._engine.reset_prefix_cache()
+        for served in self._models.all():
+            await served.engine.reset_prefix_cache()
         return _json({"status": "ok"})
 
 

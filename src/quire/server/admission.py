@@ -121,19 +121,25 @@ class Ticket:
 
     def __init__(self, admission: Admission) -> None:
         admission.take(1, 0)
-        self._admission = admission
+        self.admission = admission
         self._num_answers, self._num_prompt_tokens = 1, 0
         self._is_charged = False
 
-    def charge(self, num_answers: int, num_prompt_tokens: int) -> None:
-        """The request is known now: it wants so much in all. Raises QueueFullError."""
+    def charge(
+        self, num_answers: int, num_prompt_tokens: int, *, at: Admission | None = None
+    ) -> None:
+        """The request is known now: it wants so much in all. Raises QueueFullError.
+
+        at: where it counts from now on, if not where it has entered.
+        """
         self._count_out()
-        self._admission.take(num_answers, num_prompt_tokens)
+        self.admission = at or self.admission
+        self.admission.take(num_answers, num_prompt_tokens)
         self._num_answers, self._num_prompt_tokens = num_answers, num_prompt_tokens
         self._is_charged = True
 
     def _count_out(self) -> None:
-        self._admission.give_back(self._num_answers, self._num_prompt_tokens)
+        self.admission.give_back(self._num_answers, self._num_prompt_tokens)
         self._num_answers = self._num_prompt_tokens = 0
 
     def __enter__(self) -> Ticket:
@@ -146,7 +152,7 @@ class Ticket:
         trace: TracebackType | None,
     ) -> None:
         if self._is_charged:  # refused and malformed requests say nothing of the engine's speed
-            self._admission.has_served(self._num_answers)
+            self.admission.has_served(self._num_answers)
         self._count_out()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,15 +31,15 @@ from quire.server.models import Models
 from quire.server.observer import Observer
 from quire.server.openapi import OpenApi
 from quire.server.page import Page
-from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.reception import Reception, Visit
+from quire.server.served import Served, ServedModels
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.server.tokenize import detokenize, tokenize
 
 T = TypeVar("T")
-Prepare = Callable[[bytes, EngineProtocol], Awaitable[Dialect]]
-Look = Callable[[bytes, EngineProtocol, AnswerFormats], msgspec.Struct]
+Prepare = Callable[[bytes, ServedModels], Awaitable[Dialect]]
+Look = Callable[[bytes, ServedModels], msgspec.Struct]
 
 # Larger bodies are worked on beside the event loop, so that they hold nobody up.
 IN_THREAD_BYTES = 4096
@@ -49,43 +48,48 @@ IN_THREAD_BYTES = 4096
 def build_app(
     engine: EngineProtocol, settings: ServerSettings, metrics_folder: Path | None = None
 ) -> Starlette:
-    """Make the ASGI application; it closes the engine when it shuts down.
+    """Make the ASGI application for one model; see build_server."""
+    return build_server(ServedModels(Served.of(engine, settings)), settings, metrics_folder)
+
+
+def build_server(
+    models: ServedModels, settings: ServerSettings, metrics_folder: Path | None = None
+) -> Starlette:
+    """Make the ASGI application; it closes the engines when it shuts down.
 
     metrics_folder: a private folder where the server's processes share their figures.
     """
-
     drain, observer = Drain(), Observer(settings, metrics_folder)
-    observer.metrics.add_engine(engine)
+    models.follow(observer.metrics.add_engine)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with observer.running():
             yield
-            await engine.close()
+            await models.close()
 
     page = Page()
-    formats = _formats(engine, settings)
-    chat_prepare = partial(chat.prepare, formats=formats)
-    reception, limit = Reception(engine, settings), settings.max_body_bytes
+    reception, limit = Reception(models, settings), settings.max_body_bytes
 
-    def beside(prepare: Callable[[bytes, EngineProtocol, AnswerFormats], Dialect]) -> Prepare:
-        return lambda body, engine: _beside_loop(lambda: prepare(body, engine, formats), body)
+    def generation(path: str, prepare: Prepare) -> Route:
+        work = _Generation(prepare, models, reception, limit)
+        return Route(path, work, methods=["POST"])
 
     def look(path: str, answer: Look) -> Route:
-        work = _Look(lambda body: answer(body, engine, formats), limit)
+        work = _Look(lambda body: answer(body, models), limit)
         return Route(path, work, methods=["POST"])
 
     routes = [
-        _generation("/v1/completions", completions.prepare, engine, reception, limit),
-        _generation("/v1/chat/completions", chat_prepare, engine, reception, limit),
-        _generation("/v1/responses", beside(responses.prepare), engine, reception, limit),
-        _generation("/v1/messages", beside(messages.prepare), engine, reception, limit),
+        generation("/v1/completions", completions.prepare),
+        generation("/v1/chat/completions", chat.prepare),
+        generation("/v1/responses", _beside(responses.prepare)),
+        generation("/v1/messages", _beside(messages.prepare)),
         look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
-        *Models(engine).routes,
-        *Health(engine, drain, settings.engine_hang_timeout).routes,
-        Route("/live", Live(engine, observer.metrics).answer),
+        *Models(models).routes,
+        *Health(models, drain, settings.engine_hang_timeout).routes,
+        Route("/live", Live(models, observer.metrics).answer),
         Route("/metrics", MetricsPage(observer.metrics, settings.gpu_hour_cost).answer),
         Route("/openapi.json", OpenApi().answer),
         *page.routes,
@@ -105,35 +109,24 @@ def build_app(
         exception_handlers={HTTPException: on_error, QuireError: on_error},
         lifespan=lifespan,
     )
-    app.state.drain, app.state.reception = drain, reception
-    app.state.admin = build_admin_app(engine, reception.admission, settings)
+    app.state.drain, app.state.models = drain, models
+    app.state.admin = build_admin_app(models, settings)
     app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 
 
-def _formats(engine: EngineProtocol, settings: ServerSettings) -> AnswerFormats:
-    return choose_formats(
-        engine.tokenizer.chat_template_text,
-        engine.tokenizer.chat_variables,
-        tools=settings.tool_call_parser,
-        reasoning=settings.reasoning_parser,
-    )
-
-
-def _generation(
-    path: str, prepare: Prepare, engine: EngineProtocol, reception: Reception, limit: int
-) -> Route:
-    return Route(path, _Generation(prepare, engine, reception, limit), methods=["POST"])
+def _beside(prepare: Callable[[bytes, ServedModels], Dialect]) -> Prepare:
+    return lambda body, models: _beside_loop(lambda: prepare(body, models), body)
 
 
 class _Generation:
     """A route that runs the model, as an ASGI application of its own."""
 
     def __init__(
-        self, prepare: Prepare, engine: EngineProtocol, reception: Reception, limit: int
+        self, prepare: Prepare, models: ServedModels, reception: Reception, limit: int
     ) -> None:
         self._prepare = prepare
-        self._engine = engine
+        self._models = models
         self._reception = reception
         self._limit = limit
 
@@ -147,7 +140,7 @@ class _Generation:
             await unless_disconnected(receive, self._answer(body, send, visit))
 
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
-        dialect = await self._prepare(body, self._engine)
+        dialect = await self._prepare(body, self._models)
         await answer(dialect, visit, send)
 
 

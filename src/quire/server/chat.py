@@ -19,9 +19,9 @@ from quire.server.chat_wire import (
     message_of,
 )
 from quire.server.conversation import Conversation
-from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
+from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
-from quire.server.parsing.choose import AnswerFormats
+from quire.server.served import ServedModels
 from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
 
@@ -29,19 +29,20 @@ from quire.server.usage import Usage
 PREPARE_IN_THREAD_BYTES = 4096
 
 
-async def prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ChatDialect:
-    """Read a body, render and encode the conversation.
+async def prepare(body: bytes, models: ServedModels) -> ChatDialect:
+    """Read a body, render and encode the conversation for the model that it names.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     if len(body) > PREPARE_IN_THREAD_BYTES:
-        return await asyncio.to_thread(_prepare, body, engine, formats)
-    return _prepare(body, engine, formats)
+        return await asyncio.to_thread(_prepare, body, models)
+    return _prepare(body, models)
 
 
-def _prepare(body: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ChatDialect:
+def _prepare(body: bytes, models: ServedModels) -> ChatDialect:
     request = protocol.parse_chat(body)
-    return ChatDialect(conversation.prepare(request, engine, formats), request, engine.tokenizer)
+    served = models.find(request.model)
+    return ChatDialect(conversation.prepare(request, served), request, served.engine.tokenizer)
 
 
 class ChatDialect(OpenAIDialect):

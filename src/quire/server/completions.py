@@ -10,8 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from quire.core.output import CompletionOutput, RequestOutput
 from quire.server import protocol
-from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
-from quire.server.job import Job, check_model, make_job
+from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.job import Job, make_job
 from quire.server.logprobs import (
     CompletionLogprobs,
     PromptLogprob,
@@ -19,6 +19,7 @@ from quire.server.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
+from quire.server.served import ServedModels
 from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
 
@@ -50,22 +51,22 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def prepare(body: bytes, engine: EngineProtocol) -> CompletionDialect:
+async def prepare(body: bytes, models: ServedModels) -> CompletionDialect:
     """Read a body and check what can be checked without the engine's work.
 
     Raises InvalidRequestError.
     """
     if len(body) > PREPARE_IN_THREAD_BYTES:
-        return await asyncio.to_thread(_prepare, body, engine)
-    return _prepare(body, engine)
+        return await asyncio.to_thread(_prepare, body, models)
+    return _prepare(body, models)
 
 
-def _prepare(body: bytes, engine: EngineProtocol) -> CompletionDialect:
+def _prepare(body: bytes, models: ServedModels) -> CompletionDialect:
     request = protocol.parse_completion(body)
-    check_model(request.model, engine.info.model_name)
+    served = models.find(request.model)
     sampling = protocol.completion_sampling(request)
-    job = make_job("cmpl", request, protocol.prompts(request), sampling, engine.info.model_name)
-    return CompletionDialect(job, request, engine.tokenizer)
+    job = make_job("cmpl", request, protocol.prompts(request), sampling, served.name)
+    return CompletionDialect(job, request, served.engine.tokenizer)
 
 
 class CompletionDialect(OpenAIDialect):

@@ -17,12 +17,13 @@ from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
-from quire.server.job import Job, check_model, make_job
+from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
 from quire.server.parsing.grammar import NoGrammarError, answer_grammar
 from quire.server.parsing.parser import Parser, Reading
 from quire.server.parsing.plain import PlainParser
+from quire.server.served import Served
 from quire.server.tools import ToolUse, tool_use
 from quire.server.turns import for_template
 
@@ -61,46 +62,38 @@ class Conversation:
 
 
 def prepare(
-    request: protocol.ChatRequest,
-    engine: EngineProtocol,
-    formats: AnswerFormats,
-    *,
-    prefix: str = "chatcmpl",
+    request: protocol.ChatRequest, served: Served, *, prefix: str = "chatcmpl"
 ) -> Conversation:
-    """Check, render and encode a conversation. prefix: of the reply's id.
+    """Check, render and encode a conversation for a model. prefix: of the reply's id.
 
     Other APIs bring their requests into the form of a ChatRequest first.
     Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
     """
-    use = _checked_use(request, engine, formats)
+    engine, formats = served.engine, served.formats
+    use = _checked_use(request, served)
     sampling = protocol.chat_sampling(request)
     token_ids = _encode(request, use, engine)
     reading = _reading(request, use, formats, token_ids, engine.tokenizer)
     sampling = _with_marks(sampling, reading, engine.tokenizer)
     sampling = _with_grammar(sampling, use, reading, engine.tokenizer)
     _check_fit(token_ids, sampling, engine.info.limits)
-    job = make_job(prefix, request, [token_ids], sampling, engine.info.model_name)
+    job = make_job(prefix, request, [token_ids], sampling, served.name)
     hides = request.include_reasoning is False
     return Conversation(job, _parser_maker(reading), hides)
 
 
-def encode(
-    request: protocol.ChatRequest, engine: EngineProtocol, formats: AnswerFormats
-) -> list[int]:
+def encode(request: protocol.ChatRequest, served: Served) -> list[int]:
     """The token ids of a conversation, however many; nothing else is made of it.
 
     Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
     """
-    return _encode(request, _checked_use(request, engine, formats), engine)
+    return _encode(request, _checked_use(request, served), served.engine)
 
 
-def _checked_use(
-    request: protocol.ChatRequest, engine: EngineProtocol, formats: AnswerFormats
-) -> ToolUse:
-    check_model(request.model, engine.info.model_name)
+def _checked_use(request: protocol.ChatRequest, served: Served) -> ToolUse:
     protocol.check_chat(request)
     use = tool_use(request.tools, request.tool_choice)
-    _check_tools_fit(use, formats, engine.tokenizer)
+    _check_tools_fit(use, served.formats, served.engine.tokenizer)
     return use
 
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from quire.server.drain import Drain
 from quire.server.engine_protocol import EngineProtocol
+from quire.server.served import ServedModels
 
 RETRY_AFTER = "5"
 
@@ -31,9 +32,9 @@ class Health:
     patience: seconds for which work may wait without a finished step; 0: for ever.
     """
 
-    def __init__(self, engine: EngineProtocol, drain: Drain, patience: float) -> None:
+    def __init__(self, models: ServedModels, drain: Drain, patience: float) -> None:
         self._patience = patience
-        self._engine = engine
+        self._models = models
         self._drain = drain
 
     @property
@@ -54,16 +55,21 @@ class Health:
         return _answer(self._failure() or self._obstacle())
 
     def _failure(self) -> str | None:
-        if not self._engine.is_alive and not self._engine.is_restarting:
-            return "the engine has stopped"
-        if self._patience and self._engine.stalled_seconds > self._patience:
-            return "the engine has work but finishes no step"
+        for engine in self._engines():
+            if not engine.is_alive and not engine.is_restarting:
+                return "the engine has stopped"
+            if self._patience and engine.stalled_seconds > self._patience:
+                return "the engine has work but finishes no step"
         return None
 
     def _obstacle(self) -> str | None:
         if self._drain.is_draining:
             return "draining"
-        return "the engine is being restarted" if self._engine.is_restarting else None
+        is_restarting = any(engine.is_restarting for engine in self._engines())
+        return "the engine is being restarted" if is_restarting else None
+
+    def _engines(self) -> list[EngineProtocol]:
+        return [served.engine for served in self._models.all()]
 
 
 def _answer(reason: str | None) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.sampling_params import SamplingParams
-from quire.errors import InvalidRequestError, ModelNotFoundError
+from quire.errors import InvalidRequestError
 from quire.server.engine_protocol import Prompt
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
 
@@ -58,11 +58,3 @@ def make_job(
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
     )
-
-
-def check_model(asked: str | None, served: str) -> None:
-    """Raise ModelNotFoundError if a request names another model than the served one."""
-    if asked is not None and asked != served:
-        raise ModelNotFoundError(
-            f"model: {asked[:128]!r} is not served here; use {served!r}, or leave it out"
-        )

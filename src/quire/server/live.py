@@ -18,6 +18,7 @@ from quire.core.messages import EngineView, StepSummary
 from quire.engine.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.metrics import Metrics
+from quire.server.served import ServedModels
 
 MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
 RATE_SECONDS = 2.0  # the time over which tokens/s are taken
@@ -102,15 +103,16 @@ class LiveState(msgspec.Struct):
 class Live:
     """The endpoint."""
 
-    def __init__(self, engine: EngineProtocol, metrics: Metrics) -> None:
-        self._engine = engine
+    def __init__(self, models: ServedModels, metrics: Metrics) -> None:
+        self._models = models
         self._metrics = metrics
 
-    async def answer(self, _request: Request) -> Response:
-        """The state as JSON."""
-        view = await self._engine.view()
-        requests = self._metrics.requests(self._engine.info.model_name)
-        state = live_state(self._engine, requests, view, time.monotonic())
+    async def answer(self, request: Request) -> Response:
+        """The state of the model that the query names, or of the first, as JSON."""
+        served = self._models.find(request.query_params.get("model"))
+        view = await served.engine.view()
+        requests = self._metrics.requests(served.name)
+        state = live_state(served.engine, requests, view, time.monotonic())
         headers = {"cache-control": "no-store"}
         return Response(msgspec.json.encode(state), media_type="application/json", headers=headers)
 

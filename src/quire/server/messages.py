@@ -11,10 +11,8 @@ from quire.core.output import CompletionOutput, RequestOutput
 from quire.errors import InvalidRequestError
 from quire.server import conversation, messages_protocol
 from quire.server.conversation import Conversation
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http_errors import AnthropicError, ErrorReply
 from quire.server.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
-from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import (
     Event,
     ReasoningDelta,
@@ -23,6 +21,7 @@ from quire.server.parsing.events import (
     ToolCallBegin,
     join,
 )
+from quire.server.served import ServedModels
 from quire.server.usage import Usage
 
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
@@ -140,22 +139,24 @@ class TokenCountReply(msgspec.Struct):
     input_tokens: int
 
 
-def prepare(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> MessagesDialect:
+def prepare(data: bytes, models: ServedModels) -> MessagesDialect:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = messages_protocol.parse(data)
-    chat = messages_protocol.to_chat(request, engine.tokenizer.chat_variables)
+    served = models.find(request.model)
+    chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
     try:
-        return MessagesDialect(conversation.prepare(chat, engine, formats, prefix="msg"))
+        return MessagesDialect(conversation.prepare(chat, served, prefix="msg"))
     except InvalidRequestError as error:
         raise _renamed(error) from None
 
 
-def count_tokens(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> TokenCountReply:
+def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
     """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_protocol.parse_count(data)
-    chat = messages_protocol.to_chat(request, engine.tokenizer.chat_variables)
+    served = models.find(request.model)
+    chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
     try:
-        return TokenCountReply(len(conversation.encode(chat, engine, formats)))
+        return TokenCountReply(len(conversation.encode(chat, served)))
     except InvalidRequestError as error:
         raise _renamed(error) from None
 

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.engine_protocol import EngineProtocol
-from quire.server.job import check_model
+from quire.server.served import Served, ServedModels
 from quire.version import __version__
 
 
@@ -40,9 +39,9 @@ class VersionReply(msgspec.Struct):
 class Models:
     """The routes."""
 
-    def __init__(self, engine: EngineProtocol) -> None:
-        info = engine.info
-        self._card = ModelCard(info.model_name, int(time.time()), info.limits.max_model_len)
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._created = int(time.time())
 
     @property
     def routes(self) -> list[Route]:
@@ -55,16 +54,18 @@ class Models:
 
     async def models(self, _request: Request) -> Response:
         """All models."""
-        return _json(ModelList(data=[self._card]))
+        return _json(ModelList(data=[self._card(served) for served in self._models.all()]))
 
     async def model(self, request: Request) -> Response:
         """One model by its name."""
-        check_model(request.path_params["name"], self._card.id)
-        return _json(self._card)
+        return _json(self._card(self._models.find(request.path_params["name"])))
 
     async def version(self, _request: Request) -> Response:
         """The version."""
         return _json(VersionReply(__version__))
+
+    def _card(self, served: Served) -> ModelCard:
+        return ModelCard(served.name, self._created, served.engine.info.limits.max_model_len)
 
 
 def _json(content: msgspec.Struct) -> Response:

@@ -16,12 +16,13 @@ from starlette.types import Scope
 from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
-from quire.server.admission import Admission, Capacity, Ticket
+from quire.server.admission import Ticket
 from quire.server.deadline import Deadline
-from quire.server.engine_protocol import EngineProtocol, GenerateProtocol, Prompt
+from quire.server.engine_protocol import GenerateProtocol, Prompt
 from quire.server.job import Job
 from quire.server.keys import salt_of
 from quire.server.record import RequestRecord
+from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -33,7 +34,9 @@ class Visit:
     """One request that has been let in."""
 
     record: RequestRecord
-    engine: GenerateProtocol
+    models: ServedModels
+    tenant: str
+    queue_timeout: float | None
     deadline: Deadline
     ticket: Ticket
 
@@ -42,27 +45,25 @@ class Visit:
         """The label that the log and the client know it by."""
         return self.record.request_id
 
-    def begin(self, job: Job) -> None:
-        """The body is read and this is what it asks for. Raises QueueFullError."""
+    def begin(self, job: Job) -> TenantEngine:
+        """The body is read and this is what it asks for; returns what runs it.
+
+        Raises QueueFullError.
+        """
         self.record.job = job
+        served = self.models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
-        self.ticket.charge(len(job.prompts) * job.sampling.n, num_tokens)
+        num_answers = len(job.prompts) * job.sampling.n
+        self.ticket.charge(num_answers, num_tokens, at=served.admission)
         self.deadline.shorten(job.timeout)
+        return TenantEngine(served.engine, self.tenant, self.queue_timeout)
 
 
 class Reception:
     """Lets requests in."""
 
-    def __init__(self, engine: EngineProtocol, settings: ServerSettings) -> None:
-        self.admission = Admission(
-            Capacity.share(
-                engine.info.limits,
-                settings.max_queued_requests,
-                settings.max_queued_tokens,
-                settings.api_server_count,
-            )
-        )
-        self._engine = engine
+    def __init__(self, models: ServedModels, settings: ServerSettings) -> None:
+        self._models = models
         self._settings = settings
 
     @contextmanager
@@ -71,18 +72,18 @@ class Reception:
 
         Raises OverloadedError, or InvalidRequestError for a deadline that is none.
         """
-        if not self._engine.is_alive:
+        if not self._models.is_any_alive:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
         deadline = Deadline(self._settings.request_timeout)
         deadline.shorten(_asked_timeout(Headers(scope=scope)))
         state = scope["state"]
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
-        engine = TenantEngine(self._engine, tenant, self._settings.queue_timeout)
-        with self.admission.enter() as ticket:
+        wait = self._settings.queue_timeout
+        with self._models.entrance.enter() as ticket:
             try:
-                yield Visit(state["record"], engine, deadline, ticket)
+                yield Visit(state["record"], self._models, tenant, wait, deadline, ticket)
             except QueueTimeoutError as late:  # the engine does not know how fast others leave
-                late.retry_after = self.admission.retry_after()
+                late.retry_after = ticket.admission.retry_after()
                 raise
 
 

@@ -10,9 +10,7 @@ from quire.errors import InvalidRequestError
 from quire.server import conversation, responses_protocol
 from quire.server import responses_wire as wire
 from quire.server.conversation import Conversation
-from quire.server.engine_protocol import EngineProtocol
 from quire.server.http_errors import ErrorReply
-from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import (
     Event,
     ReasoningDelta,
@@ -21,6 +19,7 @@ from quire.server.parsing.events import (
     ToolCallBegin,
 )
 from quire.server.responses_protocol import ResponsesRequest
+from quire.server.served import ServedModels
 from quire.server.usage import Usage
 
 # where a conversation's fields have other names
@@ -35,12 +34,13 @@ _NAMES = {
 }
 
 
-def prepare(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> ResponsesDialect:
+def prepare(data: bytes, models: ServedModels) -> ResponsesDialect:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = responses_protocol.parse(data)
+    served = models.find(request.model)
     chat = responses_protocol.to_chat(request)
     try:
-        made = conversation.prepare(chat, engine, formats, prefix="resp")
+        made = conversation.prepare(chat, served, prefix="resp")
     except InvalidRequestError as error:
         param = own = error.param or ""
         for name, ours in _NAMES.items():

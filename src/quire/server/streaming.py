@@ -69,10 +69,10 @@ class OpenAIDialect:
 
 async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
-    visit.begin(dialect.job)
+    engine = visit.begin(dialect.job)
     if dialect.job.stream:
         record = visit.record
-        stream = events(dialect, visit.engine, record.usage)
+        stream = events(dialect, engine, record.usage)
 
         def failed(error: Exception) -> bytes:
             reply = describe(error, record.request_id)
@@ -83,7 +83,7 @@ async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
         return
     usage = visit.record.usage
     async with visit.deadline.kept():
-        results = await gather(dialect.job, visit.engine, usage)
+        results = await gather(dialect.job, engine, usage)
     await send_json(send, 200, _encoder.encode(dialect.reply(results, usage.total())))
 
 

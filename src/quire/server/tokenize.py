@@ -8,9 +8,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.server import body, conversation, protocol
-from quire.server.engine_protocol import EngineProtocol
-from quire.server.job import check_model
-from quire.server.parsing.choose import AnswerFormats
+from quire.server.served import Served, ServedModels
 from quire.server.tools import Tools, check_tool_names
 from quire.server.turns import check_message_names
 
@@ -65,31 +63,27 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def tokenize(data: bytes, engine: EngineProtocol, formats: AnswerFormats) -> TokenizeReply:
+def tokenize(data: bytes, models: ServedModels) -> TokenizeReply:
     """Answer a body. Raises InvalidRequestError."""
     request = body.decode(data, _tokenize_decoder)
     _check_names(data, request)
-    check_model(request.model, engine.info.model_name)
-    tokens = _tokens(request, engine, formats)
-    spelled = engine.tokenizer.token_text
+    served = models.find(request.model)
+    tokens = _tokens(request, served)
+    spelled = served.engine.tokenizer.token_text
     return TokenizeReply(
         count=len(tokens),
-        max_model_len=engine.info.limits.max_model_len,
+        max_model_len=served.engine.info.limits.max_model_len,
         tokens=tokens,
         token_strs=list(map(spelled, tokens)) if request.return_token_strs else None,
     )
 
 
-def detokenize(
-    data: bytes,
-    engine: EngineProtocol,
-    formats: AnswerFormats,  # noqa: ARG001
-) -> DetokenizeReply:
+def detokenize(data: bytes, models: ServedModels) -> DetokenizeReply:
     """Answer a body. Ids without a token say nothing. Raises InvalidRequestError."""
     request = body.decode(data, _detokenize_decoder)
     body.check_names(body.read_names(data), request.__struct_fields__, {})
-    check_model(request.model, engine.info.model_name)
-    text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
+    tokenizer = models.find(request.model).engine.tokenizer
+    text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     return DetokenizeReply(text)
 
 
@@ -101,7 +95,7 @@ def _check_names(data: bytes, request: TokenizeRequest) -> None:
     check_tool_names(found.get("tools"), None)
 
 
-def _tokens(request: TokenizeRequest, engine: EngineProtocol, formats: AnswerFormats) -> list[int]:
+def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise _wrong("prompt", "give either this or messages")
     special = request.add_special_tokens
@@ -109,11 +103,12 @@ def _tokens(request: TokenizeRequest, engine: EngineProtocol, formats: AnswerFor
         for name in _CHAT_FIELDS:
             if getattr(request, name) is not None:
                 raise _wrong(name, "it belongs to messages, not to a prompt; remove it")
-        return engine.tokenizer.encode(request.prompt, add_special_tokens=special is not False)
+        tokenizer = served.engine.tokenizer
+        return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
     if special:
         raise _wrong("add_special_tokens", "the chat template writes them; leave it out")
     chat = protocol.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
-    return conversation.encode(chat, engine, formats)
+    return conversation.encode(chat, served)
 
 
 def _wrong(field: str, problem: str) -> InvalidRequestError:
