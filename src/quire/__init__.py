@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from quire.core.output import CompletionOutput, RequestOutput
+    from quire.core.output import CompletionOutput, EmbeddingOutput, RequestOutput
     from quire.core.sampling_params import SamplingParams, StructuredOutputs
     from quire.llm import LLM
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",
@@ -24,6 +25,7 @@ __all__ = [
 _LAZY = {
     "LLM": "quire.llm",
     "CompletionOutput": "quire.core.output",
+    "EmbeddingOutput": "quire.core.output",
     "RequestOutput": "quire.core.output",
     "SamplingParams": "quire.core.sampling_params",
     "StructuredOutputs": "quire.core.structured_outputs",

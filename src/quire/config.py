@@ -48,6 +48,11 @@ class ModelConfig:
         "dummy: random weights in the real shapes; null: no model, arbitrary tokens at once; both "
         "are for speed measurements",
     )
+    pooling: Literal["auto", "mean", "last"] = _setting(
+        "auto",
+        "how hidden states become an embedding; auto: as the checkpoint's files say, or the last "
+        "token's",
+    )
     seed: int = _setting(0, "seed of dummy weights and of requests that bring none")
 
     def __post_init__(self) -> None:

@@ -27,6 +27,8 @@ _PATTERNS = [
     "merges.txt",
     "chat_template*",
     "additional_chat_templates/*.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
 ]
 
 

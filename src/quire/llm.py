@@ -7,11 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from quire.config import BUNDLED_MODEL, EngineConfig
 from quire.core.messages import AbortRequests, EngineStats
-from quire.core.output import RequestOutput
+from quire.core.output import EmbeddingOutput, RequestOutput
+from quire.core.pooling_params import Pooling
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import InputProcessor, Prompt
+from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.prompts import (
     Conversation,
@@ -65,7 +68,30 @@ class LLM:
         """
         prompt_list = read_prompts(prompts)
         sampling_list = one_for_each(sampling_params, len(prompt_list))
-        return self._run("prompt", prompt_list, sampling_list, use_tqdm)
+        return self._answer("prompt", prompt_list, sampling_list, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Turn every prompt into a vector; results come in the order of the prompts.
+
+        pooling, normalize: None is as the checkpoint says. dimensions: keep only so many of the
+        first numbers. Raises as `generate` does.
+        """
+        changes = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
+        params = self.info.pooling.changed(**changes)
+        prompt_list = read_prompts(prompts)
+        prepared = []
+        for place, prompt in enumerate(prompt_list):
+            with told_of("prompt", place, len(prompt_list)):
+                prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
+        return [_vector(output) for output in self._run(prepared, "embeddings", use_tqdm)]
 
     def chat(
         self,
@@ -86,25 +112,35 @@ class LLM:
         for place, conversation in enumerate(conversations):
             with told_of("messages", place, len(conversations)):
                 prompts.append(self.tokenizer.encode_chat(conversation, **template_kwargs))
-        return self._run("messages", prompts, sampling_list, use_tqdm)
+        return self._answer("messages", prompts, sampling_list, use_tqdm)
 
-    def _run(
+    def _answer(
         self, field: str, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
     ) -> list[RequestOutput]:
         """field: the argument that the prompts came in, for errors."""
-        outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         prepared = []
         for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-            self._num_requests += 1
             with told_of(field, place, len(prompts)):
-                prepared.append(self._inputs.prepare(str(self._num_requests), prompt, params))
+                prepared.append(self._inputs.prepare(self._next_id(), prompt, params))
+        return self._run(prepared, "answers", use_tqdm)
+
+    def _next_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests)
+
+    def _run(
+        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """what: the results are, for the progress bar."""
+        outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         for request in prepared:
             outputs.add(request, time.monotonic())
             for message in request.messages:
                 self._core.handle(message)
         answers: dict[str, RequestOutput] = {}
         try:
-            with _Progress(len(prepared), shown=use_tqdm) as progress:
+            with _Progress(what, len(prepared), shown=use_tqdm) as progress:
+                progress.show(0, self.stats)
                 while outputs.num_unfinished:
                     step = outputs.process(self._core.step().deltas)
                     self._abort(step.aborts)
@@ -131,23 +167,35 @@ def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
             answers[request_id] = news
 
 
-class _Progress:
-    """A bar of finished requests with tokens per second."""
+def _vector(output: RequestOutput) -> EmbeddingOutput:
+    assert output.embedding is not None, "a request for an embedding got none"
+    return EmbeddingOutput(
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=output.prompt_token_ids,
+        embedding=np.frombuffer(output.embedding, "<f4").astype(np.float32),  # may be written to
+        num_cached_tokens=output.num_cached_tokens,
+    )
 
-    def __init__(self, total: int, *, shown: bool) -> None:
+
+class _Progress:
+    """A bar of finished requests with tokens per second: those drawn, or those embedded."""
+
+    def __init__(self, what: str, total: int, *, shown: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._bar = Progress(
-            TextColumn("answers"),
+            TextColumn(what),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.0f} tokens/s"),
             console=Console(stderr=True),
             disable=not shown,
         )
-        self._task = self._bar.add_task("answers", total=total, rate=0.0)
+        self._task = self._bar.add_task(what, total=total, rate=0.0)
         self._begin = time.monotonic()
+        self._embeds = what == "embeddings"
         self._tokens_before: int | None = None
 
     def __enter__(self) -> _Progress:
@@ -158,8 +206,9 @@ class _Progress:
         self._bar.__exit__(*details)
 
     def show(self, finished: int, stats: EngineStats) -> None:
+        tokens = stats.num_prompt_tokens if self._embeds else stats.num_generation_tokens
         if self._tokens_before is None:
-            self._tokens_before = stats.num_generation_tokens
-        tokens = stats.num_generation_tokens - self._tokens_before
+            self._tokens_before = tokens
+        tokens -= self._tokens_before
         rate = tokens / max(time.monotonic() - self._begin, 1e-9)
         self._bar.update(self._task, completed=finished, rate=rate)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-_SMALL = {
+SMALL = {
     "vocab_size": 509,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -29,7 +29,7 @@ def _rope(kind: str, **values: Any) -> dict[str, Any]:
 
 _HALF = [1.0 + 0.1 * i for i in range(4)]
 
-# name → (family of transformers classes, what differs from _SMALL)
+# name → (family of transformers classes, what differs from SMALL)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama_llama3": (
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def write_checkpoint(name: str, folder: Path) -> transformers.PreTrainedModel:
     """Save the named checkpoint; returns the model of transformers that it was saved from."""
     family, changes = CASES[name]
-    config = getattr(transformers, f"{family}Config")(**(_SMALL | changes))
+    config = getattr(transformers, f"{family}Config")(**(SMALL | changes))
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for parameter in model.parameters():  # biases and norms that do something

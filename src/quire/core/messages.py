@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from quire.core.histogram import HistogramData
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 
 
@@ -22,6 +23,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     request; lengths, seeds and penalties count as if it had never changed hands. stream: whether
     the caller wants news after each step, or all of it at the end.
     queue_timeout: seconds after which it is given up if it has not begun to run.
+    pooling: an embedding is asked for, made so, instead of tokens; sampling has then no meaning.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     num_prompt_logprobs: int = 0
     stream: bool = True
     queue_timeout: float | None = None
+    pooling: PoolingParams | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -94,6 +97,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     the caller, whose kind is error_kind.
     prompt_logprobs: scores of the next prompt tokens; the first prompt token has none. whole: it
     ended because its structured_outputs let nothing follow, so that its last token is text.
+    embedding: float32 numbers, little-endian, for a request that asked for them.
     """
 
     request_id: str
@@ -107,6 +111,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
     timing: RequestTiming | None = None
+    embedding: bytes | None = None
 
     def join(self, later: RequestDelta) -> None:
         """Take what came after this."""
@@ -120,6 +125,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
         self.error = later.error
         self.error_kind = later.error_kind
         self.timing = later.timing or self.timing
+        self.embedding = later.embedding
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

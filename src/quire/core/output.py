@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(slots=True)
@@ -69,7 +74,8 @@ class RequestOutput:
     """All answers to one prompt (or, in a stream, what is new of them).
 
     prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:
-    shared by all parts of a stream.
+    shared by all parts of a stream. embedding: float32 numbers, little-endian, if this was asked
+    for; there is then one answer, without tokens.
     """
 
     request_id: str
@@ -79,6 +85,7 @@ class RequestOutput:
     times: RequestTimes
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    embedding: bytes | None = None
     finished: bool = False  # whether every answer has ended
 
     def append(self, delta: RequestOutput) -> None:
@@ -93,4 +100,16 @@ class RequestOutput:
         self.times = delta.times
         self.prompt_logprobs = delta.prompt_logprobs
         self.num_cached_tokens = delta.num_cached_tokens
+        self.embedding = delta.embedding
         self.finished = delta.finished
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt. embedding: float32 [D], D the model's hidden size or fewer."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: npt.NDArray[np.float32]
+    num_cached_tokens: int = 0

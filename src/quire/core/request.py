@@ -6,9 +6,11 @@ import enum
 from dataclasses import dataclass
 
 from quire.core.messages import AddRequest
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, InvalidRequestError
 
+NO_WISHES = SamplingParams(max_tokens=None)  # of requests that draw no tokens
 MAX_CHARS_PER_TOKEN = 64  # a token rarely stands for more
 
 
@@ -31,7 +33,7 @@ class FinishReason(enum.StrEnum):
 
 
 class Request:
-    """One generation.
+    """One generation, or one embedding.
 
     Three lengths are stored; their order is `num_cached_tokens <= num_computed_tokens <=
     num_tokens + num_in_flight_tokens`, and each step moves computed towards known:
@@ -54,6 +56,7 @@ class Request:
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "pooling",
         "priority",
         "request_id",
         "sampling",
@@ -71,10 +74,14 @@ class Request:
         self.eos_token_ids = frozenset(message.eos_token_ids)
         self.bad_words_ids = message.bad_words_ids
         self.arrival = arrival  # a count, not a clock: the scheduler's order of equals
+        self.pooling: PoolingParams | None = message.pooling
         wanted = message.sampling.max_tokens
         self.max_total_tokens = (
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)
         )
+        if message.pooling is not None:
+            self.sampling = NO_WISHES
+            self.max_total_tokens = self.num_prompt_tokens + 1  # the result stands for a token
         self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
@@ -98,6 +105,13 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """What the next steps have to compute, tokens in flight included."""
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed_tokens
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Whether hidden states are wanted that cached blocks do not hold: they have KV alone."""
+        if self.pooling is not None:
+            return self.pooling.pooling == "mean"
+        return self.sampling.prompt_logprobs is not None
 
     @property
     def is_finished(self) -> bool:
@@ -126,24 +140,34 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestLimits:
-    """What the engine can take at all; known once it is loaded."""
+    """What the engine can take at all; known once it is loaded.
+
+    max_kv_tokens: tokens that the whole KV cache holds. honours_priority: whether requests may ask
+    to be run before others. hidden_size: numbers in an embedding. generates: whether the model can
+    draw tokens, and not only make embeddings.
+    """
 
     max_model_len: int
-    max_kv_tokens: int  # tokens that the whole KV cache holds
+    max_kv_tokens: int
     vocab_size: int
     max_num_seqs: int
-    honours_priority: bool = False  # whether requests may ask to be run before others
+    honours_priority: bool = False
+    hidden_size: int = 0
+    generates: bool = True
 
     def check(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
         """Refuse what can never run.
 
         Raises InvalidRequestError or ContextLengthError with the numbers and the fix.
         """
-        if not prompt_token_ids:
+        if not self.generates:
             raise InvalidRequestError(
-                "prompt: it is empty; give at least one token", param="prompt", code="invalid_value"
+                "model: this one has no head to draw tokens with; ask it for embeddings, or serve "
+                "a model for text generation",
+                param="model",
+                code="invalid_value",
             )
-        self._check_token_ids("prompt", prompt_token_ids)
+        self._check_prompt("prompt", prompt_token_ids)
         self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
         prompt, wanted = len(prompt_token_ids), sampling.max_tokens
@@ -161,6 +185,29 @@ class RequestLimits:
                 f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
                 f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
                 "the prompt, lower max_tokens, or start the server with a larger KV cache"
+            )
+
+    def check_embedding(
+        self, prompt_token_ids: list[int], pooling: PoolingParams, field: str = "prompt"
+    ) -> None:
+        """Refuse an embedding that can never be made.
+
+        field: what the caller knows the prompt by. Raises as `check` does.
+        """
+        self._check_prompt(field, prompt_token_ids)
+        longest = min(self.max_model_len, self.max_kv_tokens)
+        if len(prompt_token_ids) > longest:
+            raise ContextLengthError(
+                f"{field}: {len(prompt_token_ids)} tokens, but the limit here is {longest}; "
+                "shorten it",
+                param=field.partition("[")[0],
+            )
+        if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
+            raise InvalidRequestError(
+                f"dimensions: {pooling.dimensions} is more than the {self.hidden_size} that this "
+                "model's embeddings have; lower it, or leave it out",
+                param="dimensions",
+                code="invalid_value",
             )
 
     def check_chars(self, num_chars: int, param: str = "prompt") -> None:
@@ -184,17 +231,27 @@ class RequestLimits:
                 code="invalid_value",
             )
 
+    def _check_prompt(self, field: str, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidRequestError(
+                f"{field}: it is empty; give at least one token",
+                param=field.partition("[")[0],
+                code="invalid_value",
+            )
+        self._check_token_ids(field, token_ids)
+
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
+        param = field.partition("[")[0]
         if not all(type(token_id) is int for token_id in token_ids):
             raise InvalidRequestError(
                 f"{field}: token ids are integers; give text, or a list of integers",
-                param=field,
+                param=param,
                 code="invalid_value",
             )
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise InvalidRequestError(
                 f"{field}: token ids go from 0 to {self.vocab_size - 1}; "
                 f"got {min(token_ids)} to {max(token_ids)}",
-                param=field,
+                param=param,
                 code="invalid_value",
             )

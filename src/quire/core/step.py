@@ -10,11 +10,15 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.messages import TokenLogprobs
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 
 
 class NewRequest(msgspec.Struct, kw_only=True):
-    """A request that enters the batch. token_ids: all known tokens, the answer so far included."""
+    """A request that enters the batch. token_ids: all known tokens, the answer so far included.
+
+    pooling: its last token gives an embedding, and none is drawn.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -22,13 +26,15 @@ class NewRequest(msgspec.Struct, kw_only=True):
     sampling: SamplingParams
     bad_words_ids: list[list[int]]
     eos_token_ids: list[int]
+    pooling: PoolingParams | None = None
 
 
 class ScheduledRequest(msgspec.Struct, kw_only=True):
     """What one request does in a step: computes tokens [start, start + num_tokens).
 
     new_block_ids: blocks appended to its block table before the step (for a NewRequest: all of
-    them). samples: whether these are its last known tokens, so that a token is drawn after them.
+    them). samples: whether these are its last known tokens, so that a token is drawn after them,
+    or the embedding is made of them.
     """
 
     request_id: str
@@ -58,6 +64,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
     failed: what the model computed for it was not finite, so that nothing of this step may be kept.
     exhausted: its own wishes left no token to draw; what the model computed is sound.
     whole: its structured_outputs let nothing follow the token, so that the answer ends with it.
+    embedding: float32 numbers, little-endian, where this was due instead of a token.
     """
 
     token_id: int | None = None
@@ -66,6 +73,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
     failed: bool = False
     exhausted: bool = False
     whole: bool = False
+    embedding: bytes | None = None
 
 
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):

@@ -11,10 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
 
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, EngineStats, EngineView, ResetPrefixCache, StepOutput
 from quire.core.output import RequestOutput
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.info import EngineInfo
@@ -138,17 +140,41 @@ class AsyncEngine:
         )
         self._check_can_run()
         try:
-            mailbox = self._mailboxes[prepared.request_id] = Mailbox()
-            if not self._outputs.num_unfinished:
-                self._last_news = time.monotonic()  # until now there was nothing to tell
-            self._outputs.add(prepared, arrival)
-            for message in prepared.messages:
-                self._link.send(message)
+            mailbox = self._send(prepared, arrival)
             finished = False
             while not finished:
                 news = await mailbox.take()
                 finished = news.finished
                 yield news
+        finally:
+            self._forget(prepared.request_id)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> RequestOutput:
+        """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
+        arrival = time.monotonic()
+        prepare = partial(
+            self._inputs.prepare_embedding,
+            self._unique(request_id),
+            prompt,
+            pooling,
+            priority=priority,
+            cache_salt=cache_salt,
+            queue_timeout=queue_timeout,
+        )
+        is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
+        prepared = await asyncio.to_thread(prepare) if is_long else prepare()
+        self._check_can_run()
+        try:
+            return await self._send(prepared, arrival).take()
         finally:
             self._forget(prepared.request_id)
 
@@ -175,8 +201,7 @@ class AsyncEngine:
         queue_timeout: float | None,
         stream: bool,
     ) -> PreparedRequest:
-        self._num_requests += 1
-        request_id = f"{label or self._link.client}-{self._num_requests}"
+        request_id = self._unique(label)
 
         def prepare() -> PreparedRequest:
             return self._inputs.prepare(
@@ -193,6 +218,20 @@ class AsyncEngine:
         if is_long or sampling.structured_outputs is not None:
             return await asyncio.to_thread(prepare)
         return prepare()
+
+    def _unique(self, label: str | None) -> str:
+        self._num_requests += 1
+        return f"{label or self._link.client}-{self._num_requests}"
+
+    def _send(self, prepared: PreparedRequest, arrival: float) -> Mailbox:
+        """Follow a request and hand it to the engine; its news come into the mailbox."""
+        mailbox = self._mailboxes[prepared.request_id] = Mailbox()
+        if not self._outputs.num_unfinished:
+            self._last_news = time.monotonic()  # until now there was nothing to tell
+        self._outputs.add(prepared, arrival)
+        for message in prepared.messages:
+            self._link.send(message)
+        return mailbox
 
     def _check_can_run(self) -> None:
         if self._failure is not None:

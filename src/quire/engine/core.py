@@ -181,17 +181,20 @@ class EngineCore:
 
     def _add(self, message: AddRequest) -> None:
         try:
-            self.limits.check(message.prompt_token_ids, message.sampling)
+            if message.pooling is None:
+                self.limits.check(message.prompt_token_ids, message.sampling)
+            else:
+                self.limits.check_embedding(message.prompt_token_ids, message.pooling)
             if message.output_token_ids:
                 self.limits.check_continuation(message)
             self._num_arrivals += 1
             request = Request(
                 message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
             )
-            if message.sampling.structured_outputs is None:
+            if request.sampling.structured_outputs is None:
                 self._scheduler.add(request)
             else:
-                self._grammars.open(request, message.sampling.structured_outputs)
+                self._grammars.open(request, request.sampling.structured_outputs)
             self._deadlines.add(message.request_id, message.queue_timeout)
             self._log.queue(message.request_id)
         except InvalidRequestError as refusal:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Fixed facts of a started engine. seconds: start-up time by phase."""
+    """Fixed facts of a started engine. seconds: start-up time by phase.
+
+    pooling: how embeddings are made unless a request says otherwise.
+    """
 
     model_name: str
     limits: RequestLimits
@@ -20,3 +24,4 @@ class EngineInfo:
     block_size: int
     kv_cache_bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
+    pooling: PoolingParams = field(default_factory=PoolingParams)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from quire.core.messages import AddRequest
-from quire.core.request import RequestLimits
+from quire.core.pooling_params import PoolingParams
+from quire.core.request import NO_WISHES, RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError
 from quire.grammar.checker import GrammarChecker
@@ -71,16 +72,8 @@ class InputProcessor:
         take long: keep that off event loops.
         """
         self._check_priority(priority)
-        if not isinstance(cache_salt, str):
-            raise InvalidRequestError(
-                "cache_salt: it is not text; give a string", param="cache_salt"
-            )
-        if isinstance(prompt, str):
-            self._limits.check_chars(len(prompt))
-            # the whole prompt is the caller's, who may write out a chat template by hand
-            token_ids = self._tokenizer.encode(prompt, parse_special=True)
-        else:
-            token_ids = prompt
+        _check_salt(cache_salt)
+        token_ids = self._token_ids(prompt)
         self._limits.check(token_ids, sampling)
         if sampling.structured_outputs is not None:
             self._forms.check(sampling.structured_outputs)
@@ -105,6 +98,44 @@ class InputProcessor:
         ]
         text = prompt if isinstance(prompt, str) else None
         return PreparedRequest(request_id, text, token_ids, sampling, messages)
+
+    def prepare_embedding(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        pooling: PoolingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> PreparedRequest:
+        """Make the engine's message for a prompt (text, or token ids as they are) to be embedded.
+
+        Raises InvalidRequestError or ContextLengthError.
+        """
+        self._check_priority(priority)
+        _check_salt(cache_salt)
+        token_ids = self._token_ids(prompt)
+        self._limits.check_embedding(token_ids, pooling)
+        message = AddRequest(
+            request_id=f"{request_id}/0",
+            prompt_token_ids=token_ids,
+            sampling=NO_WISHES,
+            priority=priority,
+            cache_salt=cache_salt,
+            queue_timeout=queue_timeout,
+            stream=False,
+            pooling=pooling,
+        )
+        text = prompt if isinstance(prompt, str) else None
+        return PreparedRequest(request_id, text, token_ids, NO_WISHES, [message])
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        self._limits.check_chars(len(prompt))
+        # the whole prompt is the caller's, who may write out a chat template by hand
+        return self._tokenizer.encode(prompt, parse_special=True)
 
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
         """One set of parameters per answer: seeds differ, and one scores the prompt for all."""
@@ -138,6 +169,11 @@ def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) ->
     for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
         msgspec.structs.force_setattr(answer, name, value)
     return answer
+
+
+def _check_salt(salt: str) -> None:
+    if not isinstance(salt, str):
+        raise InvalidRequestError("cache_salt: it is not text; give a string", param="cache_salt")
 
 
 def _signed64(value: int) -> int:

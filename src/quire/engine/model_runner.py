@@ -1,4 +1,4 @@
-"""Runs one planned step on one device: inputs, forward, logits, sampling.
+"""Runs one planned step on one device: inputs, forward, logits, sampling or pooling.
 
 Owns the model, the KV cache's tensors and the batch's rows. Knows nothing of waiting requests,
 of block ownership or of time.
@@ -17,6 +17,7 @@ from quire.core.messages import TokenLogprobs
 from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepInputs
+from quire.engine.pooling import Pooler
 from quire.layers.context import ForwardContext
 from quire.sampling.sampler import Sampler, prompt_logprobs
 from quire.sampling.state import SamplingState
@@ -61,6 +62,7 @@ class ModelRunner:
         )
         self._sampling = SamplingState(limits.max_num_seqs, limits.vocab_size)
         self._sampler = Sampler(self._sampling)
+        self._pooler = Pooler()
         self._prompt_logprobs: dict[str, int] = {}  # request id → how many it asked for
 
     @torch.inference_mode()
@@ -75,6 +77,7 @@ class ModelRunner:
             for entry, sound in zip(inputs.scheduled, _are_finite(inputs, hidden), strict=True)
         }
         self._sample(inputs, hidden, results)
+        self._pooler.pool(inputs, hidden, results)
         for index, entry in enumerate(inputs.scheduled):
             result = results[entry.request_id]
             if entry.request_id in self._prompt_logprobs and not result.failed:
@@ -87,8 +90,10 @@ class ModelRunner:
             if row is not None:
                 self._sampling.clear_row(row)
                 self._prompt_logprobs.pop(request_id, None)
+                self._pooler.remove(request_id)
         for request in plan.new_requests:
             row = self._batch.add(request)
+            self._pooler.add(request)
             self._sampling.set_row(
                 row,
                 request.sampling,
@@ -105,7 +110,9 @@ class ModelRunner:
         due = [
             index
             for index, entry in enumerate(inputs.scheduled)
-            if entry.samples and not results[entry.request_id].failed
+            if entry.samples
+            and entry.request_id not in self._pooler
+            and not results[entry.request_id].failed
         ]
         if not due:
             return

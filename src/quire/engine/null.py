@@ -1,10 +1,13 @@
 """An engine without a model: the real loop and scheduler, and tokens that cost nothing. No torch.
 
 For measuring everything around a model. It answers with arbitrary ordinary tokens, and with made-up
-log-probabilities where they are asked for; forms of answers (structured outputs) are not kept.
+log-probabilities and embeddings where they are asked for; forms of answers (structured outputs)
+are not kept.
 """
 
 from __future__ import annotations
+
+import struct
 
 from quire.config import EngineConfig
 from quire.core.messages import TokenLogprobs
@@ -16,6 +19,7 @@ from quire.engine.info import EngineInfo
 from quire.hub import resolve_model
 from quire.kvcache.manager import KVCacheManager
 from quire.models.architecture import ModelArchitecture
+from quire.models.pooling_file import read_pooling
 from quire.scheduler.scheduler import Scheduler
 
 MAX_BLOCKS = 1 << 16
@@ -24,7 +28,8 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
-    shape = ModelArchitecture.from_folder(resolve_model(config.model.model, config.model.revision))
+    path = resolve_model(config.model.model, config.model.revision)
+    shape = ModelArchitecture.from_folder(path)
     max_model_len = config.model.max_model_len or shape.max_position_embeddings
     block_size, num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
     usable = num_seqs * -(-max_model_len // block_size)
@@ -35,6 +40,8 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         vocab_size=shape.vocab_size,
         max_num_seqs=num_seqs,
         honours_priority=config.scheduler.scheduling_policy == "priority",
+        hidden_size=shape.hidden_size,
+        generates=shape.has_head,
     )
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
@@ -49,23 +56,31 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         num_blocks=num_blocks,
         block_size=block_size,
         kv_cache_bytes=0,
+        pooling=read_pooling(path, config.model.pooling, shape.hidden_size),
     )
-    return EngineCore(scheduler, UniprocExecutor(NullRunner(shape.vocab_size)), limits), info
+    runner = NullRunner(shape.vocab_size, shape.hidden_size)
+    return EngineCore(scheduler, UniprocExecutor(runner), limits), info
 
 
 class NullRunner:
     """Draws tokens by their position alone, from the middle of the vocabulary."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
         self._first, self._span = vocab_size // 4, max(1, vocab_size // 4)
+        self._hidden_size = hidden_size
+        self._vectors: dict[str, bytes] = {}  # request id → the embedding that it will get
         self._scored: dict[str, list[int]] = {}  # request id → its prompt, if it asks for scores
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Answer a plan at once."""
         for request_id in plan.removed_ids:
             self._scored.pop(request_id, None)
+            self._vectors.pop(request_id, None)
         for request in plan.new_requests:
             sampling = request.sampling
+            if request.pooling is not None:
+                size = request.pooling.dimensions or self._hidden_size
+                self._vectors[request.request_id] = struct.pack("<f", 1.0) + bytes(4 * (size - 1))
             if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
                 prompt = request.token_ids[: request.num_prompt_tokens]
                 self._scored[request.request_id] = (
@@ -76,7 +91,9 @@ class NullRunner:
     def _result(self, entry: ScheduledRequest) -> SampleResult:
         end = entry.start + entry.num_tokens
         result = SampleResult()
-        if entry.samples:
+        if entry.request_id in self._vectors:
+            result.embedding = self._vectors[entry.request_id] if entry.samples else None
+        elif entry.samples:
             result.token_id = self._first + end * _STRIDE % self._span
         if entry.request_id in self._scored:
             prompt = self._scored[entry.request_id]

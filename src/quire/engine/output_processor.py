@@ -69,6 +69,7 @@ class _Caller:
     unfinished: set[str]
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
+    embedding: bytes | None = None
     changed: dict[int, CompletionOutput] = field(default_factory=dict)
 
 
@@ -186,6 +187,7 @@ class OutputProcessor:
             self._count_tokens(answer.times, delta, now)
         if answer.index == 0:  # the others find what the first has computed
             caller.num_cached_tokens = delta.num_cached_tokens
+            caller.embedding = delta.embedding
         if caller.prompt_logprobs is not None:
             caller.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
@@ -244,6 +246,7 @@ class OutputProcessor:
             times=caller.times,
             prompt_logprobs=caller.prompt_logprobs,
             num_cached_tokens=caller.num_cached_tokens,
+            embedding=caller.embedding,
             finished=not caller.unfinished,
         )
 

@@ -32,6 +32,7 @@ from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
+from quire.models.pooling_file import read_pooling
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -58,6 +59,7 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     device = _device(config)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
+    pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
     dtype = _dtype(config, shape, device)
     torch.set_num_threads(_threads(config, shape))
     limit = _length_limit(config, shape)
@@ -74,6 +76,8 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         vocab_size=shape.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         honours_priority=config.scheduler.scheduling_policy == "priority",
+        hidden_size=shape.hidden_size,
+        generates=shape.has_head,
     )
     with _timed("kv_cache", seconds), _fitting_memory(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
@@ -93,6 +97,7 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         block_size=block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
+        pooling=pooling,
     )
     return EngineCore(scheduler, UniprocExecutor(runner), limits, grammars), info
 

@@ -32,7 +32,7 @@ class PrefixCacheStats:
     """Tokens in full blocks that first admissions looked up: queries == hits + sum of misses.
 
     Reasons of misses: "cold", never seen; "evicted", was cached once; "bypassed", prompt_logprobs
-    need every position computed.
+    and mean pooling need every position computed.
     """
 
     queries: int = 0
@@ -215,7 +215,7 @@ class KVCacheManager:
         return sum(t.request.num_computed_tokens for t in self._tables.values())
 
     def _reads_cache(self, request: Request) -> bool:
-        return self.enable_prefix_caching and request.sampling.prompt_logprobs is None
+        return self.enable_prefix_caching and not request.needs_every_position
 
     def _needed_hashes(self, request: Request) -> Iterable[bytes]:
         """Of the full blocks before the last known token."""

@@ -20,6 +20,11 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
+    # without a head: they make embeddings, and draw no tokens
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
 }
 
 
@@ -54,11 +59,16 @@ class ModelArchitecture:
     eos_token_ids: tuple[int, ...]
 
     @property
+    def has_head(self) -> bool:
+        """Whether its states can become logits, so that it can draw tokens."""
+        return self.architecture.endswith("ForCausalLM")
+
+    @property
     def num_parameters(self) -> int:
         """Weights of all matrices; norms and biases are left out."""
         heads = self.num_heads + 2 * self.num_kv_heads + self.num_heads
         layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
-        embeddings = 1 if self.tie_word_embeddings else 2
+        embeddings = 1 if self.tie_word_embeddings or not self.has_head else 2
         return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
 
     @classmethod
@@ -113,6 +123,10 @@ def _refuse_what_is_not_supported(config: ConfigFile) -> None:
     if activation != "silu":
         raise config.wrong(
             "hidden_act", f"is {activation!r}, but only 'silu' is supported; take another model"
+        )
+    if not config.boolean("is_causal", True):
+        raise config.wrong(
+            "is_causal", "is false, but every layer here looks back only; take another model"
         )
     if config.section("quantization_config") is not None:
         raise config.wrong(

@@ -25,21 +25,18 @@ class ConfigFile:
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
         """Parse a file. Raises CheckpointError where it is missing or is not a JSON object."""
-        try:
-            if path.stat().st_size > _LARGEST_FILE:
-                raise CheckpointError(f"{path} is larger than 64 MiB; this is no config file")
-            values = json.loads(path.read_bytes())
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}); give a folder with a whole checkpoint"
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} is not valid JSON ({error}); download it again"
-            ) from error
+        values = _parse(path)
         if not isinstance(values, dict):
             raise CheckpointError(f"{path} does not hold a JSON object; download it again")
         return cls(path, values)
+
+    @classmethod
+    def read_list(cls, path: Path) -> list[ConfigFile]:
+        """The objects of a file that lists them. Raises CheckpointError."""
+        values = _parse(path)
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            raise CheckpointError(f"{path} does not hold a list of objects; download it again")
+        return [cls(path, value, f"[{place}].") for place, value in enumerate(values)]
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
         """The error for a key."""
@@ -120,3 +117,17 @@ class ConfigFile:
         if default is None:
             raise self.wrong(key, "is missing; take the config file of the original checkpoint")
         return default
+
+
+def _parse(path: Path) -> Any:
+    """What a JSON file holds. Raises CheckpointError."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise CheckpointError(f"{path} is larger than 64 MiB; this is no config file")
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); give a folder with a whole checkpoint"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error

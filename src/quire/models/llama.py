@@ -132,7 +132,7 @@ class LlamaModel(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """The model with its head.
+    """The model with its head, where the checkpoint has one.
 
     packed_modules: name here → the names in checkpoints, and which part of it each is.
     """
@@ -146,13 +146,14 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, shape: ModelArchitecture, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()
         self.model = LlamaModel(shape, max_model_len, options, self.layer_class)
-        tied = self.model.embed_tokens if shape.tie_word_embeddings else None
-        self.lm_head = ParallelLMHead(shape.vocab_size, shape.hidden_size, options, tied)
+        if shape.has_head:
+            tied = self.model.embed_tokens if shape.tie_word_embeddings else None
+            self.lm_head = ParallelLMHead(shape.vocab_size, shape.hidden_size, options, tied)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]."""
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → float32 [S, V]."""
+        """hidden [S, H] → float32 [S, V]. Only for checkpoints with a head."""
         return self.lm_head(hidden)  # type: ignore[no-any-return]

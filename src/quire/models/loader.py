@@ -24,6 +24,7 @@ from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import MODELS
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_PREFIX = "model."  # of all names but the head's
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
 _DTYPES = {
     "float32": torch.float32,
@@ -99,11 +100,19 @@ def weight_targets(model: LlamaForCausalLM) -> Targets:
     return targets
 
 
+def _targets_in(checkpoint: Checkpoint, model: LlamaForCausalLM) -> Targets:
+    """The targets by this checkpoint's names: those saved without a head lack the prefix, too."""
+    targets = weight_targets(model)
+    if any(name.startswith(_PREFIX) for name in checkpoint.entries):
+        return targets
+    return {name.removeprefix(_PREFIX): target for name, target in targets.items()}
+
+
 def _rehearse(
     checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelArchitecture
 ) -> set[str]:
     """Load tensors without content into a model without memory; returns the names to load."""
-    targets = weight_targets(plan)
+    targets = _targets_in(checkpoint, plan)
     missing = [name for name in targets if name not in checkpoint.entries]
     left_over = [
         name
@@ -133,7 +142,7 @@ def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
 def _is_harmless(name: str, architecture: ModelArchitecture) -> bool:
     """Tensors that old checkpoints carry and nothing needs."""
     return name.endswith(".rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and architecture.tie_word_embeddings
+        name == "lm_head.weight" and (architecture.tie_word_embeddings or not architecture.has_head)
     )
 
 
@@ -146,7 +155,7 @@ def _listed(what: str, names: list[str], most: int = 8) -> str:
 
 def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str]) -> None:
     """Copy the weights from the mapped files, each once, converting on the way."""
-    targets = weight_targets(model)
+    targets = _targets_in(checkpoint, model)
     total = sum(checkpoint.entries[name].num_bytes for name in names)
     console = Console(stderr=True)
     quiet = total < _BIG or not console.is_terminal

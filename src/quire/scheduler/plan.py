@@ -39,6 +39,7 @@ class StepPlan:
                 sampling=request.sampling,
                 bad_words_ids=request.bad_words_ids,
                 eos_token_ids=sorted(request.eos_token_ids),
+                pooling=request.pooling,
             )
         )
 

@@ -341,6 +341,9 @@ class Scheduler:
                 deltas.append(
                     self._end(request, FinishReason.ERROR, NOTHING_TO_DRAW, ErrorKind.REQUEST)
                 )
+            elif result.embedding is not None:
+                deltas.append(self._end(request, FinishReason.STOP))
+                deltas[-1].embedding = result.embedding
             elif entry.samples or result.prompt_logprobs:
                 deltas.append(self._deliver(request, entry, result))
         return deltas

@@ -1,0 +1,50 @@
+"""What a caller may wish of an embedding, checked at birth. No torch."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from quire.errors import InvalidRequestError
+
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the hidden states of a prompt become one vector.
+
+    pooling: "mean" of the states of all tokens, or that of the "last" one. normalize: scale the
+    vector to length 1. dimensions: keep only so many of its first numbers, which is of use for
+    models trained that way (Matryoshka representations, https://arxiv.org/abs/2205.13147); cut
+    before it is scaled. None keeps all.
+
+    Raises InvalidRequestError, which names the field and the fix.
+    """
+
+    pooling: Pooling = "last"
+    normalize: bool = True
+    dimensions: int | None = None
+
+    def changed(self, **changes: Any) -> PoolingParams:
+        """With these changes, None for no change. Raises InvalidRequestError."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        return PoolingParams(**(msgspec.structs.asdict(self) | given))
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise _wrong("pooling", f"{reprlib.repr(self.pooling)}; give 'mean' or 'last'")
+        if not isinstance(self.normalize, bool):
+            raise _wrong("normalize", f"{reprlib.repr(self.normalize)}; give true or false")
+        if self.dimensions is not None and not _is_count(self.dimensions):
+            raise _wrong("dimensions", f"{reprlib.repr(self.dimensions)}; give 1 or more, or none")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _wrong(field: str, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: it is {problem}", param=field, code="invalid_value")

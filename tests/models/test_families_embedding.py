@@ -1,0 +1,196 @@
+"""Embeddings of every family through the whole engine core: the states that transformers computes.
+
+Each test runs "mean" and "last" requests of several lengths together with requests that draw
+tokens, and compares the vectors with one forward pass of transformers' model without a head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from checkpoints import CASES, SMALL
+from safetensors.torch import load_file, save_file
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest, RequestDelta
+from quire.core.pooling_params import PoolingParams
+from quire.core.request import NO_WISHES
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import SchedulerOutput
+from quire.engine.core import EngineCore
+from quire.engine.startup import start_engine
+from quire.errors import CheckpointError
+from quire.scheduler.plan import StepPlan
+
+Vector = npt.NDArray[np.float32]
+
+TOLERANCE = 1e-4
+BLOCK_SIZE = 4
+LENGTHS = (1, 16, 17, 150)
+WISHES = [
+    PoolingParams(pooling="mean"),
+    PoolingParams(pooling="last"),
+    PoolingParams(pooling="mean", normalize=False),
+    PoolingParams(pooling="last", normalize=False, dimensions=20),
+    PoolingParams(pooling="mean", dimensions=20),
+]
+
+
+def start(folder: Path, **options: object) -> EngineCore:
+    settings = {"num_blocks": 400, "max_num_seqs": 8, "block_size": BLOCK_SIZE} | options
+    config = EngineConfig.from_options(
+        model=str(folder), dtype="float32", device="cpu", max_model_len=200, **settings
+    )
+    return start_engine(config)[0]
+
+
+class Setup:
+    """A checkpoint with a head and what transformers says of a text's states."""
+
+    def __init__(self, folder: Path, theirs: transformers.PreTrainedModel) -> None:
+        self.folder = folder
+        generator = torch.Generator().manual_seed(0)
+        self.prompts = [torch.randint(509, (n,), generator=generator).tolist() for n in LENGTHS]
+        with torch.inference_mode():
+            self.states = [
+                theirs(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].numpy()
+                for prompt in self.prompts
+            ]
+
+    def run(self, core: EngineCore, *, generating: int = 2) -> dict[str, RequestDelta]:
+        """Ask for every wish of every prompt, beside some answers; the last delta of each."""
+        for place, prompt in enumerate(self.prompts):
+            for number, wish in enumerate(WISHES):
+                name = f"{place}/{number}"
+                ask = AddRequest(request_id=name, prompt_token_ids=prompt, sampling=NO_WISHES)
+                core.handle(msgspec.structs.replace(ask, pooling=wish))
+            if place < generating:
+                draw = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+                name = f"answer {place}"
+                core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=draw))
+        ends: dict[str, RequestDelta] = {}
+        while core.has_work:
+            for delta in core.step().deltas:
+                if delta.finish_reason is not None:
+                    assert delta.request_id not in ends
+                    ends[delta.request_id] = delta
+        assert len(ends) == len(self.prompts) * len(WISHES) + generating
+        return ends
+
+    def assert_as_transformers(self, ends: dict[str, RequestDelta]) -> None:
+        for place, states in enumerate(self.states):
+            for number, wish in enumerate(WISHES):
+                delta = ends[f"{place}/{number}"]
+                assert (delta.finish_reason, delta.token_ids) == ("stop", [])
+                assert delta.embedding is not None
+                vector = np.frombuffer(delta.embedding, "<f4")
+                assert np.abs(vector - expected(states, wish)).max() <= TOLERANCE
+
+
+def expected(states: Vector, wish: PoolingParams) -> Vector:
+    vector = states.mean(0) if wish.pooling == "mean" else states[-1]
+    vector = vector[: wish.dimensions]
+    return vector / np.linalg.norm(vector) if wish.normalize else vector
+
+
+@pytest.fixture(scope="module", params=["mistral", "qwen3"])
+def setup(request: pytest.FixtureRequest, checkpoint: Callable) -> Setup:
+    folder, theirs = checkpoint(request.param)
+    return Setup(folder, theirs.model)
+
+
+def test_whole_and_again_with_cached_prefixes(setup: Setup) -> None:
+    core = start(setup.folder)
+    setup.assert_as_transformers(setup.run(core))
+    again = setup.run(core)
+    setup.assert_as_transformers(again)
+    for place, length in enumerate(LENGTHS):
+        assert again[f"{place}/0"].num_cached_tokens == 0  # a mean needs every state
+        assert again[f"{place}/1"].num_cached_tokens == (length - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_in_chunks(setup: Setup) -> None:
+    core = start(setup.folder, max_num_batched_tokens=13)
+    setup.assert_as_transformers(setup.run(core))
+    assert core.stats.num_steps > 5 * sum(LENGTHS) / 13 / 2
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_preempted_in_the_middle(setup: Setup, cached: bool) -> None:
+    core = start(setup.folder, max_num_batched_tokens=29, enable_prefix_caching=cached)
+    preempted = preempt_each_once(core)
+    setup.assert_as_transformers(setup.run(core))
+    # with the cache, a last token's state is soon there: its blocks are those of a mean
+    assert {wish.pooling for wish in preempted} == ({"mean"} if cached else {"mean", "last"})
+    assert core.stats.num_free_blocks + core.stats.num_cached_blocks == core.stats.num_blocks
+
+
+def preempt_each_once(core: EngineCore) -> list[PoolingParams]:
+    """Prompts are admitted where they fit whole, so it takes force. Returns whom it has hit."""
+    scheduler, schedule = core._scheduler, core._scheduler.schedule
+    hit: list[PoolingParams] = []
+
+    def preempt_and_schedule() -> SchedulerOutput | None:
+        last = max(scheduler._running.values(), key=scheduler._waiting.key, default=None)
+        if last is not None and last.pooling is not None and not last.num_preemptions:
+            assert 0 < last.num_computed_tokens < last.num_prompt_tokens
+            hit.append(last.pooling)
+            scheduler._preempt(StepPlan(1))
+        return schedule()
+
+    scheduler.schedule = preempt_and_schedule  # type: ignore[method-assign]
+    return hit
+
+
+@pytest.fixture(scope="module", params=["Llama", "Mistral", "Qwen2", "Qwen3"])
+def headless(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """What AutoModel saves: no head, and names without the prefix that heads bring."""
+    folder = tmp_path_factory.mktemp(request.param)
+    changes = CASES[request.param.lower()][1]
+    config = getattr(transformers, f"{request.param}Config")(**(SMALL | changes))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{request.param}Model")(config).eval()
+    model.save_pretrained(folder)
+    return Setup(folder, model)
+
+
+def test_checkpoints_without_a_head(headless: Setup) -> None:
+    names = list(load_file(headless.folder / "model.safetensors"))
+    assert not [name for name in names if name.startswith(("model.", "lm_head."))]
+    core = start(headless.folder, load_format="auto")
+    assert not core.limits.generates
+    ends = headless.run(core, generating=0)
+    headless.assert_as_transformers(ends)
+    ask = AddRequest(request_id="x", prompt_token_ids=[1], sampling=SamplingParams())
+    core.handle(ask)
+    (delta,) = core.step().deltas
+    assert delta.finish_reason == "error"
+    assert "no head to draw tokens" in str(delta.error)
+
+
+def test_a_head_and_names_without_the_prefix(setup: Setup, tmp_path: Path) -> None:
+    """Qwen3-Embedding is saved so: its config names a causal model, and its head is tied."""
+    tensors = load_file(setup.folder / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
+    config = (setup.folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    core = start(tmp_path)
+    setup.assert_as_transformers(setup.run(core))
+
+
+def test_layers_that_look_ahead_are_refused(setup: Setup, tmp_path: Path) -> None:
+    config = json.loads((setup.folder / "config.json").read_text()) | {"is_causal": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="is_causal is false"):
+        start(tmp_path, load_format="dummy")
