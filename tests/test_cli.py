@@ -35,8 +35,8 @@ from quire.errors import EngineError  # noqa: E402
 from quire.server.listen import bind  # noqa: E402
 
 ENGINE = """
-    --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --seed
-    --block-size --num-blocks --kv-cache-memory-bytes --gpu-memory-utilization
+    --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
+    --seed --block-size --num-blocks --kv-cache-memory-bytes --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
     --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill
     --long-prefill-token-threshold --itl-target-ms --device --threads
