@@ -30,7 +30,7 @@ def status(app: Starlette, key: str, header: str = "authorization") -> int:
 
 def test_each_of_several_keys_opens(engine: FakeEngine, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# the team's\nthird\n\n  fourth  \n")
+    file.write_text("# the team's\nthird\n\n  fourth  \n  # none\n")
     app = app_with(engine, api_key="first, second", api_key_file=str(file))
     for key in ("first", "second", "third", "fourth"):
         assert status(app, key) == status(app, key, "x-api-key") == 200

@@ -22,6 +22,7 @@ from quire.server.app import build_app
 from quire.server.exposition import expose
 from quire.server.metrics import Metrics
 from quire.server.settings import ServerSettings
+from quire.server.snapshots import SnapshotFolder
 
 FIRST_FOURTEEN = [
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
@@ -170,6 +171,13 @@ def test_cost_is_told_once_an_hour_has_a_price() -> None:
     )
     assert value(text, "quire:cost_per_million_tokens", tokens="all") == pytest.approx(1, 0.01)
     assert "quire:cost" not in text_of(metrics)
+
+
+def test_a_file_that_cannot_be_read_costs_its_own_figures_only(tmp_path: Path) -> None:
+    process(tmp_path, FakeEngine()).share()
+    (tmp_path / "torn.metrics").write_bytes(b"\x93")
+    (tmp_path / "folder.metrics").mkdir()
+    assert len(SnapshotFolder(tmp_path).read_others()) == 1
 
 
 def test_a_folder_that_cannot_be_written_costs_figures_only(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from asgi_client import JSON, call
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
 from quire.server.app import build_app
+from quire.server.job import make_job
+from quire.server.protocol import GenerationRequest
+from quire.server.record import RequestRecord
 from quire.server.settings import ServerSettings
 from quire.server.tracing import Tracer
 
@@ -60,6 +65,30 @@ def test_a_request_is_a_span_of_its_callers_trace(
     assert span.end_time is not None
     assert span.start_time is not None
     assert span.end_time >= span.start_time
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    ],
+)
+def test_every_conversation_is_a_chat(
+    traced: Starlette, exporter: InMemorySpanExporter, path: str, body: dict[str, Any]
+) -> None:
+    call(traced, path, body)
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "chat fake"
+
+
+def test_a_client_that_leaves_has_seen_no_status(exporter: InMemorySpanExporter) -> None:
+    tracer = Tracer(SimpleSpanProcessor(exporter))
+    job = make_job("cmpl", GenerationRequest(), ["a"], SamplingParams(), "fake")
+    tracer.trace(RequestRecord("POST", "/v1/completions", "label", job=job))
+    (span,) = exporter.get_finished_spans()
+    assert "http.response.status_code" not in (span.attributes or {})
 
 
 def test_a_failure_is_an_error_and_a_wrong_parent_is_none(

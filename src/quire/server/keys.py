@@ -80,11 +80,12 @@ def read_key_file(path: str) -> list[str]:
     Raises ConfigError.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"api_key_file {path!r} cannot be read: {reason}; mend it") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    lines = map(str.strip, text.splitlines())
+    keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"api_key_file {path!r} has no keys; write one per line")
     return [_plain_key(key, "api_key_file") for key in keys]

@@ -62,6 +62,14 @@ class SnapshotFolder:
             logger.warning("metrics could not be written: %s", error.strerror)
 
     def read_others(self) -> list[Snapshot]:
-        """The other processes' files, of dead ones too."""
+        """The other processes' files, of dead ones too; what cannot be read is left out."""
         paths = [p for p in self._path.glob(f"*{SUFFIX}") if p.stem != self._name]
-        return [self._decoder.decode(path.read_bytes()) for path in sorted(paths)]
+        found = [self._read(path) for path in sorted(paths)]
+        return [snapshot for snapshot in found if snapshot is not None]
+
+    def _read(self, path: Path) -> Snapshot | None:
+        try:
+            return self._decoder.decode(path.read_bytes())
+        except (OSError, msgspec.DecodeError) as error:  # the other figures are still good
+            logger.warning("figures of another process could not be read: %s", error)
+            return None

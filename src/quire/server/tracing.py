@@ -22,6 +22,9 @@ MISSING = (
     "`pip install 'quire[trace]'`, or leave the setting out"
 )
 
+# what the conventions call each path; the others are chats in one form or another
+_OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+
 
 class Tracer:
     """Makes spans and hands them to a processor, which sends them in a thread of its own."""
@@ -78,11 +81,10 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
     job = record.job
     assert job is not None
     usage, sampling = record.usage.total(), job.sampling
-    operation = "chat" if "chat" in record.path else "text_completion"
+    operation = _OPERATIONS.get(record.path, "chat")
     attributes: dict[str, Any] = {
         "http.request.method": record.method,
         "url.path": record.path,
-        "http.response.status_code": record.status,
         "quire.request_id": record.request_id,
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "quire",
@@ -98,6 +100,8 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
         "gen_ai.latency.e2e": record.seconds,
     }
+    if record.status:  # else the client left before there was one
+        attributes["http.response.status_code"] = record.status
     if sampling.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
     if record.usage.first_token is not None:

@@ -186,3 +186,12 @@ def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]
     assert len(answer.calls) <= 1
     if made.is_accepting():
         assert parser.called_tools, text
+
+
+@pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
+def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    how = Reading(
+        tool_format=TOOL_FORMATS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
+    )
+    with pytest.raises(NoGrammarError, match="properties has to be an object"):
+        grammar(how, {})

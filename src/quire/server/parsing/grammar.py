@@ -109,8 +109,11 @@ class _Writer:
 
     def _tags(self, schema: Mapping[str, Any], place: int) -> str:
         """Arguments as tags around bare values; of those that are not required any may be left."""
-        required, tags = schema.get("required", ()), []
-        for number, (key, inner) in enumerate(schema.get("properties", {}).items()):
+        required, properties = schema.get("required", []), schema.get("properties", {})
+        if not (isinstance(properties, Mapping) and isinstance(required, list)):
+            raise NoGrammarError("properties has to be an object and required a list; mend them")
+        tags = []
+        for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
             rule = f"value_{place}_{number}"
