@@ -117,6 +117,18 @@ def test_thoughts_and_calls_are_blocks_streamed_as_whole(speaking: FakeEngine) -
             assert streamed[block["type"]] == block[block["type"]]
 
 
+def test_blocks_come_in_the_order_in_which_they_were_written(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    speaking.script = f"Look: {CALL} and then {CALL} done"
+    kinds = ["text", "tool_use", "text", "tool_use", "text"]
+    whole = ask(app, tools=[TOOL]).json()["content"]
+    assert [block["type"] for block in whole] == kinds
+    assert [block["text"] for block in whole[::2]] == ["Look:", " and then", " done"]
+    told = events(ask(app, tools=[TOOL], stream=True))
+    begun = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
+    assert begun == kinds
+
+
 def test_turns_as_the_template_sees_them(speaking: FakeEngine) -> None:
     app = build_app(speaking, ServerSettings())
     use = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "x"}}
@@ -155,6 +167,25 @@ def test_thinking_can_be_disabled(speaking: FakeEngine) -> None:
     assert "[enable_thinking=False]" in "".join(map(chr, speaking.calls[0]["ids"]))
 
 
+def test_thoughts_can_be_left_out(speaking: FakeEngine) -> None:
+    app = build_app(speaking, ServerSettings())
+    speaking.script = "<think>hm</think>Well."
+    reply = ask(app, thinking={"type": "adaptive", "display": "omitted"}).json()
+    assert [block["type"] for block in reply["content"]] == ["text"]
+    assert "enable_thinking" not in "".join(map(chr, speaking.calls[0]["ids"]))
+
+
+def test_an_answer_can_be_given_a_form_and_an_effort(speaking: FakeEngine) -> None:
+    speaking.tokenizer.chat_template_text = ""
+    app = build_app(speaking, ServerSettings())
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    assert ask(app, output_config={"format": form, "effort": "high"}).status == 200
+    wish = speaking.calls[0]["sampling"].structured_outputs
+    assert json.loads(wish.json) == {"type": "object"}
+    assert wish.name == "output_config.format.schema"  # as errors of the form call it
+    assert "[enable_thinking=True]" in "".join(map(chr, speaking.calls[0]["ids"]))
+
+
 def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     ask(app, stop_sequences=["a"], temperature=0.5, top_p=0.9, top_k=3, max_tokens=2)
     sampling = engine.calls[0]["sampling"]
@@ -181,7 +212,10 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages["),
         ({"messages": [USER | {"x": 1}]}, "messages[0]: object contains unknown field x"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.budget_tokens: "),
+        ({"thinking": {"type": "sometimes"}}, "thinking.type: "),
+        ({"output_config": {"effort": "low"}}, "output_config.effort: "),
+        ({"output_config": {"format": {"type": "json"}}}, "output_config.format.type: "),
         ({"tools": [TOOL]}, "tools: "),
         ({"tools": [TOOL, TOOL]}, "tools[1].name: "),
         ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools[0].input_schema.type: "),

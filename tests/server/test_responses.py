@@ -132,6 +132,7 @@ def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
     sampling = engine.calls[0]["sampling"]
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (3, 0.5, 0.9)
     assert json.loads(sampling.structured_outputs.json) == schema
+    assert sampling.structured_outputs.name == "text.format.schema"  # as errors of it call it
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,7 @@ def test_wishes_reach_the_sampler(app: Starlette, engine: FakeEngine) -> None:
         ({"input": [{"role": "ghost", "content": ""}]}, "input[0].role"),
         ({"input": [{"type": "image"}]}, "input[0].type"),
         ({"input": ["a"]}, "input[0]"),
+        ({"input": [{}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0]"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),

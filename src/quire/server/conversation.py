@@ -17,6 +17,7 @@ from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
 from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
+from quire.server.field_names import SAME, FieldNames
 from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
@@ -62,32 +63,38 @@ class Conversation:
 
 
 def prepare(
-    request: protocol.ChatRequest, served: Served, *, prefix: str = "chatcmpl"
+    request: protocol.ChatRequest,
+    served: Served,
+    *,
+    prefix: str = "chatcmpl",
+    names: FieldNames = SAME,
 ) -> Conversation:
     """Check, render and encode a conversation for a model. prefix: of the reply's id.
 
-    Other APIs bring their requests into the form of a ChatRequest first.
-    Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
+    Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
+    Raises InvalidRequestError or ContextLengthError.
     """
     engine, formats = served.engine, served.formats
-    use = _checked_use(request, served)
-    sampling = protocol.chat_sampling(request)
-    token_ids = _encode(request, use, engine)
-    reading = _reading(request, use, formats, token_ids, engine.tokenizer)
-    sampling = _with_marks(sampling, reading, engine.tokenizer)
-    sampling = _with_grammar(sampling, use, reading, engine.tokenizer)
-    _check_fit(token_ids, sampling, engine.info.limits)
-    job = make_job(prefix, request, [token_ids], sampling, served.name)
+    with names:
+        use = _checked_use(request, served)
+        sampling = protocol.chat_sampling(request)
+        token_ids = _encode(request, use, engine)
+        reading = _reading(request, use, formats, token_ids, engine.tokenizer)
+        sampling = _with_marks(sampling, reading, engine.tokenizer)
+        sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
+        _check_fit(token_ids, sampling, engine.info.limits)
+        job = make_job(prefix, request, [token_ids], sampling, served.name)
     hides = request.include_reasoning is False
     return Conversation(job, _parser_maker(reading), hides)
 
 
-def encode(request: protocol.ChatRequest, served: Served) -> list[int]:
+def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
     """The token ids of a conversation, however many; nothing else is made of it.
 
-    Raises InvalidRequestError or ContextLengthError, told of the fields of ChatRequest.
+    Raises InvalidRequestError or ContextLengthError.
     """
-    return _encode(request, _checked_use(request, served), served.engine)
+    with names:
+        return _encode(request, _checked_use(request, served), served.engine)
 
 
 def _checked_use(request: protocol.ChatRequest, served: Served) -> ToolUse:

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.errors import InvalidRequestError
 from quire.server import conversation, messages_protocol
 from quire.server.conversation import Conversation
+from quire.server.field_names import FieldNames
 from quire.server.http_errors import AnthropicError, ErrorReply
 from quire.server.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.server.parsing.events import (
@@ -19,7 +19,6 @@ from quire.server.parsing.events import (
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
-    join,
 )
 from quire.server.served import ServedModels
 from quire.server.usage import Usage
@@ -27,13 +26,17 @@ from quire.server.usage import Usage
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-# where a conversation's fields have other names
-_NAMES = {
-    "stop": "stop_sequences",
-    "chat_template_kwargs": "thinking",
-    ".function.parameters": ".input_schema",
-    ".function": "",
-}
+_NAMES = FieldNames(
+    {
+        ".function.parameters": ".input_schema",
+        ".function": "",
+        "stop": "stop_sequences",
+        "chat_template_kwargs": "thinking",
+        "reasoning_effort": "output_config.effort",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+    }
+)
 
 
 class MessagesUsage(msgspec.Struct, kw_only=True):
@@ -144,10 +147,7 @@ def prepare(data: bytes, models: ServedModels) -> MessagesDialect:
     request = messages_protocol.parse(data)
     served = models.find(request.model)
     chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
-    try:
-        return MessagesDialect(conversation.prepare(chat, served, prefix="msg"))
-    except InvalidRequestError as error:
-        raise _renamed(error) from None
+    return MessagesDialect(conversation.prepare(chat, served, prefix="msg", names=_NAMES))
 
 
 def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
@@ -155,21 +155,7 @@ def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
     request = messages_protocol.parse_count(data)
     served = models.find(request.model)
     chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
-    try:
-        return TokenCountReply(len(conversation.encode(chat, served)))
-    except InvalidRequestError as error:
-        raise _renamed(error) from None
-
-
-def _renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """The same error, told of the fields that the client has sent."""
-    text, param = str(error), error.param or ""
-    for name, own in _NAMES.items():
-        if name in param and (name.startswith(".") or name == param):
-            renamed = param.replace(name, own)
-            text, param = text.replace(param, renamed, 1), renamed
-    error.args, error.param = (text,), param or None
-    return error
+    return TokenCountReply(len(conversation.encode(chat, served, names=_NAMES)))
 
 
 class MessagesDialect:
@@ -272,14 +258,29 @@ class MessagesDialect:
 
 
 def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
-    answer = join(events)
+    """In the order in which they were written, as a stream tells them."""
     blocks: list[OutputBlock] = []
-    if answer.reasoning:
-        blocks.append(ThinkingBlock(thinking=answer.reasoning))
-    if answer.text:
-        blocks.append(TextBlock(text=answer.text))
-    calls = [ToolUseBlock(id=c.id, name=c.name, input=_object(c.arguments)) for c in answer.calls]
-    return [*blocks, *calls]
+    arguments: list[str] = []  # of each call
+    for event in events:
+        last = blocks[-1] if blocks else None
+        match event:
+            case TextDelta(text) if isinstance(last, TextBlock):
+                last.text += text
+            case TextDelta(text):
+                blocks.append(TextBlock(text=text))
+            case ReasoningDelta(text) if isinstance(last, ThinkingBlock):
+                last.thinking += text
+            case ReasoningDelta(text):
+                blocks.append(ThinkingBlock(thinking=text))
+            case ToolCallBegin(_, call_id, name):
+                blocks.append(ToolUseBlock(id=call_id, name=name, input={}))
+                arguments.append("")
+            case ToolCallArguments(index, text):
+                arguments[index] += text
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    for call, text in zip(calls, arguments, strict=True):
+        call.input = _object(text)
+    return blocks
 
 
 def _object(arguments: str) -> dict[str, Any]:

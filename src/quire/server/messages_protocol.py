@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.errors import InvalidRequestError
-from quire.server import body, protocol
+from quire.server import body, forms, protocol
 from quire.server.tools import (
     MAX_TOOLS,
     Function,
@@ -103,9 +103,28 @@ class MessagesToolChoice(_Strict):
 
 
 class Thinking(_Strict):
-    """Whether the model is to think, as far as its template can be told."""
+    """Whether the model is to think, as far as its template can be told.
 
-    type: Literal["adaptive", "disabled"]
+    budget_tokens: always refused. display: omitted leaves the thoughts out.
+    """
+
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["adaptive", "disabled"]})]
+    budget_tokens: Annotated[int | None, msgspec.Meta(extra_json_schema={"type": "null"})] = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(_Strict):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(_Strict):
+    """What the answer is to be like. effort: how long to think, where the template can be told."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
 
 
 class Metadata(_Strict):
@@ -123,6 +142,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
     tools: Annotated[list[MessagesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
 
@@ -144,7 +164,6 @@ MESSAGES_UNSUPPORTED: body.NeutralValues = {
     "diagnostics": (None,),
     "inference_geo": (None,),
     "mcp_servers": (None, []),
-    "output_config": (None, {}),
     "output_format": (None,),
     "service_tier": (None, "auto", "standard_only"),
     "speed": (None, "standard"),
@@ -186,13 +205,35 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> protocol.ChatRe
     )
     if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
         chat.parallel_tool_calls = False
-    if request.thinking is not None and request.thinking.type == "disabled":
-        chat.include_reasoning = False
-        if "enable_thinking" in variables:
-            chat.chat_template_kwargs = {"enable_thinking": False}
+    if request.thinking is not None:
+        _add_thinking(chat, request.thinking, variables)
+    if request.output_config is not None:
+        chat.reasoning_effort = request.output_config.effort
+        chat.response_format = _form(request.output_config.format)
     if isinstance(request, MessagesRequest):
         _add_wishes(chat, request)
     return chat
+
+
+def _add_thinking(
+    chat: protocol.ChatRequest, thinking: Thinking, variables: frozenset[str]
+) -> None:
+    if thinking.type == "enabled" or thinking.budget_tokens is not None:
+        problem = "a budget cannot be kept to; leave it out, and give the type adaptive"
+        raise _wrong("thinking.budget_tokens", problem)
+    if thinking.type not in ("adaptive", "disabled"):
+        problem = f"{thinking.type[:64]!r} is not supported; give adaptive or disabled"
+        raise _wrong("thinking.type", problem)
+    if thinking.type == "disabled" or thinking.display == "omitted":
+        chat.include_reasoning = False
+    if thinking.type == "disabled" and "enable_thinking" in variables:
+        chat.chat_template_kwargs = {"enable_thinking": False}
+
+
+def _form(form: OutputFormat | None) -> forms.ResponseFormat | None:
+    if form is None:
+        return None
+    return forms.JsonSchemaFormat(forms.JsonSchema(name="answer", schema=form.schema))
 
 
 def _add_wishes(chat: protocol.ChatRequest, request: MessagesRequest) -> None:

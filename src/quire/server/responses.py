@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.errors import InvalidRequestError
 from quire.server import conversation, responses_protocol
 from quire.server import responses_wire as wire
 from quire.server.conversation import Conversation
+from quire.server.field_names import FieldNames
 from quire.server.http_errors import ErrorReply
 from quire.server.parsing.events import (
     Event,
@@ -22,16 +22,17 @@ from quire.server.responses_protocol import ResponsesRequest
 from quire.server.served import ServedModels
 from quire.server.usage import Usage
 
-# where a conversation's fields have other names
-_NAMES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-    ".function": "",
-}
+_NAMES = FieldNames(
+    {
+        ".function": "",
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+    }
+)
 
 
 def prepare(data: bytes, models: ServedModels) -> ResponsesDialect:
@@ -39,15 +40,7 @@ def prepare(data: bytes, models: ServedModels) -> ResponsesDialect:
     request = responses_protocol.parse(data)
     served = models.find(request.model)
     chat = responses_protocol.to_chat(request)
-    try:
-        made = conversation.prepare(chat, served, prefix="resp")
-    except InvalidRequestError as error:
-        param = own = error.param or ""
-        for name, ours in _NAMES.items():
-            own = own.replace(name, ours)
-        error.args = (str(error).replace(param, own, 1),)
-        error.param = own or None
-        raise
+    made = conversation.prepare(chat, served, prefix="resp", names=_NAMES)
     return ResponsesDialect(made, request)
 
 

@@ -179,7 +179,7 @@ RESPONSES_UNSUPPORTED: body.NeutralValues = {
     "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),
     "store": (None, False),
-    "stream_options": (None, {}),
+    "stream_options": (None, {}, {"include_obfuscation": False}),
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
@@ -240,7 +240,7 @@ def _messages(request: ResponsesRequest) -> Iterator[Message]:
 def _item(raw: msgspec.Raw, where: str) -> InputItem:
     """An item; one without a type is a message."""
     data = bytes(raw)
-    if data.startswith(b"{") and "type" not in body.read_names(data):
+    if data.startswith(b"{") and (names := body.read_names(data)) and "type" not in names:
         data = b'{"type":"message",' + data[1:]
     return body.decode(data, _item_decoder, path=where)
 
