@@ -206,7 +206,7 @@ def test_tokens_are_counted_without_the_model(app: Starlette, engine: FakeEngine
         ({"max_tokens": 0}, "max_tokens: "),
         ({"max_tokns": 3}, "max_tokns: unknown field; did you mean 'max_tokens'?"),
         ({"temperature": -1}, "temperature: "),
-        ({"stop_sequences": [""]}, "stop_sequences: "),
+        ({"stop_sequences": [""]}, "stop_sequences[0]: "),
         ({"messages": []}, "messages: "),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages[0].role: "),
         ({"messages": [USER, {"role": "assistant", "content": "a"}]}, "messages: the last one"),

@@ -282,8 +282,8 @@ def test_top_logprobs(chat: Post) -> None:
 
 @pytest.mark.parametrize("stop", ["", [""]])
 def test_an_empty_stop_string_is_told_as_such(complete: Post, stop: object) -> None:
-    text = "stop: a string of 0 characters; give strings of 1 to 256"
-    assert complete(stop=stop).error["message"] == text
+    text = ": expected str of length >= 1; correct it"
+    assert complete(stop=stop).error["message"].endswith(text)
 
 
 def test_two_limits_must_agree(chat: Post) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import InvalidRequestError
-from quire.server import body
+from quire.server import body, bounds
 
 Schema = str | dict[str, Any]
 SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
@@ -48,9 +48,9 @@ class FormFields(msgspec.Struct, kw_only=True):
     """One of the forms of StructuredOutputs; false for json_object is as good as nothing."""
 
     json: Schema | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    regex: bounds.Regex | None = None
+    choice: bounds.Choices | None = None
+    grammar: bounds.Grammar | None = None
     json_object: bool | None = None
 
 
@@ -60,9 +60,9 @@ class FormRequest(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: FormFields | None = None
     guided_json: Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_regex: bounds.Regex | None = None
+    guided_choice: bounds.Choices | None = None
+    guided_grammar: bounds.Grammar | None = None
 
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read

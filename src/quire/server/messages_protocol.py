@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.errors import InvalidRequestError
-from quire.server import body, forms, protocol
+from quire.server import body, bounds, forms, protocol
+from quire.server.bounds import ShortText
 from quire.server.tools import (
     MAX_TOOLS,
     Function,
@@ -23,7 +24,7 @@ from quire.server.tools import (
     Tool,
     ToolChoice,
 )
-from quire.server.turns import CalledFunction, Message, ShortText, TextPart, ToolCall
+from quire.server.turns import CalledFunction, Message, TextPart, ToolCall
 
 
 class _Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +44,15 @@ Cached = CacheControl | None | UnsetType
 class TextBlock(_Strict, tag_field="type", tag="text"):
     """Text."""
 
+    text: str
+    citations: UnsetType | None = UNSET
+    cache_control: Cached = UNSET
+
+
+class PlainText(_Strict):
+    """Text where nothing else may stand. A tag is only asked for where there is a choice."""
+
+    type: Literal["text"]
     text: str
     citations: UnsetType | None = UNSET
     cache_control: Cached = UNSET
@@ -68,7 +78,7 @@ class ToolResultBlock(_Strict, tag_field="type", tag="tool_result"):
     """What came of a call. is_error: the template is told so by the word Error in front."""
 
     tool_use_id: ShortText
-    content: str | list[TextBlock] | None = None
+    content: str | list[PlainText] | None = None
     is_error: bool | None = None
     cache_control: Cached = UNSET
 
@@ -102,13 +112,19 @@ class MessagesToolChoice(_Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+TOOL_CHOICE_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+    {"required": ["name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}}},
+    {"properties": {"type": {"enum": ["auto", "any", "none"]}, "name": {"type": "null"}}},
+)
+
+
 class Thinking(_Strict):
     """Whether the model is to think, as far as its template can be told.
 
     budget_tokens: always refused. display: omitted leaves the thoughts out.
     """
 
-    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["adaptive", "disabled"]})]
+    type: Annotated[str, bounds.one_of("adaptive", "disabled")]
     budget_tokens: Annotated[int | None, msgspec.Meta(extra_json_schema={"type": "null"})] = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -138,7 +154,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=protocol.MAX_MESSAGES)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[PlainText] | None = None
     tools: Annotated[list[MessagesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
@@ -149,12 +165,12 @@ class CountRequest(msgspec.Struct, kw_only=True):
 class MessagesRequest(CountRequest, kw_only=True):
     """Body of /v1/messages."""
 
-    max_tokens: protocol.TokenCount
-    stop_sequences: list[str] | None = None
+    max_tokens: bounds.TokenCount
+    stop_sequences: bounds.StopStrings | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    top_k: bounds.TopK | None = None
     metadata: Metadata | None = None
 
 
@@ -302,7 +318,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
     return message
 
 
-def _text(content: str | list[TextBlock]) -> str:
+def _text(content: str | list[PlainText]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 

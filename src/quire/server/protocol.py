@@ -11,25 +11,29 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from quire.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError
-from quire.server import body
+from quire.server import body, bounds
+from quire.server.bounds import Int32, ShortText, TokenCount, TokenId
 from quire.server.forms import FormRequest, check_form_names, form_of
 from quire.server.tools import ToolChoice, Tools, check_tool_names, is_deeper
 from quire.server.turns import Message as Message
-from quire.server.turns import ShortText, check_message, check_message_names
+from quire.server.turns import check_message, check_message_names
 
 MAX_CHOICES = 1024  # prompts times n in one HTTP request
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
 MAX_TEMPLATE_KWARGS_DEPTH = 16  # lists and objects in one another
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-TokenCount = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-
-
 Prompts = str | list[TokenId | str | list[TokenId]]
+_PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
+_OneOrMore = msgspec.Meta(min_length=1)
+PROMPT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+    str,
+    Annotated[list[str], _PromptList],
+    Annotated[list[TokenId], _OneOrMore],
+    Annotated[list[Annotated[list[TokenId], _OneOrMore]], _PromptList],
+)
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -48,24 +52,24 @@ class GenerationRequest(FormRequest, kw_only=True):
     """
 
     model: str | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[TokenId, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    n: bounds.NumAnswers | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
+    top_k: bounds.TopK | None = None
+    min_p: bounds.MinP | None = None
+    presence_penalty: bounds.Penalty | None = None
+    frequency_penalty: bounds.Penalty | None = None
+    repetition_penalty: bounds.RepetitionPenalty | None = None
+    logit_bias: bounds.LogitBias | None = None
+    seed: bounds.Seed | None = None
+    stop: bounds.Word | bounds.StopStrings | None = None
+    stop_token_ids: bounds.TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     max_tokens: TokenCount | None = None
-    min_tokens: int | None = None
+    min_tokens: bounds.MinTokens | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
-    bad_words: list[str] | None = None
+    prompt_logprobs: bounds.NumLogprobs | None = None
+    bad_words: bounds.BadWords | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -73,7 +77,7 @@ class GenerationRequest(FormRequest, kw_only=True):
     priority: Int32 | None = None
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
-    timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    timeout: bounds.Seconds | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -81,7 +85,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: msgspec.Raw
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: bounds.NumLogprobs | None = None
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -97,7 +101,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     messages: Messages
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: bounds.NumLogprobs | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from quire.errors import InvalidRequestError
-from quire.server import body, forms, protocol
+from quire.server import body, bounds, forms, protocol
+from quire.server.bounds import ShortText
 from quire.server.tools import (
     MAX_TOOLS,
     Function,
@@ -22,7 +23,7 @@ from quire.server.tools import (
     Tool,
     ToolChoice,
 )
-from quire.server.turns import CalledFunction, Message, ShortText, TextPart, ToolCall
+from quire.server.turns import CalledFunction, Message, TextPart, ToolCall
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -123,6 +124,15 @@ class TextFormat(_Strict, omit_defaults=True):
     strict: bool | None = None
 
 
+TEXT_FORMAT_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+    {
+        "required": ["schema"],
+        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+    },
+    {"properties": {"type": {"enum": ["text", "json_object"]}, "schema": {"type": "null"}}},
+)
+
+
 class TextWish(_Strict, omit_defaults=True):
     """What the text is to be like."""
 
@@ -142,9 +152,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
         | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=protocol.MAX_MESSAGES)]
     )
     instructions: str | None = None
-    max_output_tokens: protocol.TokenCount | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    max_output_tokens: bounds.TokenCount | None = None
+    temperature: bounds.Temperature | None = None
+    top_p: bounds.TopP | None = None
     stream: bool | None = None
     tools: Annotated[list[ResponsesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None

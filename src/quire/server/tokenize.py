@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from quire.errors import InvalidRequestError
-from quire.server import body, conversation, protocol
+from quire.server import body, bounds, conversation, protocol
 from quire.server.served import Served, ServedModels
 from quire.server.tools import Tools, check_tool_names
 from quire.server.turns import check_message_names
@@ -43,7 +43,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of /detokenize."""
 
     model: str | None = None
-    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    tokens: list[bounds.TokenId]
 
 
 class DetokenizeReply(msgspec.Struct):
@@ -59,6 +59,21 @@ TOKENIZE_UNSUPPORTED: body.NeutralValues = {
 }
 
 _CHAT_FIELDS = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
+TOKENIZE_FORMS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
+    {
+        "required": ["prompt"],
+        "properties": {"prompt": {"type": "string"}}
+        | {name: {"type": "null"} for name in _CHAT_FIELDS},
+    },
+    {
+        "required": ["messages"],
+        "properties": {
+            "prompt": {"type": "null"},
+            "messages": {"type": "array"},
+            "add_special_tokens": {"enum": [None, False]},
+        },
+    },
+)
 _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.server import body
+from quire.server.bounds import FunctionKind, one_of
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
@@ -35,7 +36,7 @@ class Function(msgspec.Struct, kw_only=True):
 class Tool(msgspec.Struct, kw_only=True):
     """A tool that the model may call; only those of type "function" are known."""
 
-    type: str
+    type: FunctionKind
     function: Function
 
 
@@ -48,12 +49,12 @@ class FunctionChoice(msgspec.Struct, kw_only=True):
 class NamedChoice(msgspec.Struct, kw_only=True):
     """A tool_choice that names a tool."""
 
-    type: str
+    type: FunctionKind
     function: FunctionChoice
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
-ToolChoice = str | NamedChoice
+ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,18 @@ import msgspec
 
 from quire.errors import InvalidRequestError
 from quire.server import body
+from quire.server.bounds import FunctionKind, ShortText, TextKind, one_of
 from quire.server.tools import MAX_TOOLS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-ShortText = Annotated[str, msgspec.Meta(max_length=512)]
+Role = Annotated[str, one_of(*ROLES)]
 
 
 class TextPart(msgspec.Struct, kw_only=True):
     """A part of a message's content; only parts of type "text" are taken."""
 
-    type: str
+    type: TextKind
     text: str = ""
 
 
@@ -33,7 +34,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
     """A call that the assistant made earlier."""
 
     id: ShortText
-    type: str = "function"
+    type: FunctionKind = "function"
     function: CalledFunction
 
 
@@ -44,7 +45,7 @@ class Message(msgspec.Struct, kw_only=True):
     a tool's message answers. Only the assistant may leave the content out.
     """
 
-    role: str
+    role: Role
     content: str | list[TextPart] | None = None
     name: ShortText | None = None
     tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
@@ -60,6 +61,33 @@ class Message(msgspec.Struct, kw_only=True):
         calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
         return own + calls + len(self.reasoning_content or self.reasoning or "")
 
+
+# what check_message asks for, as JSON Schema
+_OTHERS = {
+    "content": {"type": ["string", "array"]},
+    "tool_calls": {"enum": [None, []]},
+    "reasoning_content": {"enum": [None, ""]},
+    "reasoning": {"enum": [None, ""]},
+}
+MESSAGE_FORMS: tuple[dict[str, Any], ...] = (
+    {
+        "required": ["content"],
+        "properties": {
+            **_OTHERS,
+            "role": {"enum": ["system", "developer", "user"]},
+            "tool_call_id": {"type": "null"},
+        },
+    },
+    {"properties": {"role": {"const": "assistant"}, "tool_call_id": {"type": "null"}}},
+    {
+        "required": ["content", "tool_call_id"],
+        "properties": {
+            **_OTHERS,
+            "role": {"const": "tool"},
+            "tool_call_id": {"type": "string"},
+        },
+    },
+)
 
 # an official client sends an assistant's message back with all of these, empty
 MESSAGE_UNSUPPORTED: body.NeutralValues = {

@@ -1,0 +1,85 @@
+"""The bounds of what requests may wish, as types of the wire's structs.
+
+Made of the ranges that SamplingParams and StructuredOutputs check, so that the decoder, the OpenAPI
+document and the Python API cannot tell different numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from quire.core.sampling_params import (
+    FLOAT_RANGES,
+    INT_RANGES,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_IDS,
+    MAX_WORD_CHARS,
+)
+from quire.core.structured_outputs import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_BYTES,
+    MAX_REGEX_BYTES,
+)
+
+
+def _ints(field: str) -> Meta:
+    low, high = INT_RANGES[field]
+    return Meta(ge=low, le=high)
+
+
+def _floats(field: str) -> Meta:
+    low, high = FLOAT_RANGES[field]
+    return Meta(ge=low, le=high)
+
+
+def _above_zero(field: str) -> Meta:
+    return Meta(gt=0.0, le=FLOAT_RANGES[field][1])
+
+
+def one_of(*texts: str) -> Meta:
+    """For a text that is checked where a refusal can list these; only the document hears of it."""
+    return Meta(extra_json_schema={"enum": list(texts)})
+
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+TokenCount = Annotated[int, _ints("max_tokens")]
+MinTokens = Annotated[int, _ints("min_tokens")]
+NumAnswers = Annotated[int, _ints("n")]
+TopK = Annotated[int, _ints("top_k")]
+Seed = Annotated[int, _ints("seed")]
+NumLogprobs = Annotated[int, _ints("logprobs")]
+
+Temperature = Annotated[float, _floats("temperature")]
+TopP = Annotated[float, _above_zero("top_p")]
+MinP = Annotated[float, _floats("min_p")]
+Penalty = Annotated[float, _floats("presence_penalty")]
+RepetitionPenalty = Annotated[float, _above_zero("repetition_penalty")]
+Seconds = Annotated[float, Meta(gt=0.0)]
+
+Word = Annotated[str, Meta(min_length=1, max_length=MAX_WORD_CHARS)]
+StopStrings = Annotated[list[Word], Meta(max_length=MAX_STOP_STRINGS)]
+BadWords = Annotated[list[Word], Meta(max_length=MAX_BAD_WORDS)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]],
+    Meta(
+        max_length=MAX_LOGIT_BIAS,
+        extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"}},
+    ),
+]
+
+# Texts are bounded in bytes; as many characters are certainly too many, and the rest is checked
+# where the bytes are known.
+Regex = Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_BYTES)]
+Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
+Choices = Annotated[
+    list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
+]
+ShortText = Annotated[str, Meta(max_length=512)]
+FunctionKind = Annotated[str, one_of("function")]
+TextKind = Annotated[str, one_of("text")]

@@ -1,0 +1,134 @@
+"""The schemas of the OpenAPI document: the wire's structs, and what is checked beyond their types.
+
+Every object of a request refuses names that it does not know, so the document says so; fields that
+are only taken when they ask for nothing are listed with those values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from quire.server import forms, messages_protocol, protocol, responses_protocol, tokenize, turns
+from quire.server.body import NeutralValues
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/{name}"
+
+# struct → fields that are refused unless they ask for nothing
+_NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
+    protocol.CompletionRequest: protocol.COMPLETION_UNSUPPORTED,
+    protocol.ChatRequest: protocol.CHAT_UNSUPPORTED,
+    turns.Message: turns.MESSAGE_UNSUPPORTED,
+    forms.FormFields: forms.UNSUPPORTED,
+    messages_protocol.MessagesRequest: messages_protocol.MESSAGES_UNSUPPORTED,
+    messages_protocol.CountRequest: messages_protocol.MESSAGES_UNSUPPORTED,
+    responses_protocol.ResponsesRequest: responses_protocol.RESPONSES_UNSUPPORTED,
+    tokenize.TokenizeRequest: tokenize.TOKENIZE_UNSUPPORTED,
+}
+
+# struct → what one of must hold besides
+_FORMS: Mapping[type[msgspec.Struct], Iterable[Schema]] = {
+    turns.Message: turns.MESSAGE_FORMS,
+    messages_protocol.MessagesToolChoice: messages_protocol.TOOL_CHOICE_FORMS,
+    responses_protocol.TextFormat: responses_protocol.TEXT_FORMAT_FORMS,
+    tokenize.TokenizeRequest: tokenize.TOKENIZE_FORMS,
+}
+
+
+class Schemas:
+    """The components, and references to them. bodies: the types of requests."""
+
+    def __init__(self, bodies: Iterable[Any], others: Iterable[Any]) -> None:
+        bodies = list(bodies)
+        types = list(dict.fromkeys((*bodies, *others, *protocol.PROMPT_FORMS, *_PARTS)))
+        found, self.components = msgspec.json.schema_components(types, ref_template=REF)
+        self._of: dict[Any, Schema] = dict(zip(types, found, strict=True))
+        self._fill_in()
+        for name in self._reachable(bodies):
+            _close(self.components[name])
+        for struct, values in _NEUTRAL.items():
+            self._properties(struct).update(_neutral(values))
+        for struct, forms_ in _FORMS.items():
+            self._component(struct)["anyOf"] = list(forms_)
+        for schema in self._all():
+            _translate(schema)
+
+    def ref(self, kind: Any) -> Schema:
+        """The schema of a type that was given."""
+        return self._of[kind]
+
+    def _component(self, struct: type[msgspec.Struct]) -> Schema:
+        schema: Schema = self.components[_name(self._of[struct])]
+        return schema
+
+    def _properties(self, struct: type[msgspec.Struct]) -> dict[str, Schema]:
+        properties: dict[str, Schema] = self._component(struct)["properties"]
+        return properties
+
+    def _fill_in(self) -> None:
+        """What the structs keep as raw JSON, because its type depends on what is found there."""
+        prompt_forms = [self._of[form] for form in protocol.PROMPT_FORMS]
+        self._properties(protocol.CompletionRequest)["prompt"] = {"anyOf": prompt_forms}
+        for choice in self._properties(responses_protocol.ResponsesRequest)["input"]["anyOf"]:
+            if choice["type"] == "array":
+                choice["items"] = {"anyOf": self._of[responses_protocol.InputItem]["anyOf"]}
+        self._component(responses_protocol.InputMessage)["required"].remove("type")
+
+    def _reachable(self, types: Iterable[Any]) -> Iterator[str]:
+        """The names of all components that these types are made of."""
+        seen: set[str] = set()
+        left = [_name(schema) for kind in types for schema in _refs(self._of[kind])]
+        while left:
+            name = left.pop()
+            if name not in seen:
+                seen.add(name)
+                yield name
+                left += [_name(schema) for schema in _refs(self.components[name])]
+
+    def _all(self) -> Iterator[Schema]:
+        for schema in (*self.components.values(), *self._of.values()):
+            yield from _walk(schema)
+
+
+# types that only stand inside others, and are asked for here
+_PARTS = (*_NEUTRAL, *_FORMS, responses_protocol.InputItem, responses_protocol.InputMessage)
+
+
+def _name(ref: Schema) -> str:
+    return str(ref["$ref"]).rpartition("/")[2]
+
+
+def _walk(schema: Any) -> Iterator[Schema]:
+    """Every object inside, the outer ones first."""
+    if isinstance(schema, dict):
+        yield schema
+        for value in schema.values():
+            yield from _walk(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _walk(value)
+
+
+def _refs(schema: Schema) -> Iterator[Schema]:
+    return (part for part in _walk(schema) if isinstance(part.get("$ref"), str))
+
+
+def _close(schema: Schema) -> None:
+    """No other names; also where a struct has none at all."""
+    if "properties" in schema:
+        schema["additionalProperties"] = False
+
+
+def _neutral(values: NeutralValues) -> dict[str, Schema]:
+    text = "Not supported; taken only when it asks for nothing."
+    return {name: {"enum": list(taken), "description": text} for name, taken in values.items()}
+
+
+def _translate(schema: Schema) -> None:
+    """Python's anchors to those of the regular expressions that JSON Schema knows."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = pattern.replace(r"\A", "^").replace(r"\Z", "$")
