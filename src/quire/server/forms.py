@@ -54,6 +54,19 @@ class FormFields(msgspec.Struct, kw_only=True):
     json_object: bool | None = None
 
 
+def _only(kind: str) -> dict[str, Any]:
+    """FormFields with this one, as JSON Schema."""
+    null = {"type": "null"}
+    others: dict[str, Any] = {name: null for name in KINDS if name != kind}
+    given = {"not": null} if kind != "json_object" else {"const": True}
+    if kind != "json_object":
+        others["json_object"] = {"enum": [None, False]}
+    return {"required": [kind], "properties": others | {kind: given}}
+
+
+FIELD_FORMS = tuple(_only(kind) for kind in KINDS)
+
+
 class FormRequest(msgspec.Struct, kw_only=True):
     """The fields of a request."""
 

@@ -33,6 +33,7 @@ _NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
 # struct → what one of must hold besides
 _FORMS: Mapping[type[msgspec.Struct], Iterable[Schema]] = {
     turns.Message: turns.MESSAGE_FORMS,
+    forms.FormFields: forms.FIELD_FORMS,
     messages_protocol.MessagesToolChoice: messages_protocol.TOOL_CHOICE_FORMS,
     responses_protocol.TextFormat: responses_protocol.TEXT_FORMAT_FORMS,
     tokenize.TokenizeRequest: tokenize.TOKENIZE_FORMS,
