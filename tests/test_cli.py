@@ -39,7 +39,7 @@ ENGINE = """
     --seed --block-size --num-blocks --kv-cache-memory-bytes --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
     --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill
-    --long-prefill-token-threshold --itl-target-ms --device --threads
+    --long-prefill-token-threshold --itl-target-ms --ttft-target-ms --device --threads
 """
 SAMPLING = """
     --n --temperature --top-p --top-k --min-p --presence-penalty --frequency-penalty

@@ -122,6 +122,12 @@ class SchedulerConfig:
         "cause; default: none",
     )
 
+    ttft_target_ms: float | None = _setting(
+        None,
+        "time from a request's arrival to its first token, in milliseconds, by which prompts take "
+        "turns; default: none",
+    )
+
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; give at least 1")
         _require(
@@ -134,13 +140,14 @@ class SchedulerConfig:
             self.long_prefill_token_threshold >= 0,
             f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; give 0 or more",
         )
-        target = self.itl_target_ms
+        for name in ("itl_target_ms", "ttft_target_ms"):
+            target = getattr(self, name)
+            _require(
+                target is None or 0.0 < target < math.inf,
+                f"{name} is {target}; give a positive number of milliseconds",
+            )
         _require(
-            target is None or 0.0 < target < math.inf,
-            f"itl_target_ms is {target}; give a positive number of milliseconds",
-        )
-        _require(
-            target is None or self.enable_chunked_prefill,
+            self.itl_target_ms is None or self.enable_chunked_prefill,
             "itl_target_ms needs prompts that are cut into chunks; set enable_chunked_prefill, or "
             "leave the target out",
         )

@@ -161,6 +161,7 @@ class Simulation:
         self.model = FakeModel(block_size)
         self.max_model_len = max_model_len
         self.depth = depth
+        self.now = 0.0  # seconds; a step takes a millisecond for each of its tokens
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
         self.messages: dict[str, AddRequest] = {}
         self.requests: dict[str, Request] = {}
@@ -194,7 +195,9 @@ class Simulation:
             priority=priority,
             cache_salt=salt,
         )
-        request = Request(message, arrival=number, max_model_len=self.max_model_len)
+        request = Request(
+            message, arrival=number, max_model_len=self.max_model_len, queued=self.now
+        )
         self.messages[request_id] = message
         self.requests[request_id] = request
         self.deltas[request_id] = []
@@ -211,8 +214,9 @@ class Simulation:
     ) -> SchedulerOutput | None:
         """Plan a step and start it, as far as the depth allows."""
         assert len(self.in_flight) < self.depth
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.now)
         if plan is not None:
+            self._check_turns(plan)
             assert plan.num_tokens <= self.config.max_num_batched_tokens
             self._check_threshold(plan)
             everyone = {entry.request_id for entry in plan.scheduled}
@@ -227,9 +231,36 @@ class Simulation:
         if threshold and crowded and self.config.enable_chunked_prefill:
             assert all(entry.num_tokens <= threshold for entry in plan.scheduled)
 
+    def _check_turns(self, plan: SchedulerOutput) -> None:
+        """With due times, the budget cuts no prompt that is before another which gets tokens."""
+        if self.config.ttft_target_ms is None or not self.config.enable_chunked_prefill:
+            return
+        planned = {entry.request_id: entry for entry in plan.scheduled}
+        limit = self.config.long_prefill_token_threshold or max(
+            1, self.config.max_num_batched_tokens // 2
+        )
+        by_priority = self.config.scheduling_policy == "priority"
+        prompts = [
+            request
+            for request in self.requests.values()
+            if request.status is RequestStatus.RUNNING
+            and (
+                request.num_uncomputed_tokens > 1
+                or ((entry := planned.get(request.request_id)) and entry.num_tokens > 1)
+            )
+        ]
+        prompts.sort(key=lambda r: (r.priority if by_priority else 0, r.due, r.arrival))
+        cut = False
+        for request in prompts:
+            entry = planned.get(request.request_id)
+            assert not (cut and entry), f"{request.request_id} got its turn too early"
+            cut = cut or entry is None or (entry.num_tokens < limit and not entry.samples)
+
     def settle(self) -> list[RequestDelta]:
         """Take the result of the oldest step in flight."""
         plan, output = self.in_flight.popleft()
+        self.now += 0.001 * plan.num_tokens
+        self.scheduler.observe(plan, 0.001 * plan.num_tokens)
         if output is None:
             return self._note(self.scheduler.fail(plan, "the step failed; send it again"))
         return self._note(self.scheduler.update(plan, output))

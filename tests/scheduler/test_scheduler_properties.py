@@ -30,6 +30,7 @@ def small_simulation(
     chunked: bool,
     threshold: int,
     caching: bool,
+    ttft_target: float | None,
 ) -> Simulation:
     """Just enough blocks and budget for one request, and so much more."""
     return Simulation(
@@ -43,6 +44,7 @@ def small_simulation(
         scheduling_policy=policy,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=threshold,
+        ttft_target_ms=ttft_target,
     )
 
 
@@ -59,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         threshold=st.sampled_from([0, 1, 5]),
         caching=st.booleans(),
+        ttft_target=st.sampled_from([None, 1.0, 10.0, 100.0]),
     )
     def start(self, **drawn: Any) -> None:
         self.sim = small_simulation(**drawn)
@@ -178,6 +181,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         chunked=rng.random() < 0.7,
         threshold=rng.choice([0, 0, 1, 5]),
         caching=rng.random() < 0.8,
+        ttft_target=rng.choice([None, 1.0, 10.0, 100.0]),
     )
 
 

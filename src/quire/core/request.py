@@ -47,6 +47,7 @@ class Request:
         "bad_words_ids",
         "block_hashes",
         "cache_salt",
+        "due",
         "eos_token_ids",
         "max_total_tokens",
         "num_cached_tokens",
@@ -58,13 +59,16 @@ class Request:
         "num_prompt_tokens",
         "pooling",
         "priority",
+        "queued",
         "request_id",
         "sampling",
         "status",
         "token_ids",
     )
 
-    def __init__(self, message: AddRequest, *, arrival: int, max_model_len: int) -> None:
+    def __init__(
+        self, message: AddRequest, *, arrival: int, max_model_len: int, queued: float = 0.0
+    ) -> None:
         self.request_id = message.request_id
         self.token_ids: list[int] = message.prompt_token_ids + message.output_token_ids
         self.num_prompt_tokens = len(message.prompt_token_ids)
@@ -75,6 +79,8 @@ class Request:
         self.bad_words_ids = message.bad_words_ids
         self.arrival = arrival  # a count, not a clock: the scheduler's order of equals
         self.pooling: PoolingParams | None = message.pooling
+        self.queued = queued  # when it reached the engine, in seconds of its clock
+        self.due = 0.0  # when its first token should be there; set by a scheduler that cares
         wanted = message.sampling.max_tokens
         self.max_total_tokens = (
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)

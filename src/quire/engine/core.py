@@ -112,7 +112,7 @@ class EngineCore:
     def _start_next(self) -> bool:
         """Plan a step and start it; returns whether there was one to start."""
         begin = time.monotonic()
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(begin)
         if plan is None:
             return False
         self._log.plan(plan)
@@ -189,7 +189,10 @@ class EngineCore:
                 self.limits.check_continuation(message)
             self._num_arrivals += 1
             request = Request(
-                message, arrival=self._num_arrivals, max_model_len=self.limits.max_model_len
+                message,
+                arrival=self._num_arrivals,
+                max_model_len=self.limits.max_model_len,
+                queued=time.monotonic(),
             )
             if request.sampling.structured_outputs is None:
                 self._scheduler.add(request)

@@ -17,10 +17,18 @@ PlannedRequest = tuple[Request, ScheduledRequest, int]
 
 
 class StepPlan:
-    """Entries in the order in which they were added, at most one a request, within a budget."""
+    """Entries in the order in which they were added, at most one a request, within a budget.
 
-    def __init__(self, budget: int) -> None:
+    now: when it is planned, in seconds of the requests' clock. patience: prompt tokens of requests
+    that may still be sent to wait for a prefix.
+    """
+
+    def __init__(self, budget: int, now: float = 0.0, patience: int = 0) -> None:
         self.budget = budget  # tokens that can still be given out
+        self.now = now
+        self.patience = patience
+        self.num_decodes = 0
+        self.is_closed = False  # blocks or rows are short: nobody else enters the batch
         self.new_requests: list[NewRequest] = []
         self._planned: dict[str, PlannedRequest] = {}
 

@@ -1,11 +1,13 @@
-"""How many prompt tokens a step may compute while others decode, so that these keep their pace.
+"""How many prompt tokens a step may compute while others decode, so that these keep their pace, and
+by when each prompt should be done.
 
 Owns a model of what a step costs, learned from the steps that have run: so much for any step, so
 much for each request that decodes, so much for each prompt token. It is fitted by least squares of
 the relative error (so short steps count as much as long ones) with Huber's weights (P. J. Huber,
 "Robust Estimation of a Location Parameter", 1964), by which a step that was held up by something
 else hardly matters. Under a constant load all steps are alike, so some of each size are remembered.
-A machine that becomes slower does so for all of them: its pace is followed apart from the costs.
+A machine that becomes slower does so for all of them: its pace is followed apart from the costs,
+by steps of known sizes, since one of a new size tells of its size first.
 There is no clock here: the engine tells what steps took.
 """
 
@@ -28,6 +30,7 @@ FIRST_CHUNK = 64  # prompt tokens, while nothing is known
 TRUST = 16  # steps with prompts and decodes, whose outcome bounds the next
 LEAST_CHUNK = 16  # prompt tokens that every step may have, whatever they cost
 LEAST_SHARE = 0.1  # of the target that prompts may take even when decodes alone exceed it
+LONG = 8.0  # times what it takes alone, a prompt may take if that is more than the target
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
 
@@ -44,6 +47,7 @@ class StepCosts:
         self.fixed = self.per_decode = self.per_prompt_token = 0.0
         self.pace = self.margin = 1.0
         self._steps: dict[tuple[int, int], deque[tuple[int, int, float]]] = {}
+        self._fitted: set[tuple[int, int]] = set()  # sizes of which enough are in the fit
         self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
         self._excesses: deque[float] = deque(maxlen=MARGIN_STEPS)
         self._num_seen = 0
@@ -61,9 +65,9 @@ class StepCosts:
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Take what a step took."""
         seconds = max(seconds, 1e-9)
-        if self.is_known:
-            self._follow(seconds / max(self.predict(num_decodes, num_prompt_tokens), 1e-9))
         size = (num_decodes.bit_length(), num_prompt_tokens.bit_length())
+        if self.is_known and size in self._fitted:
+            self._follow(seconds / max(self.predict(num_decodes, num_prompt_tokens), 1e-9))
         kept = self._steps.setdefault(size, deque(maxlen=KEPT))
         kept.append((num_decodes, num_prompt_tokens, seconds / self.pace))
         self._num_seen += 1
@@ -80,28 +84,31 @@ class StepCosts:
         steps = np.array([step for kept in self._steps.values() for step in kept])
         terms = np.column_stack([np.ones(len(steps)), steps[:, :2]])
         self.fixed, self.per_decode, self.per_prompt_token = _robust_fit(terms / steps[:, 2:])
+        self._fitted = {size for size, kept in self._steps.items() if len(kept) > KEPT // 2}
         excesses = [excess for excess in self._excesses if excess < HELD_UP]
         self.margin = max(1.0, float(np.quantile(excesses, QUANTILE))) if excesses else 1.0
 
 
 class ChunkPolicy:
-    """Prompt tokens for each step. target: seconds between two tokens of a request, or None.
+    """Prompt tokens for each step, and whose come first.
 
-    The costs say how many there may be; but never more than twice what has lately been seen to
-    stay within the target, so that a wrong guess stays small.
+    itl_target: seconds between two tokens of a request, or None. ttft_target: seconds from a
+    request's arrival to its first token, or None. The costs say how many prompt tokens there may
+    be; but never more than twice what has lately been seen to stay within the ITL target, so that a
+    wrong guess stays small.
     """
 
-    def __init__(self, target: float | None) -> None:
-        self._target = target
+    def __init__(self, itl_target: float | None, ttft_target: float | None = None) -> None:
+        self._target = itl_target
+        self._ttft_target = ttft_target
         self.costs = StepCosts()
         self._within: deque[int] = deque(maxlen=TRUST)  # prompt tokens; 0 where it was exceeded
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Take what a step took."""
-        if self._target is None:
-            return
-        self.costs.observe(num_decodes, num_prompt_tokens, seconds)
-        if num_decodes and num_prompt_tokens:
+        if self._target is not None or self._ttft_target is not None:
+            self.costs.observe(num_decodes, num_prompt_tokens, seconds)
+        if self._target is not None and num_decodes and num_prompt_tokens:
             self._within.append(num_prompt_tokens if seconds <= self._target else 0)
 
     def prompt_tokens(self, num_decodes: int, budget: int) -> int:
@@ -116,6 +123,28 @@ class ChunkPolicy:
         seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
         num_tokens = int(seconds / (costs.pace * costs.per_prompt_token))
         return min(trusted, max(LEAST_CHUNK, num_tokens))
+
+    @property
+    def has_due_times(self) -> bool:
+        """Whether prompts take turns by when they are due."""
+        return self._ttft_target is not None
+
+    def due(self, queued: float, num_tokens: int) -> float:
+        """When a prompt of so many tokens that arrived then should be done.
+
+        One that is too long for that has LONG times what it takes alone: it lets those before it
+        that can be in time, but not for ever.
+        """
+        assert self._ttft_target is not None
+        costs = self.costs
+        alone = costs.pace * costs.per_prompt_token * num_tokens
+        return queued + max(self._ttft_target, LONG * alone)
+
+    def is_late(self, seconds_left: float, num_tokens: int, chunk: int, num_decodes: int) -> bool:
+        """Whether a prompt that gets so many tokens a step, beside decodes, will not be in time."""
+        if not self.has_due_times:
+            return False
+        return num_tokens / chunk * self.costs.predict(num_decodes, chunk) > seconds_left
 
 
 def _robust_fit(terms: Floats) -> tuple[float, float, float]:

@@ -8,16 +8,20 @@ from typing import Literal
 
 from quire.core.request import Request
 
+Place = tuple[int, float, int]
+"""A place in line, the smaller the sooner: priority, when it is due, arrival."""
+
 
 @dataclass(order=True, slots=True)
 class _Entry:
-    key: tuple[int, int]
+    key: Place
     number: int  # of the push: requests are never compared
     request: Request | None = field(compare=False)  # None once it has been removed
 
 
 class WaitingQueue:
-    """First come, first served; under "priority", the lowest priority number before that.
+    """First come, first served; before that the first due, if requests have due times; and under
+    "priority" the lowest priority number before all.
 
     A preempted request keeps its arrival, so it comes back before those that came after it.
     All verbs cost O(log n) or less; a removed request leaves an empty entry for `peek` to drop.
@@ -29,9 +33,9 @@ class WaitingQueue:
         self._entries: dict[str, _Entry] = {}
         self._num_pushes = 0
 
-    def key(self, request: Request) -> tuple[int, int]:
-        """The request's place in line: the smaller, the sooner."""
-        return (request.priority if self._by_priority else 0, request.arrival)
+    def key(self, request: Request) -> Place:
+        """The request's place in line."""
+        return (request.priority if self._by_priority else 0, request.due, request.arrival)
 
     def push(self, request: Request) -> None:
         """Put a request in line."""

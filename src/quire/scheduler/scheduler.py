@@ -28,7 +28,7 @@ from quire.errors import ConfigError, InvalidRequestError
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.plan import PlannedRequest, StepPlan
 from quire.scheduler.policy import ChunkPolicy
-from quire.scheduler.queue import WaitingQueue
+from quire.scheduler.queue import Place, WaitingQueue
 
 # A request that was preempted so often is admitted again only with all the blocks that it can
 # ever need, and is then never preempted: the work that preemption throws away is bounded.
@@ -56,6 +56,10 @@ def _is_spared(request: Request) -> bool:
     return request.num_preemptions >= MAX_PREEMPTIONS
 
 
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000.0
+
+
 class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
@@ -72,8 +76,7 @@ class Scheduler:
             )
         self._config = config
         self._chunk_limit = config.long_prefill_token_threshold or max(1, budget // 2)
-        target = config.itl_target_ms
-        self._policy = ChunkPolicy(None if target is None else target / 1000.0)
+        self._policy = ChunkPolicy(_seconds(config.itl_target_ms), _seconds(config.ttft_target_ms))
         self._kv = kv
         self._requests: dict[str, Request] = {}  # all that have not ended
         self._waiting = WaitingQueue(config.scheduling_policy)
@@ -106,6 +109,13 @@ class Scheduler:
                 code="invalid_value",
             )
         self._requests[request.request_id] = request
+        if self._policy.has_due_times:
+            has_begun = request.num_output_tokens > 0  # for another engine: its caller waits
+            request.due = (
+                request.queued
+                if has_begun
+                else self._policy.due(request.queued, request.num_tokens)
+            )
         self._waiting.push(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
@@ -130,27 +140,38 @@ class Scheduler:
 
     # ------------------------------------------------------------------ planning a step
 
-    def schedule(self) -> SchedulerOutput | None:
-        """Plan a step: requests that decode first, then prompts under way, then new ones.
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
+        """Plan a step: requests that decode first, then prompts.
 
-        Returns None when nothing can run before the result of a step in flight is known.
+        now: seconds of the clock by which requests were queued. Returns None when nothing can run
+        before the result of a step in flight is known.
         """
-        step = StepPlan(self._config.max_num_batched_tokens)
+        budget = self._config.max_num_batched_tokens
+        step = StepPlan(budget, now, MAX_PARKED_BUDGETS * budget)
         for request in self._kv.take_ready():
             self._waiting.push(request)
-        num_preemptions = self._num_preemptions
         decodes, prompts = self._split_running()
         for request in decodes:
             self._advance(step, request, 1)
+        step.num_decodes = len(decodes)
         step.budget = self._policy.prompt_tokens(len(decodes), step.budget)
-        for request in prompts:
-            self._advance(step, request, self._chunk(step, request.num_uncomputed_tokens))
-        if self._num_preemptions == num_preemptions:  # else blocks are short
-            prompts += self._admit(step, prompts)
+        prompts += self._serve_prompts(step, prompts)
         if self._leaves_rest(decodes):
             for request in prompts:
                 self._use_rest(step, request)
         return self._emit(step)
+
+    def _serve_prompts(self, step: StepPlan, prompts: list[Request]) -> list[Request]:
+        """Prompts under way get their turns, then new ones; or all of them in order of their place
+        in line, if they have due times. Returns those that were admitted."""
+        admitted: list[Request] = []
+        by_due = self._policy.has_due_times
+        for request in sorted(prompts, key=self._waiting.key) if by_due else prompts:
+            if by_due:
+                admitted += self._admit(step, prompts + admitted, self._waiting.key(request))
+            lacking = request.num_uncomputed_tokens
+            self._advance(step, request, self._chunk(step, request, lacking))
+        return admitted + self._admit(step, prompts + admitted)
 
     def _split_running(self) -> tuple[list[Request], list[Request]]:
         """Those that lack one token, and those in the middle of more."""
@@ -164,11 +185,16 @@ class Scheduler:
                 decodes.append(request)
         return decodes, prompts
 
-    def _chunk(self, step: StepPlan, lacking: int) -> int:
+    def _chunk(self, step: StepPlan, request: Request, lacking: int) -> int:
         """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""
-        if self._config.enable_chunked_prefill:
-            return min(lacking, step.budget, self._chunk_limit)
-        return lacking if lacking <= step.budget else 0
+        if not self._config.enable_chunked_prefill:
+            return lacking if lacking <= step.budget else 0
+        limit, left = self._chunk_limit, request.due - step.now
+        if not self._config.long_prefill_token_threshold and self._policy.is_late(
+            left, lacking, limit, step.num_decodes
+        ):
+            limit = lacking
+        return min(lacking, step.budget, limit)
 
     def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
         """Plan a running request's next tokens; preempt others, or itself, when blocks run out."""
@@ -215,28 +241,41 @@ class Scheduler:
 
     # ------------------------------------------------------------------ entering the batch
 
-    def _admit(self, step: StepPlan, prompts: list[Request]) -> list[Request]:
-        """Start waiting requests, in their order, while there is room; returns them."""
+    def _admit(
+        self, step: StepPlan, prompts: list[Request], before: Place | None = None
+    ) -> list[Request]:
+        """Start waiting requests, in their order, while there is room; returns them.
+
+        prompts: those under way. before: only requests whose place is before this one.
+        """
         admitted: list[Request] = []
-        promised = sum(self._kv.num_missing_blocks(r) for r in prompts)
-        patience = MAX_PARKED_BUDGETS * self._config.max_num_batched_tokens
-        while step.budget and patience > 0 and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting.peek()
-            if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
-                break
+        promised: int | None = None
+        while step.budget and (request := self._next_entrant(step, before)) is not None:
             hits = self._kv.get_computed_blocks(request)
             if self._kv.wait_for_prefix(request, len(hits)):
                 self._waiting.pop()
-                patience -= request.num_tokens
+                step.patience -= request.num_tokens
                 continue
+            if promised is None:
+                promised = sum(map(self._kv.num_missing_blocks, prompts))
             num_cached = len(hits) * self._kv.block_size
-            num_tokens = self._chunk(step, request.num_tokens - num_cached)
+            num_tokens = self._chunk(step, request, request.num_tokens - num_cached)
             if num_tokens == 0 or not self._has_room(request, hits, promised):
+                step.is_closed = True
                 break
             self._start(step, request, hits, num_tokens)
             promised += self._kv.num_missing_blocks(request)
             admitted.append(request)
         return admitted
+
+    def _next_entrant(self, step: StepPlan, before: Place | None) -> Request | None:
+        """The first in line, if anybody may enter now."""
+        if step.is_closed or step.patience <= 0 or len(self._running) >= self._config.max_num_seqs:
+            return None
+        request = self._waiting.peek()
+        if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
+            return None
+        return request if before is None or self._waiting.key(request) < before else None
 
     def _has_room(self, request: Request, hits: list[int], promised: int) -> bool:
         """Whether blocks suffice for all that the request lacks, so that it need not be preempted.
@@ -277,6 +316,7 @@ class Scheduler:
         """
         candidates = (r for r in self._running.values() if not _is_spared(r))
         request = max(candidates, key=self._waiting.key)
+        step.is_closed = True
         step.take_back(request)
         self._leave_batch(request)
         request.status = RequestStatus.PREEMPTED
