@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,15 @@ def run(lines: list[bytes], engine: FakeEngine, num_at_once: int = 4) -> list[An
     return [json.loads(msgspec.json.encode(result)) for result in asyncio.run(collect())]
 
 
-def test_both_urls_are_answered() -> None:
+def test_all_urls_are_answered() -> None:
     text = line("b", {"prompt": "abc"}, url="/v1/completions")
-    told = {result["custom_id"]: result for result in run([line("a"), text], FakeEngine())}
+    words = line("c", {"input": "abc"}, url="/v1/responses")
+    told = {result["custom_id"]: result for result in run([line("a"), text, words], FakeEngine())}
     assert told["a"]["response"]["status_code"] == 200
     assert told["a"]["response"]["request_id"]
     assert told["a"]["response"]["body"]["choices"][0]["message"]["content"] == "Hello!"
     assert told["b"]["response"]["body"]["choices"][0]["text"] == "Hello!"
+    assert told["c"]["response"]["body"]["output"][0]["content"][0]["text"] == "Hello!"
     assert told["a"]["error"] is None
 
 
@@ -70,6 +73,12 @@ def test_a_bad_line_is_told_and_stops_nothing(bad: bytes, words: str) -> None:
     assert words in told[1]["error"]["message"]
 
 
+def test_empty_lines_are_counted_but_not_answered() -> None:
+    told = run([line("a"), b"\n", b" \r\n", b"bad"], FakeEngine())
+    assert [result["error"] is None for result in told].count(True) == 1
+    assert "line 4: " in str(told)
+
+
 def test_a_refused_request_is_an_answer_with_its_status() -> None:
     (told,) = run([line("a", CHAT | {"temperature": -1})], FakeEngine())
     assert told["response"]["status_code"] == 400
@@ -93,11 +102,30 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 of 3 requests answered" in capsys.readouterr().err
 
 
+def test_answers_of_before_stay_where_the_engine_does_not_start(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(line("a"))
+    target.write_bytes(b"dear\n")
+    argv = ["run-batch", str(tmp_path / "no-model"), "-i", str(source), "-o", str(target)]
+    assert main(argv) == 2
+    assert target.read_bytes() == b"dear\n"
+    assert main([*argv[:1], *argv[2:], "--num-blocks", "64"]) == 0
+    assert b"dear" not in target.read_bytes()
+
+
 def test_mistakes_with_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(line("a"))
     here = str(source)
-    for argv in (["-i", here], ["-i", here, "-o", here], ["-i", str(tmp_path / "x"), "-o", here]):
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    for argv in (
+        ["-i", here],
+        ["-i", here, "-o", here],
+        ["-i", str(tmp_path / "x"), "-o", here],
+        ["-i", str(tmp_path / "pipe"), "-o", str(tmp_path / "y")],
+    ):
         assert main(["run-batch", *argv]) == 2
+    os.close(writer)
     assert source.read_bytes() == line("a")
-    assert capsys.readouterr().err.count("error: ") == 3
+    assert capsys.readouterr().err.count("error: ") == 4

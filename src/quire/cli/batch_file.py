@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_ID_CHARS = 512
 
 
@@ -61,8 +61,8 @@ _decoder = msgspec.json.Decoder(BatchLine)
 async def run_lines(
     lines: Iterable[bytes], app: ASGIApp, *, num_at_once: int
 ) -> AsyncGenerator[BatchResult, None]:
-    """Answer all lines, `num_at_once` at a time, in the order in which they are done."""
-    waiting = iter(enumerate(lines, 1))
+    """Answer all lines that hold something, `num_at_once` at a time, in the order they are done."""
+    waiting = ((number, data) for number, data in enumerate(lines, 1) if data.strip())
     seen: set[str] = set()
     running: set[asyncio.Task[BatchResult]] = set()
     while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import IO
@@ -46,16 +46,21 @@ def run(argv: Sequence[str]) -> int:
         source = stack.enter_context(_open(args.input_file, "rb"))
         if Path(args.output_file).exists() and Path(args.output_file).samefile(args.input_file):
             raise ConfigError("input_file and output_file are the same; give another output_file")
-        total = sum(1 for _ in _lines(source))
+        if not source.seekable():  # it is read twice
+            raise ConfigError(f"input_file {args.input_file!r} is a stream; give a file")
+        total = sum(1 for line in source if line.strip())
         source.seek(0)
-        target = stack.enter_context(_open(args.output_file, "wb"))
+        target = stack.enter_context(_open(args.output_file, "ab"))
         num_good = asyncio.run(_run(config, source, target, total))
     print(f"{num_good} of {total} requests answered; see {args.output_file}", file=sys.stderr)
     return 0 if num_good == total else 1
 
 
 async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total: int) -> int:
-    """Write a result for each line as soon as it is there; returns how many are answers."""
+    """Write a result for each line as soon as it is there; returns how many are answers.
+
+    What was in the target stays there until the engine is up.
+    """
     from rich.console import Console
     from rich.progress import track
 
@@ -65,24 +70,22 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
 
     engine = await AsyncEngine.start(config)
     try:
+        if Path(target.name).is_file():  # not a device or a pipe
+            target.truncate(0)
         num_at_once = AHEAD * engine.info.limits.max_num_seqs
         app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
         num_good = 0
         ticks = iter(track(range(total), "answering", console=Console(stderr=True)))
-        async with aclosing(run_lines(_lines(source), app, num_at_once=num_at_once)) as results:
+        async with aclosing(run_lines(source, app, num_at_once=num_at_once)) as results:
             async for result in results:
                 target.write(msgspec.json.encode(result) + b"\n")
+                target.flush()
                 num_good += result.is_good
                 next(ticks, None)
         next(ticks, None)  # the bar is complete
         return num_good
     finally:
         await engine.close()
-
-
-def _lines(source: IO[bytes]) -> Iterator[bytes]:
-    """The lines that hold something."""
-    return (line for line in source if line.strip())
 
 
 def _open(path: str, mode: str) -> IO[bytes]:
