@@ -106,6 +106,12 @@ def test_token_ids_and_prompt_logprobs(chat: Post) -> None:
     assert list(reply["prompt_logprobs"][1]) == [str(ord("u"))]
 
 
+def test_metadata_comes_back(chat: Post) -> None:
+    assert chat(metadata={"a": "b"}).json()["metadata"] == {"a": "b"}
+    assert "metadata" not in chat().json()
+    assert chat(metadata={"a" * 65: "b"}).error["param"] == "metadata"
+
+
 def test_stream(chat: Post) -> None:
     first, *texts, end, done = chat(stream=True).events
     assert done == "[DONE]"

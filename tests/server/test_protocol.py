@@ -162,6 +162,7 @@ CHAT = SHARED | {
     "parallel_tool_calls": ([True, False, None], [1]),
     "reasoning_effort": ([None], ["low", 1]),  # this template has no such variable
     "include_reasoning": ([True, False, None], [0]),
+    "metadata": ([None, {}, {"a": "b"}], [{"a": 1}, [], {str(i): "" for i in range(17)}]),
     "store": ([False, None], [True, 0]),
     "continue_final_message": ([False, None], [True]),
 }
@@ -268,6 +269,14 @@ def test_stream_options_need_a_stream(complete: Post, options: dict[str, bool]) 
 def test_stream_options_unknown_name(complete: Post) -> None:
     error = complete(stream=True, stream_options={"include_usag": True}).error
     assert "stream_options.include_usag" in error["message"]
+
+
+def test_a_stream_is_not_obfuscated(complete: Post) -> None:
+    options = {"include_obfuscation": False}
+    assert complete(stream=True, stream_options=options).status == 200
+    options = {"include_obfuscation": True}
+    error = complete(stream=True, stream_options=options).error
+    assert error["message"] == "stream_options.include_obfuscation: not supported yet; remove it"
 
 
 def test_no_prompt_logprobs_in_a_stream(complete: Post) -> None:

@@ -58,6 +58,7 @@ class ChatDialect(OpenAIDialect):
         self._conversation = conversation
         self._num_logprobs = self.job.sampling.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
+        self._metadata = request.metadata
         self._tokenizer = tokenizer
         self._begun: set[int] = set()  # choices whose role was sent
 
@@ -71,6 +72,8 @@ class ChatDialect(OpenAIDialect):
             choices=[self._choice(output) for output in item.outputs],
             usage=usage,
         )
+        if self._metadata is not None:
+            reply.metadata = self._metadata
         if self.job.return_token_ids:
             reply.prompt_token_ids = item.prompt_token_ids
         if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:

@@ -36,6 +36,12 @@ PROMPT_FORMS = (  # the same, as far as a decoder cannot tell one list from anot
 )
 
 
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     """include_usage: end the stream with one more chunk that has the token counts."""
 
@@ -95,7 +101,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
 
     reasoning_effort: how long the model is to think, where its template has such a variable.
-    include_reasoning: whether the answer tells the thoughts.
+    include_reasoning: whether the answer tells the thoughts. metadata: given back as it is.
     """
 
     messages: Messages
@@ -109,6 +115,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ShortText | None = None
     include_reasoning: bool | None = None
+    metadata: Metadata | None = None
 
 
 # Arguments of encode_chat, which chat_template_kwargs must not be able to pass a second time.
@@ -124,7 +131,6 @@ _ASKS_FOR_NOTHING: body.NeutralValues = {
     "guided_decoding_backend": (None,),
     "guided_whitespace_pattern": (None,),
     "length_penalty": (None, 1, 1.0),
-    "metadata": (None, {}),
     "prompt_cache_key": (None,),
     "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),
@@ -136,6 +142,7 @@ _ASKS_FOR_NOTHING: body.NeutralValues = {
 COMPLETION_UNSUPPORTED: body.NeutralValues = {
     **_ASKS_FOR_NOTHING,
     "add_special_tokens": (None, True),
+    "metadata": (None, {}),
     "prompt_embeds": (None,),
     "suffix": (None, ""),
 }
@@ -156,6 +163,8 @@ CHAT_UNSUPPORTED: body.NeutralValues = {
     "verbosity": (None,),
     "web_search_options": (None,),
 }
+
+STREAM_UNSUPPORTED: body.NeutralValues = {"include_obfuscation": (None, False)}
 
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
@@ -260,7 +269,8 @@ def _check_request_names(
     check_form_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
-        body.check_names(options, StreamOptions.__struct_fields__, {}, "stream_options.")
+        known = StreamOptions.__struct_fields__
+        body.check_names(options, known, STREAM_UNSUPPORTED, "stream_options.")
         if not request.stream:
             text = "stream_options: it needs a stream; set stream to true"
             raise InvalidRequestError(text, param="stream_options", code="invalid_value")

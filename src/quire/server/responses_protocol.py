@@ -161,16 +161,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextWish | None = None
-    metadata: (
-        Annotated[
-            dict[
-                Annotated[str, msgspec.Meta(max_length=64)],
-                Annotated[str, msgspec.Meta(max_length=512)],
-            ],
-            msgspec.Meta(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: protocol.Metadata | None = None
     user: ShortText | None = None
 
 

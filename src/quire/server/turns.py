@@ -108,8 +108,9 @@ def check_message_names(found: dict[str, Any], path: str) -> None:
         body.check_names(call["function"], CalledFunction.__struct_fields__, {}, where)
     content = found.get("content")
     for place, part in enumerate(content if isinstance(content, list) else ()):
-        where = f"{path}content[{place}]."
-        body.check_names(part, TextPart.__struct_fields__, {}, where)
+        if part["type"] == "text":  # of others the type is what will be refused
+            where = f"{path}content[{place}]."
+            body.check_names(part, TextPart.__struct_fields__, {}, where)
 
 
 def check_message(message: Message, path: str) -> None:
