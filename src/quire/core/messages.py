@@ -15,7 +15,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 
 
-class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
     """Run this.
 
     bad_words_ids: each bad word as token ids, in every spelling that can occur. output_token_ids,

@@ -247,14 +247,16 @@ class RequestLimits:
         self._check_token_ids(field, token_ids)
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
+        if not token_ids:
+            return
         param = field.partition("[")[0]
-        if not all(type(token_id) is int for token_id in token_ids):
+        if set(map(type, token_ids)) != {int}:
             raise InvalidRequestError(
                 f"{field}: token ids are integers; give text, or a list of integers",
                 param=param,
                 code="invalid_value",
             )
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+        if not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise InvalidRequestError(
                 f"{field}: token ids go from 0 to {self.vocab_size - 1}; "
                 f"got {min(token_ids)} to {max(token_ids)}",

@@ -21,7 +21,9 @@ MAX_WORD_CHARS = 256  # of a stop string or a bad word
 MAX_LOGIT_BIAS = 1024
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """How the answer is drawn, and when it ends.
 
     n: answers per prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: cut the
@@ -68,8 +70,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
-        _check_ranges(self)
+        given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
+        _check_types(self, given)
+        _check_ranges(self, given)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _wrong(
                 "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
@@ -108,8 +111,16 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (0.0, 100.0),
 }
+_RANGES: dict[str, tuple[float, float]] = INT_RANGES | FLOAT_RANGES
 _BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+# of the fields that hold one number or truth value: most have it, and need no other look
+_DEFAULTS = tuple(
+    (field.name, field.default)
+    for name in (*_RANGES, *_BOOLS)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name == name
+)
 
 
 def _wrong(field: str, problem: str) -> InvalidRequestError:
@@ -128,18 +139,17 @@ def _is_number(value: Any) -> bool:
     return _is_int(value) or isinstance(value, float)
 
 
-def _check_types(params: SamplingParams) -> None:
-    for field in INT_RANGES:
+def _check_types(params: SamplingParams, given: list[str]) -> None:
+    for field in given:
         value = getattr(params, field)
-        if not (_is_int(value) or (value is None and field in _OPTIONAL)):
+        if value is None and field in _OPTIONAL:
+            continue
+        if field in INT_RANGES and not _is_int(value):
             raise _wrong(field, f"{_shown(value)} is not an integer; give one")
-    for field in FLOAT_RANGES:
-        if not _is_number(getattr(params, field)):
-            raise _wrong(field, f"{_shown(getattr(params, field))} is not a number; give one")
-    for field in _BOOLS:
-        if not isinstance(getattr(params, field), bool):
-            problem = f"{_shown(getattr(params, field))} is not true or false; give one"
-            raise _wrong(field, problem)
+        if field in FLOAT_RANGES and not _is_number(value):
+            raise _wrong(field, f"{_shown(value)} is not a number; give one")
+        if field in _BOOLS and not isinstance(value, bool):
+            raise _wrong(field, f"{_shown(value)} is not true or false; give one")
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_token_ids("stop_token_ids", params.stop_token_ids)
@@ -175,8 +185,9 @@ def _check_token_ids(field: str, token_ids: Any) -> None:
         raise _wrong(field, "give token ids, 0 or above")
 
 
-def _check_ranges(params: SamplingParams) -> None:
-    for field, (low, high) in (INT_RANGES | FLOAT_RANGES).items():
+def _check_ranges(params: SamplingParams, given: list[str]) -> None:
+    for field in given:
+        low, high = _RANGES.get(field, (False, True))
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
             raise _wrong(field, f"{_shown(value)} is out of range; give {low} to {high}")

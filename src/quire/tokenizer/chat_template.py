@@ -42,6 +42,8 @@ class ChatTemplate:
                 f"{origin}: the chat template is damaged ({error}); mend it, or remove it to serve "
                 "the model without chat"
             ) from error
+        # each render copies them, and Jinja's chain of maps is slow to copy
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
         self._names = frozenset(re.findall(r"\w+", source))  # keys it may read are among them
         taken = _OWN_NAMES.union(TOKEN_NAMES, sandbox.globals)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NoReturn
 
 from quire.errors import InvalidRequestError
 
@@ -19,9 +19,10 @@ BREAK = "\ufdd0"
 """A code point that Unicode reserves for use inside programs: no text may hold it, so a program
 may mark places with it (the tokenizer does, in control tokens that a user typed)."""
 
-_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_USUAL_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _ECHOED = ("annotations", "audio", "function_call", "refusal")  # empty in what clients send back
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_KEYS = frozenset((*_USUAL_KEYS, *_REASONING_NAMES))
 TextMap = Callable[[str], str]
 
 
@@ -29,6 +30,8 @@ def check_text(text: str, param: str) -> None:
     """Refuse what is no Unicode text. Raises InvalidRequestError that names `param`."""
     if not isinstance(text, str):
         raise wrong(param, f"{type(text).__name__} is not text; give a string")
+    if text.isascii():
+        return
     if BREAK in text:
         raise wrong(param, "it holds U+FDD0, which is reserved for use inside programs; remove it")
     try:
@@ -72,7 +75,8 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
         if value is not None and (value or key not in _ECHOED)
     }
     for key in message:
-        _check_key(key, where, names)
+        if key not in _KEYS and key not in names:
+            _refuse_key(key, where)
     role = message.get("role")
     if role not in ROLES:
         raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
@@ -82,20 +86,21 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
         raise wrong("messages", "it is missing; give a string", where=f"{where}.content")
     if "tool_calls" in message:
         message["tool_calls"] = _with_parsed_arguments(message["tool_calls"], f"{where}.tool_calls")
-    reasoning = next((message[n] for n in _REASONING_NAMES if n in message), None)
-    if reasoning is not None:
+    if not message.keys().isdisjoint(_REASONING_NAMES):
+        reasoning = next(message[n] for n in _REASONING_NAMES if n in message)
         message = {"thinking": reasoning} | message | {"reasoning_content": reasoning}
-    prepared = plain(message, map_text, "messages", where)
-    return {**prepared, "role": role}
+    return {
+        key: role if key == "role" else plain(value, map_text, "messages", where)
+        for key, value in message.items()
+    }
 
 
-def _check_key(key: Any, where: str, names: Collection[str]) -> None:
-    """Refuse a key that neither the usual templates nor this one read."""
-    if key not in _KEYS and key not in _REASONING_NAMES and key not in names:
-        near = difflib.get_close_matches(str(key)[:64], _KEYS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it"
-        shown = str(key)[:64]
-        raise wrong("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
+def _refuse_key(key: Any, where: str) -> NoReturn:
+    """Neither the usual templates nor this one read it."""
+    near = difflib.get_close_matches(str(key)[:64], _USUAL_KEYS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "remove it"
+    shown = str(key)[:64]
+    raise wrong("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
 
 
 def _joined(content: Any, where: str) -> str:
@@ -156,11 +161,11 @@ def plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
 
 
 def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
-    if value is None or type(value) in (bool, int, float):
-        return value
     if isinstance(value, str):
         check_text(value, param)
         return map_text(str.__str__(value))
+    if value is None or type(value) in (bool, int, float):
+        return value
     if isinstance(value, dict):
         return {
             _plain(k, map_text, param, where): _plain(v, map_text, param, where)

@@ -121,6 +121,8 @@ class Tokenizer:
 
     def _as_prose(self, text: str) -> str:
         """Break each control token's name behind its first character."""
+        if self._control.search(text) is None:  # which is quicker than to replace nothing
+            return text
         return self._control.sub(rf"\g<0>{BREAK}", text)
 
     @cached_property
@@ -150,9 +152,9 @@ class Tokenizer:
 
         Raises InvalidRequestError (param "bad_words").
         """
-        before = self._encode("\n", add_special_tokens=False)
         found: dict[tuple[int, ...], None] = {}  # a set in order
         for word in words:
+            before = self._encode("\n", add_special_tokens=False)
             check_text(word, "bad_words")
             for spelled in (word, f" {word}"):
                 found[tuple(self._inner_ids(spelled, before))] = None
