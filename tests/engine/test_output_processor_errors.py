@@ -10,6 +10,14 @@ from quire.engine.input_processor import PreparedRequest
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
+from quire.tokenizer.spelling import Pieces
+
+
+class Wordless:
+    """A tokenizer without words."""
+
+    def pieces(self, *_: object) -> Pieces:
+        return Pieces(lambda _: b"")
 
 
 @pytest.mark.parametrize(
@@ -21,7 +29,7 @@ from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, Qu
     ],
 )
 def test_each_kind_has_its_error(kind: ErrorKind, failure: type[QuireError]) -> None:
-    outputs = OutputProcessor(None, RequestMetrics())  # type: ignore[arg-type]
+    outputs = OutputProcessor(Wordless(), RequestMetrics())  # type: ignore[arg-type]
     sampling = SamplingParams()
     message = AddRequest(request_id="a/0", prompt_token_ids=[1], sampling=sampling)
     outputs.add(PreparedRequest("a", None, [], sampling, [message]), arrival=0.0)

@@ -19,6 +19,7 @@ from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
+from quire.tokenizer.spelling import Pieces
 
 LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8)
 
@@ -61,6 +62,17 @@ class FakeTokenizer:
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         return not (skip_special_tokens and token_id == 0x10FFFF)
+
+    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+        def piece_of(token_id: int) -> bytes:
+            skips = skip_special_tokens and token_id not in kept
+            return (
+                self.token_bytes(token_id)
+                if self.shows(token_id, skip_special_tokens=skips)
+                else b""
+            )
+
+        return Pieces(piece_of)
 
     def control_token_id(self, text: str) -> int | None:
         return self.control_tokens.get(text)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass
 
 import msgspec
 
@@ -26,8 +25,7 @@ Prompt = str | list[int]
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
+class PreparedRequest(msgspec.Struct, frozen=True):
     """A request ready to be sent: one message for each of its n answers."""
 
     request_id: str
@@ -77,11 +75,7 @@ class InputProcessor:
         self._limits.check(token_ids, sampling)
         if sampling.structured_outputs is not None:
             self._forms.check(sampling.structured_outputs)
-        bad_words_ids = [
-            word  # a token that the model does not have cannot be drawn anyway
-            for word in self._tokenizer.bad_words_ids(sampling.bad_words)
-            if max(word) < self._limits.vocab_size
-        ]
+        bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
         messages = [
             AddRequest(
                 request_id=f"{request_id}/{index}",
@@ -136,6 +130,11 @@ class InputProcessor:
         self._limits.check_chars(len(prompt))
         # the whole prompt is the caller's, who may write out a chat template by hand
         return self._tokenizer.encode(prompt, parse_special=True)
+
+    def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
+        """A token that the model does not have cannot be drawn anyway, nor a word with it."""
+        found = self._tokenizer.bad_words_ids(words)
+        return [word for word in found if max(word) < self._limits.vocab_size]
 
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
         """One set of parameters per answer: seeds differ, and one scores the prompt for all."""

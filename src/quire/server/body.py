@@ -30,6 +30,8 @@ _ESCAPE = re.compile(
     r"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
 )
 
+_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
+
 # field → values that ask for nothing, so that they are honoured by doing nothing
 NeutralValues = Mapping[str, Collection[Any]]
 
@@ -89,7 +91,7 @@ def _check_text(body: bytes) -> None:
 def read_names(body: bytes) -> dict[str, Any]:
     """Read a body that msgspec accepted a second time; refuses an object with two equal keys."""
     try:
-        parsed = json.loads(body.decode(), object_pairs_hook=_without_duplicates)
+        parsed = _audit.decode(body.decode())
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except UnicodeDecodeError:
@@ -138,9 +140,12 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+_audit = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+
+
 def _check_media_type(headers: Headers) -> None:
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not re.fullmatch(r"application/([\w.+-]+\+)?json", media_type):
+    if not _JSON_TYPE.fullmatch(media_type):
         text = "the body must be JSON; send it with the header Content-Type: application/json"
         raise HttpError(415, text, code="unsupported_media_type")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":

@@ -5,7 +5,6 @@ news to the events of its answers. Owns what every chat-like route shares; wordi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,14 +30,13 @@ from quire.server.turns import for_template
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """A job, and how its answers are to be read. hides_thoughts: nobody asked for them."""
 
     job: Job
     new_parser: Callable[[], AnswerParser]
     hides_thoughts: bool = False
-    _parsers: dict[int, AnswerParser] = field(default_factory=dict)  # by answer
+    _parsers: dict[int, AnswerParser] = msgspec.field(default_factory=dict)  # by answer
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """The events that an answer's next part brings. One-shot: the whole answer is the part."""
@@ -182,7 +180,7 @@ def _with_grammar(
     field = "tools" if form is None else form.name
     try:
         grammar = answer_grammar(
-            replace(reading, tools=use.enforced_schemas),
+            msgspec.structs.replace(reading, tools=use.enforced_schemas),
             must_call=use.must_call,
             form=form,
             control_token_id=tokenizer.control_token_id,

@@ -13,6 +13,7 @@ from quire.core.output import RequestOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.request_metrics import RequestMetrics
+from quire.tokenizer.spelling import Pieces
 
 Prompt = str | list[int]  # text, or token ids as they are
 
@@ -34,6 +35,9 @@ class TokenizerProtocol(Protocol):
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the token takes part in decoded text."""
+
+    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+        """What each token adds to a text that has begun; nothing if it does not show."""
 
     def control_token_id(self, text: str) -> int | None:
         """The id of the control token with this name; None if there is none."""

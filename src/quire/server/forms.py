@@ -88,19 +88,20 @@ UNSUPPORTED: body.NeutralValues = {  # in structured_outputs
     "whitespace_pattern": (None,),
 }
 
-_GUIDED = ("json", "regex", "choice", "grammar")
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
 
 
 def form_of(request: FormRequest) -> StructuredOutputs | None:
     """The form that a request asks for, if it does. Raises InvalidRequestError."""
     asked = dict(_asked(request))
+    if not asked:
+        return None
     if len(asked) > 1:
         first, second = list(asked)[:2]
         text = f"{second}: {first} asks for a form, too; give one of them"
         raise InvalidRequestError(text, param=second, code="invalid_value")
-    for field, fields in asked.items():
-        return StructuredOutputs(**fields, field=field)
-    return None
+    ((field, fields),) = asked.items()
+    return StructuredOutputs(**fields, field=field)
 
 
 def check_form_names(found: dict[str, Any]) -> None:
@@ -125,9 +126,10 @@ def _asked(request: FormRequest) -> list[tuple[str, dict[str, Any]]]:
             asked.append(("response_format.json_schema.schema", {"json": given.schema}))
     if request.structured_outputs is not None:
         asked.append(_of_fields(request.structured_outputs))
-    guided = {kind: getattr(request, f"guided_{kind}") for kind in _GUIDED}
-    older = [(f"guided_{k}", {k: value}) for k, value in guided.items() if value is not None]
-    return asked + older
+    for name, kind in _GUIDED.items():
+        if (value := getattr(request, name)) is not None:
+            asked.append((name, {kind: value}))
+    return asked
 
 
 def _of_fields(fields: FormFields) -> tuple[str, dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError
@@ -13,8 +14,7 @@ from quire.server.engine_protocol import Prompt
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-..."."""
 
     reply_id: str
@@ -27,7 +27,9 @@ class Job:
     priority: int
     cache_salt: str
     timeout: float | None  # seconds that it gives itself
-    created: int = field(default_factory=lambda: int(time.time()))  # seconds of the wall clock
+    created: int = msgspec.field(
+        default_factory=lambda: int(time.time())
+    )  # seconds of the wall clock
 
 
 def make_job(
@@ -47,7 +49,7 @@ def make_job(
         raise InvalidRequestError(text, param="prompt", code="invalid_value")
     options = request.stream_options
     return Job(
-        reply_id=f"{prefix}-{uuid.uuid4().hex}",
+        reply_id=f"{prefix}-{secrets.token_hex(16)}",
         model=model,
         prompts=prompts,
         sampling=sampling,

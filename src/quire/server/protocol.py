@@ -199,7 +199,8 @@ def check_chat(request: ChatRequest) -> None:
     """
     for place, message in enumerate(request.messages):
         check_message(message, f"messages[{place}].")
-    _check_template_kwargs(request.chat_template_kwargs or {})
+    if request.chat_template_kwargs:
+        _check_template_kwargs(request.chat_template_kwargs)
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:

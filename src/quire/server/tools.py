@@ -7,7 +7,6 @@ the grammar compiler work through all of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -57,8 +56,7 @@ Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(msgspec.Struct, frozen=True):
     """What a request's tools and tool_choice come to. shown: the tools that the model sees.
 
     allowed: tools that it may call. must_call: the answer is calls and nothing else.
@@ -95,11 +93,16 @@ class ToolUse:
         return [_described(tool.function) for tool in self.shown] or None
 
 
+NO_TOOLS = ToolUse()
+
+
 def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse:
     """Check tools and tool_choice. With "none" the model does not even see the tools.
 
     Raises InvalidRequestError.
     """
+    if not tools and choice is None:
+        return NO_TOOLS
     tools = tools or ()
     _check_tools(tools)
     if isinstance(choice, NamedChoice):
@@ -109,7 +112,7 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
     if choice == "required" and not tools:
         raise _wrong("tool_choice", "a call is required, but there are no tools; give tools")
     if choice == "none":
-        return ToolUse()
+        return NO_TOOLS
     return ToolUse(tools, tools, must_call=choice == "required")
 
 

@@ -101,6 +101,8 @@ MESSAGE_UNSUPPORTED: body.NeutralValues = {
 def check_message_names(found: dict[str, Any], path: str) -> None:
     """Refuse fields of a message, as it was sent, that nobody knows."""
     body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
+    if isinstance(found.get("content"), str) and "tool_calls" not in found:
+        return
     for place, call in enumerate(found.get("tool_calls") or ()):
         where = f"{path}tool_calls[{place}]."
         body.check_names(call, ToolCall.__struct_fields__, {}, where)
@@ -120,16 +122,17 @@ def check_message(message: Message, path: str) -> None:
         raise _wrong(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
     if message.content is None and role != "assistant":
         raise _wrong(f"{path}content", "it is missing; give a string")
-    for name in ("tool_calls", "reasoning_content", "reasoning"):
-        if getattr(message, name) and role != "assistant":
-            raise _wrong(f"{path}{name}", f"a message of the role {role} has none; remove it")
+    if role != "assistant":
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(message, name):
+                raise _wrong(f"{path}{name}", f"a message of the role {role} has none; remove it")
     if (message.tool_call_id is not None) != (role == "tool"):
         problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
         raise _wrong(f"{path}tool_call_id", problem)
     for place, call in enumerate(message.tool_calls or ()):
         _check_type(call.type, "function", f"{path}tool_calls[{place}].type")
-    for place, part in enumerate(message.content or ()):
-        if isinstance(part, TextPart):
+    if isinstance(message.content, list):
+        for place, part in enumerate(message.content):
             _check_type(part.type, "text", f"{path}content[{place}].type")
 
 

@@ -7,9 +7,10 @@ string. What the bytes of a token are is the tokenizer's knowledge.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from quire.tokenizer.spelling import Pieces
 from quire.tokenizer.stop_strings import StopMatcher
 
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
@@ -24,6 +25,9 @@ class TokenSource(Protocol):
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """The bytes that a token adds to a text; first: at its very start."""
+
+    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+        """What each token adds to a text that has begun; nothing if it does not show."""
 
 
 class Detokenizer:
@@ -52,11 +56,11 @@ class Detokenizer:
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
+        self._pieces = tokenizer.pieces(skip_special_tokens, frozenset(kept_token_ids))
         self._skip_special_tokens = skip_special_tokens
         self._kept_token_ids = kept_token_ids
         self._min_tokens = min_tokens
-        self._has_stops = bool(stop)
-        self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output)
+        self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output) if stop else None
         self._utf8 = _NewDecoder("replace")
         self._is_first, self._prompt_tail = self._read_prompt(prompt_token_ids)
         self.num_tokens = 0
@@ -65,33 +69,40 @@ class Detokenizer:
     @property
     def stop_reason(self) -> str | None:
         """The stop string that ended the text, if one did."""
-        return self._stops.found
+        return None if self._stops is None else self._stops.found
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Take further tokens; returns the new text that can be sent. Empty after a stop."""
-        if not self._has_stops:  # then pieces need not be looked at one by one
-            pieces = [self._bytes_of(token_id) for token_id in token_ids]
-            self.num_tokens += len(pieces)
-            return self._utf8.decode(b"".join(pieces))
+        if self._stops is None:  # then pieces need not be looked at one by one
+            self.num_tokens += len(token_ids)
+            return self._utf8.decode(b"".join(self._spell(token_ids)))
         parts = []
-        for token_id in token_ids:
-            if self.stop_reason is not None:
+        for piece in self._spell(token_ids):
+            if self._stops.found is not None:
                 break
             self.num_tokens += 1
-            if text := self._utf8.decode(self._bytes_of(token_id)):
-                parts.append(self._feed_stops(text))
+            if text := self._utf8.decode(piece):
+                parts.append(self._feed(self._stops, text))
         return "".join(parts)
 
     def finish(self) -> str:
         """No more tokens come: returns what was held back. A stop string may end in it."""
         if self.stop_reason is not None:
             return ""
-        return self._feed_stops(self._utf8.decode(b"", final=True)) + self._stops.flush()
+        text = self._utf8.decode(b"", final=True)
+        return text if self._stops is None else self._feed(self._stops, text) + self._stops.flush()
 
-    def _feed_stops(self, text: str) -> str:
-        return self._stops.feed(text, may_match=self.num_tokens >= self._min_tokens)
+    def _feed(self, stops: StopMatcher, text: str) -> str:
+        return stops.feed(text, may_match=self.num_tokens >= self._min_tokens)
 
-    def _bytes_of(self, token_id: int) -> bytes:
+    def _spell(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Each token's bytes. Once the text has begun this is one look into a map for each."""
+        if self._is_first or self._prompt_tail:
+            return [self._first_bytes(token_id) for token_id in token_ids]
+        return list(map(self._pieces.__getitem__, token_ids))
+
+    def _first_bytes(self, token_id: int) -> bytes:
+        """A token's bytes while they depend on what stands before the answer."""
         if not self._shows(token_id):
             return b""
         data = self._tokenizer.token_bytes(token_id, first=self._is_first)
@@ -108,12 +119,13 @@ class Detokenizer:
         """Whether the answer begins the text, and the prompt's last, incomplete character."""
         tail, is_first = b"", True
         for token_id in reversed(token_ids):
-            if not self._shows(token_id):
-                continue
-            is_first = False
-            tail = self._tokenizer.token_bytes(token_id) + tail
+            piece = self._pieces[token_id]
+            is_first = is_first and not piece and not self._shows(token_id)
+            tail = piece + tail
             if len(tail) >= _LONGEST_CHARACTER:
                 break
+        if tail.isascii():
+            return is_first, b""
         decoder = _NewDecoder("replace")
         decoder.decode(tail)
         return is_first, decoder.getstate()[0]

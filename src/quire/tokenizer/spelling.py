@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,18 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BYTE_LEVEL = frozenset({"ByteLevel", "Fuse"})
 # steps that add a token's text to what stands before it and never change what stands there
 _APPENDING = frozenset({"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"})
+
+
+class Pieces(dict[int, bytes]):
+    """Token id → the bytes that it adds to a text, found out when it is first asked for."""
+
+    def __init__(self, piece_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._piece_of = piece_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self[token_id] = self._piece_of(token_id)
+        return piece
 
 
 class Spelling:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +32,14 @@ from quire.tokenizer.folder import (
     read_templates,
 )
 from quire.tokenizer.messages import BREAK, check_text
-from quire.tokenizer.spelling import Spelling
+from quire.tokenizer.spelling import Pieces, Spelling
 
 if TYPE_CHECKING:
     import tokenizers
 
     from quire.tokenizer.chat_template import ChatTemplate
+
+_MAX_PIECES = 16  # maps from tokens to text that are remembered
 
 
 class Tokenizer:
@@ -64,6 +66,7 @@ class Tokenizer:
         self._control = _beginnings_of(added[i].content for i in self._special_ids)
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
+        self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
@@ -152,9 +155,9 @@ class Tokenizer:
 
         Raises InvalidRequestError (param "bad_words").
         """
+        before = self._encode("\n", add_special_tokens=False)
         found: dict[tuple[int, ...], None] = {}  # a set in order
         for word in words:
-            before = self._encode("\n", add_special_tokens=False)
             check_text(word, "bad_words")
             for spelled in (word, f" {word}"):
                 found[tuple(self._inner_ids(spelled, before))] = None
@@ -174,14 +177,27 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids without a token add nothing. No space is tidied away."""
-        return b"".join(self._pieces(ids, skip_special_tokens)).decode(errors="replace")
+        return b"".join(self._spell_all(ids, skip_special_tokens)).decode(errors="replace")
 
-    def _pieces(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterator[bytes]:
+    def _spell_all(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterator[bytes]:
         first = True
         for token_id in ids:
             if self.shows(token_id, skip_special_tokens=skip_special_tokens):
                 yield self.token_bytes(token_id, first=first)
                 first = False
+
+    def _pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+        """What each token adds to a text that has begun; nothing if it does not show.
+
+        kept: special tokens that are not skipped. Also known as `pieces`, which remembers them.
+        """
+
+        def piece_of(token_id: int) -> bytes:
+            skips = skip_special_tokens and token_id not in kept
+            shows = self.shows(token_id, skip_special_tokens=skips)
+            return self.token_bytes(token_id) if shows else b""
+
+        return Pieces(piece_of)
 
     def shows(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether the id takes part in decoded text: it has a token that is not skipped."""

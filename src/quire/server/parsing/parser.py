@@ -7,8 +7,9 @@ white space is dropped. How calls and thoughts look is told by formats.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from quire.server.parsing.calls import Calls, Enough, Schemas
 from quire.server.parsing.events import (
@@ -22,8 +23,7 @@ from quire.server.parsing.formats import ReasoningFormat, ToolFormat
 from quire.server.parsing.source import SPACE, Broken, Marks, Source, Wait
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """What to look for. in_thought: the prompt has begun the thought already.
 
     tools: the request's; without a tool format there are none. most_calls: None is any number.
