@@ -72,14 +72,75 @@ def prefix_caching(result: Result) -> str:
     return "\n".join(lines)
 
 
-def source(name: str, result: Result) -> str:
-    """Where the figures come from."""
+def faults(result: Result) -> str:
+    """What became of the bystanders, by fault."""
+    lines = [
+        f"{result['streams']} greedy streams of {result['tokens_per_answer']} tokens:",
+        "",
+        "| fault | answers identical | p99 ITL, ms | of quiet | longest gap, s | 5xx to others "
+        "| blocks leaked | fds, threads, tasks |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        leaked, same = row["leaked"], "all" if row["identical"] else "**no**"
+        cells = [row["what"], f"{same} {row['answers']}", f"{row['p99_itl_ms']:.1f}"]
+        cells += [f"{row['p99_ratio']:.2f}", f"{row['longest_gap_seconds']:.2f}"]
+        cells += [str(row["5xx_to_others"]), str(row["leaked_blocks"])]
+        cells.append(", ".join(f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks")))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def overload(result: Result) -> str:
+    """Refusals and goodput at five times the capacity."""
+    best = max(result["best_requests_per_second"])
+    refused = sum(result["statuses"].get(status, 0) for status in ("429", "503"))
+    rows = {
+        "offered, requests/s": f"{result['offered_requests_per_second']:,.0f}",
+        "best goodput without overload, requests/s": f"{best:.1f}",
+        "goodput in the overload, requests/s": f"{result['goodput_requests_per_second']:.1f}",
+        "of the best": f"{result['goodput_over_best']:.1%}",
+        "refused": f"{refused:,}, {result['refused_without_retry_after']} without `Retry-After`",
+        "time to a refusal, p50 / p99, ms": f"{result['refused_p50_ms']:.1f} / "
+        f"{result['refused_p99_ms']:.1f}",
+        "the client's own delay in sending, p99, ms": f"{result['client_lateness_p99_ms']:.1f}",
+        "accepted / completed": f"{result['accepted']:,} / {result['accepted_and_whole']:,}",
+        "time to a whole answer, p99, s": f"{result['accepted_p99_seconds']:.2f}",
+    }
+    return _two_columns(rows)
+
+
+def soak(result: Result) -> str:
+    """What is left over after half an hour."""
+    grown, leaked = result["growth_mb"], result["leaked"]
+    rows = {
+        "time, minutes": f"{result['minutes']:g}",
+        "requests / of them left early": f"{result['requests']:,} / {result['left_early']:,}",
+        "tokens generated": f"{result['generated_tokens']:,.0f}",
+        "memory growth after the warm-up, MB": ", ".join(
+            f"{name} {megabytes:+.1f}" for name, megabytes in grown.items()
+        ),
+        "KV blocks in use at rest": f"{result['used_blocks_at_rest']}",
+        "file descriptors, threads, tasks at rest": ", ".join(
+            f"{leaked[kind]:+d}" for kind in ("fds", "threads", "tasks")
+        ),
+        "unexplained answers": f"{len(result['unexplained'])}",
+    }
+    return _two_columns(rows)
+
+
+def _two_columns(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)])
+
+
+def source(name: str, result: Result, up: str) -> str:
+    """Where the figures come from. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
     instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
     return (
         f"{result['date']}, {hardware['cpu']}, {hardware['cores']} cores ({', '.join(instructions)}"
         f"), torch {versions['torch']}: `{result['command']}`, "
-        f"[results/{name}.json](benchmarks/results/{name}.json)."
+        f"[results/{name}.json]({up}benchmarks/results/{name}.json)."
     )
 
 
@@ -87,22 +148,25 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_model_amx": cpu_model,
     "prefix_caching": prefix_caching,
+    "faults": faults,
+    "overload": overload,
+    "soak": soak,
 }
 
 
-def fill(text: str) -> str:
-    """Replace what stands between each pair of markers. Raises TableError."""
+def fill(text: str, up: str = "") -> str:
+    """Replace what stands between each pair of markers; up: as in `source`. Raises TableError."""
     num_markers, num_pairs = text.count("<!-- table:"), len(MARKED.findall(text))
     if num_markers != num_pairs:
         raise TableError(
             f"{num_markers} table markers, but {num_pairs} of them end; add <!-- end --> after each"
         )
     return MARKED.sub(
-        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1])}\n<!-- end -->", text
+        lambda found: f"<!-- table:{found[1]} -->\n{make(found[1], up)}\n<!-- end -->", text
     )
 
 
-def make(name: str) -> str:
+def make(name: str, up: str) -> str:
     """The named table. Raises TableError."""
     if name not in TABLES:
         raise TableError(f"{name} is no table; known: {', '.join(TABLES)}")
@@ -110,9 +174,9 @@ def make(name: str) -> str:
     if not path.is_file():
         raise TableError(f"{path} is missing; run the benchmark that writes it")
     result = json.loads(path.read_text())
-    if not result["rows"]:
+    if not result.get("rows", True):
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
-    return f"{TABLES[name](result)}\n\n{source(name, result)}"
+    return f"{TABLES[name](result)}\n\n{source(name, result, up)}"
 
 
 def main() -> None:
@@ -133,7 +197,7 @@ def update(*, write: bool) -> list[str]:
     for name in DOCUMENTS:
         path = ROOT / name
         text = path.read_text()
-        if (filled := fill(text)) != text:
+        if (filled := fill(text, "../" * name.count("/"))) != text:
             stale.append(name)
             if write:
                 path.write_text(filled)

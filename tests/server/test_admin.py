@@ -50,6 +50,7 @@ def test_on_a_unix_socket_that_only_the_owner_opens(engine: FakeEngine, tmp_path
         assert status == 200
         assert stats["engine"]["num_running"] == 0  # type: ignore[index]
         assert stats["admission"]["max_answers"] == 1024 + 8  # type: ignore[index]
+        assert stats["num_tasks"] == ask(unix(path), "GET", "/stats")[1]["num_tasks"] > 0  # type: ignore[operator]
         assert ask(unix(path), "POST", "/reset_prefix_cache") == (200, {"status": "ok"})
         assert engine.num_resets == 1
         for method, endpoint in PATHS:

@@ -6,6 +6,8 @@ belongs here.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,10 +35,11 @@ class AdmissionStats(msgspec.Struct):
 
 
 class AdminStats(msgspec.Struct):
-    """All that is counted."""
+    """All that is counted. num_tasks: asyncio tasks of this server process."""
 
     engine: EngineStats
     admission: AdmissionStats
+    num_tasks: int
 
 
 def build_admin_app(models: ServedModels, settings: ServerSettings) -> Starlette:
@@ -68,7 +71,8 @@ class _Endpoints:
             num_refused=found.num_refused,
             max_answers=found.capacity.max_running + found.capacity.max_waiting,
         )
-        return _json(AdminStats(served.engine.stats, admission))
+        tasks = len(asyncio.all_tasks())
+        return _json(AdminStats(served.engine.stats, admission, tasks))
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
         for served in self._models.all():

@@ -1,0 +1,199 @@
+"""What becomes of eight well-behaved streams while something else goes wrong.
+
+    python benchmarks/faults.py [--only storm,malformed] [--save]
+
+Each fault runs beside them on a `quire serve` of the bundled model, after a few quiet seconds.
+Their answers must be the quiet server's, byte for byte, and their tokens come in time; what the
+fault took (KV blocks, file descriptors, threads, tasks) must be given back. The answers are greedy
+and in float32, since a 16-bit product may change its last bits with the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import record
+import uvloop
+from reliability import trouble
+from reliability.bystanders import LENGTH, PROMPTS, Bystanders, Watch
+from reliability.model import write_poisoned_model
+from reliability.served import Census, Server, serve
+from rich.console import Console
+from rich.table import Table
+
+COMMON = ("--dtype", "float32", "--threads", "1", "--max-num-seqs", "16", "--log-level", "warning")
+QUIET_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault. options: of its server; may_refuse: newcomers may get 503 meanwhile."""
+
+    name: str
+    what: str
+    options: tuple[str, ...] = ()
+    may_refuse: bool = False
+
+
+CASES = (
+    Case("engine_killed", "`kill -9` of the engine", may_refuse=True),
+    Case("engine_hung", "engine that hangs (SIGSTOP)", ("--engine-hang-timeout", "5"), True),
+    Case("api_killed", "`kill -9` of another API process", ("--api-server-count", "2")),
+    Case("storm", "400 clients leave at random moments"),
+    Case(
+        "slow_readers", "16 clients ask for much and read nothing", ("--slow-reader-timeout", "5")
+    ),
+    Case("nan_logits", "10 requests with NaN logits"),
+    Case("kv_exhaustion", "answers that do not fit the KV cache", ("--num-blocks", "240")),
+    Case("malformed", "2,000 malformed requests"),
+    Case("idle", "2,000 idle connections"),
+    Case("slow_loris", "200 clients send a byte a second"),
+)
+
+
+def cause(name: str, server: Server) -> dict[str, Any]:
+    """Run one fault, in a process of its own."""
+    try:
+        return uvloop.run(getattr(trouble, name)(server))  # type: ignore[no-any-return]
+    except (OSError, EOFError) as error:  # TimeoutError is an OSError
+        return {"ok": False, "why": repr(error)}
+
+
+async def run_case(
+    case: Case, server: Server, pool: ProcessPoolExecutor, quiet: Watch
+) -> dict[str, Any]:
+    """One row of the table."""
+    blocks = await server.at_rest()
+    before = await server.census()
+    loop = asyncio.get_running_loop()
+    async with Bystanders.connected(server) as bystanders, bystanders.watching() as watch:
+        found = await loop.run_in_executor(pool, cause, case.name, server)
+    left = await server.at_rest()
+    after = await server.census()
+    return _row(case, quiet, watch, found) | {
+        "leaked_blocks": left.used - blocks.used,
+        "before": asdict(before),
+        "after": asdict(after),
+        "leaked": _leaks(before, after),
+    }
+
+
+def _row(case: Case, quiet: Watch, watch: Watch, found: dict[str, Any]) -> dict[str, Any]:
+    known = quiet.contents()
+    whole = [(place, answer) for place, answer in watch.answers if answer.status == 200]
+    identical = all(answer.is_whole and {answer.content} == known[place] for place, answer in whole)
+    errors = [a.error for _, a in watch.answers if a.status == 200 and a.error]
+    failures = sum(n for status, n in watch.statuses.items() if status >= 500)
+    failures += sum(a.status >= 500 for _, a in watch.answers)
+    return {
+        "fault": case.name,
+        "what": case.what,
+        "answers": len(whole),
+        "identical": identical,
+        "errors": errors,
+        "quiet_p99_itl_ms": round(quiet.p99() * 1e3, 2),
+        "p99_itl_ms": round(watch.p99() * 1e3, 2),
+        "p99_ratio": round(watch.p99() / quiet.p99(), 2),
+        "longest_gap_seconds": round(max(watch.gaps), 2),
+        "others": {str(status): n for status, n in sorted(watch.statuses.items())},
+        "5xx_to_others": failures,
+        "may_refuse": case.may_refuse,
+        "unready_seconds": round(watch.unready_seconds, 2),
+        "found": found,
+    }
+
+
+def _leaks(before: Census, after: Census) -> dict[str, int]:
+    """What the processes that lived through it hold more than before."""
+    found = {"tasks": after.tasks - before.tasks}
+    for kind in ("fds", "threads"):
+        old, new = getattr(before, kind), getattr(after, kind)
+        found[kind] = sum(new[name] - old.get(name, 0) for name in new)
+    return found
+
+
+def is_kept(row: dict[str, Any]) -> bool:
+    """Whether the server kept what it promises; times are judged by who reads the table."""
+    refused = row["5xx_to_others"] and not row["may_refuse"]
+    return bool(
+        row["identical"]
+        and row["found"]["ok"]
+        and not (refused or row["leaked_blocks"] or row["leaked"]["tasks"] > 0)
+    )
+
+
+@asynccontextmanager
+async def quiet_server(model: Path, case: Case) -> AsyncIterator[tuple[Server, Watch]]:
+    """A server of its own for each case, and what bystanders see while nothing happens."""
+    async with serve(str(model), *COMMON, *case.options) as server:
+        async with Bystanders.connected(server) as bystanders:
+            async with bystanders.watching(20):  # warms everything up
+                pass
+            async with bystanders.watching() as quiet:
+                await asyncio.sleep(QUIET_SECONDS)
+        assert all(len(contents) == 1 for contents in quiet.contents()), "not even quiet is stable"
+        yield server, quiet
+
+
+async def run(cases: list[Case]) -> list[dict[str, Any]]:
+    rows = []
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, context, initializer=os.nice, initargs=(10,)) as pool,
+    ):
+        model = write_poisoned_model(Path(folder, "quire-tiny"))
+        for case in cases:
+            async with quiet_server(model, case) as (server, quiet):
+                row = await run_case(case, server, pool, quiet)
+            rows.append(row)
+            print(f"{case.name}: {'kept' if is_kept(row) else 'BROKEN'} {row}", flush=True)
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table("fault", "identical", "p99 ITL ms", "/ quiet", "gap s", "5xx", "blocks", "kept")
+    for row in rows:
+        table.add_row(
+            row["fault"],
+            f"{row['identical']} ({row['answers']})",
+            str(row["p99_itl_ms"]),
+            str(row["p99_ratio"]),
+            str(row["longest_gap_seconds"]),
+            str(row["5xx_to_others"]),
+            str(row["leaked_blocks"]),
+            str(is_kept(row)),
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="names of faults, with commas between")
+    parser.add_argument("--save", action="store_true", help="write results/faults.json")
+    args = parser.parse_args()
+    names = [case.name for case in CASES] if args.only is None else args.only.split(",")
+    if unknown := set(names) - {case.name for case in CASES}:
+        sys.exit(f"unknown faults: {', '.join(sorted(unknown))}")
+    rows = uvloop.run(run([case for case in CASES if case.name in names]))
+    show(rows)
+    if args.save:
+        streams = {"streams": len(PROMPTS), "tokens_per_answer": LENGTH}
+        record.save("faults", streams | {"rows": rows})
+    if broken := [row["fault"] for row in rows if not is_kept(row)]:
+        sys.exit(f"not kept: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    main()

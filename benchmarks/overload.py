@@ -1,0 +1,175 @@
+"""Five times as many requests as the server can answer: who is refused, how fast, and at what cost.
+
+    python benchmarks/overload.py [--seconds 30] [--save]
+
+The capacity is measured first, and again afterwards, by clients that wait for their answers. Then
+requests come at random moments whether or not others were answered. Refusals must be quick and say
+when to come back, accepted requests must all be completed, and as many as without the overload.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import record
+import uvloop
+from reliability.served import Server, serve
+from reliability.wire import Connection
+
+PATH = "/v1/completions"
+ROWS, QUEUE, TOKENS = 16, 16, 16
+OPTIONS = (
+    *("--dtype", "float32", "--threads", "1", "--log-level", "warning"),
+    *("--max-num-seqs", str(ROWS), "--max-queued-requests", str(QUEUE)),
+)
+OVERLOAD = 5
+REFUSALS = (429, 503)
+MAX_REFUSAL_MS, MIN_GOODPUT = 50.0, 0.9
+
+
+@dataclass
+class Seen:
+    """What clients saw. seconds: from when a request was due, by status; lateness: of ourselves."""
+
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+    lateness: list[float] = field(default_factory=list)
+    num_whole: int = 0
+    num_without_advice: int = 0  # refusals that do not say when to come back
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class Clients:
+    """Connections that are free, and what came back over them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._free: list[Connection] = []
+        self._number = 0
+        self.seen = Seen()
+
+    async def request(self, due: float) -> None:
+        """Send one request that was due then, and note what comes back."""
+        seen, self._number = self.seen, self._number + 1
+        body = {"prompt": f"request {self._number} asks for", "max_tokens": TOKENS}
+        try:
+            connection = self._free.pop() if self._free else await Connection.open(self._url)
+            seen.lateness.append(time.perf_counter() - due)
+            reply = await connection.ask(PATH, body | {"ignore_eos": True})
+        except (OSError, EOFError) as error:
+            seen.failures[repr(error)] += 1
+            return
+        self._free.append(connection)
+        seen.seconds.setdefault(reply.status, []).append(time.perf_counter() - due)
+        if reply.status == 200:
+            tokens = json.loads(reply.body)["usage"]["completion_tokens"]
+            seen.num_whole += tokens == TOKENS
+        elif reply.status in REFUSALS:
+            seen.num_without_advice += "retry-after" not in reply.headers
+
+
+async def best_goodput(url: str, seconds: float) -> float:
+    """Requests per second, by as many clients as there are rows and half the queue."""
+    clients, begin = Clients(url), time.perf_counter()
+
+    async def lane() -> None:
+        while time.perf_counter() - begin < seconds:
+            await clients.request(time.perf_counter())
+
+    await asyncio.gather(*(lane() for _ in range(ROWS + QUEUE // 2)))
+    return clients.seen.num_whole / (time.perf_counter() - begin)
+
+
+async def flood(url: str, rate: float, seconds: float) -> tuple[Seen, float]:
+    """Requests at random moments, `rate` a second; what was seen, and completed per second."""
+    clients, rng = Clients(url), random.Random(7)
+    begin = due = time.perf_counter()
+    num_at_end = 0
+    async with asyncio.TaskGroup() as group:
+        while due < begin + seconds:
+            due += rng.expovariate(rate)
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            group.create_task(clients.request(due))
+        num_at_end = clients.seen.num_whole
+        goodput = num_at_end / (time.perf_counter() - begin)
+    return clients.seen, goodput
+
+
+async def run(seconds: float) -> dict[str, Any]:
+    async with serve("quire-tiny", *OPTIONS) as server:
+        await best_goodput(server.url, 3.0)  # warms up
+        before = await best_goodput(server.url, seconds / 3)
+        seen, goodput = await flood(server.url, OVERLOAD * before, seconds)
+        after = await best_goodput(server.url, seconds / 3)
+        return summary(before, after, seen, goodput) | await leftovers(server)
+
+
+async def leftovers(server: Server) -> dict[str, Any]:
+    """What the server holds when all is over."""
+    return {"leaked_blocks": (await server.at_rest()).used}
+
+
+def summary(before: float, after: float, seen: Seen, goodput: float) -> dict[str, Any]:
+    refused = sorted(s for status in REFUSALS for s in seen.seconds.get(status, []))
+    accepted = sorted(seen.seconds.get(200, []))
+    return {
+        "rows": ROWS,
+        "queue": QUEUE,
+        "best_requests_per_second": [round(before, 1), round(after, 1)],
+        "offered_requests_per_second": round(OVERLOAD * before, 1),
+        "statuses": {str(status): len(found) for status, found in sorted(seen.seconds.items())},
+        "failures": dict(seen.failures),
+        "accepted": len(accepted),
+        "accepted_and_whole": seen.num_whole,
+        "accepted_p99_seconds": round(percentile(accepted, 0.99), 2),
+        "refused_p50_ms": round(percentile(refused, 0.5) * 1e3, 2),
+        "refused_p99_ms": round(percentile(refused, 0.99) * 1e3, 2),
+        "refused_without_retry_after": seen.num_without_advice,
+        "client_lateness_p99_ms": round(percentile(sorted(seen.lateness), 0.99) * 1e3, 2),
+        "goodput_requests_per_second": round(goodput, 1),
+        "goodput_over_best": round(goodput / max(before, after), 3),
+    }
+
+
+def percentile(ordered: list[float], share: float) -> float:
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def shortfalls(found: dict[str, Any]) -> list[str]:
+    """What is not as promised, in words."""
+    checks = {
+        "refusals are slow": found["refused_p99_ms"] > MAX_REFUSAL_MS,
+        "goodput fell": found["goodput_over_best"] < MIN_GOODPUT,
+        "refusals without Retry-After": found["refused_without_retry_after"] > 0,
+        "accepted requests were not completed": found["accepted"] != found["accepted_and_whole"],
+        "connections broke": bool(found["failures"]),
+        "other statuses": bool(set(found["statuses"]) - {"200", *map(str, REFUSALS)}),
+        "blocks leaked": found["leaked_blocks"] > 0,
+    }
+    return [text for text, failed in checks.items() if failed]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--save", action="store_true", help="write results/overload.json")
+    args = parser.parse_args()
+    found = uvloop.run(run(args.seconds))
+    print(json.dumps(found, indent=1))
+    if args.save:
+        record.save("overload", found)
+    if short := shortfalls(found):
+        sys.exit("; ".join(short))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the reliability runs share: a server to harm, clients to watch, and the harm itself."""
