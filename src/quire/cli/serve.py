@@ -67,7 +67,7 @@ def _log_options(settings: ServerSettings) -> LogOptions:
 async def _serve(
     config: EngineConfig, settings: ServerSettings, listener: socket.socket, begin: float
 ) -> int:
-    """Run until a signal comes; a second one ends everything at once."""
+    """Run until a signal comes; a second one cuts what still runs, a third one everything."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
@@ -86,7 +86,9 @@ async def _serve(
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)
-        await _until_signal(supervisor.stop(settings.shutdown_timeout + LAST_SECONDS), signals)
+        for grace in (settings.shutdown_timeout + LAST_SECONDS, LAST_SECONDS):
+            if await _until_signal(supervisor.stop(grace), signals) is None:
+                break
     return 130 if ended_by is signal.SIGINT else 0
 
 

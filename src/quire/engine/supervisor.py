@@ -80,7 +80,10 @@ class Supervisor:
         await asyncio.shield(self._broken)
 
     async def stop(self, grace: float) -> None:
-        """Let API processes finish their requests, for at most `grace` seconds."""
+        """Let API processes finish their requests, for at most `grace` seconds.
+
+        Asked a second time, they cut them, telling so.
+        """
         for worker in self._workers:
             worker.leave()
         if self._workers:

@@ -1,0 +1,68 @@
+"""A server that is told twice to end: who is cut then is told so, whichever process served it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+NUM_STREAMS = 6
+PATIENCE = 30.0
+SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-server-count", "2"]
+ENDLESS = ["--load-format", "null", "--max-model-len", "400000", "--num-blocks", "65536"]
+
+
+class Stream(threading.Thread):
+    """An answer that takes longer than anybody waits; `data` is what has come of it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(daemon=True)
+        fields = {"prompt": "a", "max_tokens": 150_000, "ignore_eos": True, "stream": True}
+        header = {"Content-Type": "application/json"}
+        self._request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(fields).encode(), header
+        )
+        self.data = b""
+        self.start()
+
+    def run(self) -> None:
+        with urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
+            while data := response.read1(65536):
+                self.data += data
+
+
+def wait_until_all_run(streams: list[Stream]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not all(stream.data for stream in streams):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_streams_that_a_second_signal_cuts_are_told_so() -> None:
+    process = subprocess.Popen(
+        [*SERVE, *ENDLESS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+        assert ready is not None
+        streams = [Stream(ready[1]) for _ in range(NUM_STREAMS)]
+        wait_until_all_run(streams)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert all(stream.is_alive() for stream in streams)
+        process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            stream.join(PATIENCE)
+            last = stream.data.strip().rpartition(b"\n\n")[2]
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "draining"
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
