@@ -75,6 +75,30 @@ def test_closing_a_stream_frees_its_blocks(tiny_model: Path) -> None:
     run(tiny_model, scenario)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_ends_when_its_text_is_enough(tiny_model: Path, stream: bool) -> None:
+    def three_parts() -> Callable[[str], bool]:
+        parts: list[str] = []
+
+        def is_over(text: str) -> bool:
+            parts.append(text)
+            return len(parts) == 3
+
+        return is_over
+
+    async def scenario(engine: AsyncEngine) -> None:
+        wishes = sampling(max_tokens=200, n=2)
+        ends = {}
+        async for part in engine.generate([5], wishes, stream=stream, stop_when=three_parts):
+            ends |= {o.index: o.finish_reason for o in part.outputs}
+        assert ends == {0: "stop", 1: "stop"}
+        await collect(engine, [7], sampling())
+        assert engine.stats.num_running == 0
+        assert engine.stats.num_generation_tokens < 200
+
+    run(tiny_model, scenario)
+
+
 def test_a_slow_reader_gets_everything_in_few_parts(tiny_model: Path) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         stream = engine.generate([5] * 4, sampling(max_tokens=60))

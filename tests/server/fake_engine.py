@@ -17,6 +17,7 @@ from quire.core.output import (
 )
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import StopWhen
 from quire.engine.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
 from quire.tokenizer.spelling import Pieces
@@ -145,6 +146,7 @@ class FakeEngine:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stream: bool = True,  # noqa: ARG002
+        stop_when: StopWhen | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self.info.limits.check(ids, sampling)
@@ -160,12 +162,14 @@ class FakeEngine:
         text = self.script * 100 if sampling.ignore_eos else self.script
         text = text[: sampling.max_tokens]
         finished = False
+        is_over = stop_when() if stop_when else None
         try:
             for place, char in enumerate(text):
                 await asyncio.sleep(self.delay)
                 if place == self.fail_at:
                     raise self.failure
-                finished = place == len(text) - 1
+                shown_text = self.tokenizer.decode([ord(char)])
+                finished = place == len(text) - 1 or (is_over is not None and is_over(shown_text))
                 self.num_sent += 1
                 item = self._item(prompt, ids, sampling, char, finished)
                 if item.prompt_logprobs is not None and place + 1 < self.prompt_steps:
@@ -175,6 +179,8 @@ class FakeEngine:
                     for output in item.outputs:
                         output.text = self.tokenizer.decode(self.tokenizer.encode(text)) * finished
                 yield item
+                if finished:
+                    return
         finally:
             if not finished:
                 self.aborted.append(request_id)

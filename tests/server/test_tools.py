@@ -377,3 +377,28 @@ def test_every_format_can_be_chosen() -> None:
     hints = json.dumps(str(ServerSettings.__annotations__))
     for name in (*TOOL_FORMATS, *REASONING_FORMATS):
         assert name in hints
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_generated_after_the_only_call_that_may_be(stream: bool) -> None:
+    server = Server(f"I ask.\n{CALL}\n{CALL} and so on")
+    reply = server.chat(parallel_tool_calls=False, stream=stream)
+    told = without_ids(streamed(reply) if stream else message(reply))
+    assert told["finish_reason"] == "tool_calls"
+    assert len(told["tool_calls"]) == 1
+    end = len(f"I ask.\n{CALL}") - len("</tool_call>")
+    assert server.engine.num_sent <= end
+    server = Server(f"{CALL}\n{CALL}")
+    server.chat(stream=stream)
+    assert server.engine.num_sent == len(f"{CALL}\n{CALL}")
+
+
+def test_tokens_of_thoughts_are_counted() -> None:
+    usage = Server("<think>hm</think>It rains.").chat().json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("<think>hm</think>")}
+    usage = Server("It rains.").chat(include_reasoning=False).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *_, last, _ = Server("<think>hm</think>It rains.").chat(n=2, **options).events
+    usage = last["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * len("<think>hm</think>")}

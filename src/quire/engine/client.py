@@ -20,7 +20,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.info import EngineInfo
-from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt, StopWhen
 from quire.engine.link import Link, ThreadLink
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
@@ -124,19 +124,20 @@ class AsyncEngine:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stream: bool = True,
+        stop_when: StopWhen | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
         Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
         queue_timeout: seconds that it may wait to begin. stream: without it, an engine process may
-        tell everything at the end.
+        tell everything at the end. stop_when: ends answers by their text.
         Raises InvalidRequestError before the first item (later only for wishes that ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
         """
         arrival = time.monotonic()
         prepared = await self._prepare(
-            prompt, sampling, request_id, priority, cache_salt, queue_timeout, stream
+            prompt, sampling, request_id, priority, cache_salt, queue_timeout, stream, stop_when
         )
         self._check_can_run()
         try:
@@ -200,6 +201,7 @@ class AsyncEngine:
         cache_salt: str,
         queue_timeout: float | None,
         stream: bool,
+        stop_when: StopWhen | None,
     ) -> PreparedRequest:
         request_id = self._unique(label)
 
@@ -212,6 +214,7 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
                 stream=stream,
+                stop_when=stop_when,
             )
 
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS

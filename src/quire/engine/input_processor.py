@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,6 +22,8 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+StopWhen = Callable[[], Callable[[str], bool]]
+"""Makes, for one answer, what takes its text as it comes, and tells when it ends with that."""
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
 
@@ -33,6 +36,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     messages: list[AddRequest]
+    stop_when: StopWhen | None = None
 
 
 class InputProcessor:
@@ -63,6 +67,7 @@ class InputProcessor:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stream: bool = True,
+        stop_when: StopWhen | None = None,
     ) -> PreparedRequest:
         """Make the engine's messages for a prompt (text, or token ids as they are).
 
@@ -86,12 +91,13 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
-                stream=stream or bool(sampling.stop),  # stop strings are found out here
+                # what ends an answer besides its tokens is found out here
+                stream=stream or bool(sampling.stop) or stop_when is not None,
             )
             for index, answer in enumerate(self._answers(sampling))
         ]
         text = prompt if isinstance(prompt, str) else None
-        return PreparedRequest(request_id, text, token_ids, sampling, messages)
+        return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when)
 
     def prepare_embedding(
         self,

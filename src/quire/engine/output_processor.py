@@ -40,13 +40,15 @@ FATAL = (
 class _Answer:
     """One of a request's n answers while it is being produced.
 
-    num_deaths: of engine processes that were running it.
+    is_over: takes more text, and tells whether the answer ends with it. num_deaths: of engine
+    processes that were running it.
     """
 
     caller: _Caller
     index: int
     detokenizer: Detokenizer
     times: AnswerTimes
+    is_over: Callable[[str], bool] | None = None
     token_ids: list[int] = field(default_factory=list)
     num_deaths: int = 0
 
@@ -108,6 +110,7 @@ class OutputProcessor:
         if sampling.prompt_logprobs is not None:
             caller.prompt_logprobs = [None]  # nothing comes before the first token
         self._callers[prepared.request_id] = caller
+        stop_when = prepared.stop_when
         observed = self._metrics.send(arrival, len(prepared.prompt_token_ids), sampling)
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
@@ -119,7 +122,9 @@ class OutputProcessor:
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )
-            self._answers[answer_id] = _Answer(caller, index, detokenizer, observed[index])
+            self._answers[answer_id] = _Answer(
+                caller, index, detokenizer, observed[index], stop_when() if stop_when else None
+            )
 
     def forget(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[str]:
         """Stop following a request, for a reason that is counted.
@@ -195,7 +200,7 @@ class OutputProcessor:
             caller.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
             self._metrics.finish(answer.times, part.finish_reason, now)
-            if delta.finish_reason is None:  # a stop string: the engine does not know yet
+            if delta.finish_reason is None:  # it ends by its text: the engine does not know yet
                 processed.aborts.append(delta.request_id)
         if answer.index in caller.changed:
             caller.changed[answer.index].append(part)
@@ -232,6 +237,8 @@ class OutputProcessor:
             part.stop_reason = detokenizer.stop_reason
         else:
             part.finish_reason, part.stop_reason = delta.finish_reason, delta.stop_token_id
+        if part.finish_reason is None and answer.is_over is not None and answer.is_over(text):
+            part.finish_reason = FinishReason.STOP.value
         return part
 
     def _take_output(self, caller: _Caller) -> RequestOutput:

@@ -65,12 +65,13 @@ class ChatDialect(OpenAIDialect):
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
         """The whole answer."""
         (item,) = results
+        choices = [self._choice(output) for output in item.outputs]
         reply = ChatReply(
             id=self.job.reply_id,
             created=self.job.created,
             model=self.job.model,
-            choices=[self._choice(output) for output in item.outputs],
-            usage=usage,
+            choices=choices,
+            usage=self._conversation.counted(usage),
         )
         if self._metadata is not None:
             reply.metadata = self._metadata
@@ -95,10 +96,9 @@ class ChatDialect(OpenAIDialect):
     def ending(self, usage: Usage) -> Iterator[ChatChunk]:
         """The token counts, for those who asked for them."""
         if self.job.include_usage:
-            job = self.job
-            yield ChatChunk(
-                id=job.reply_id, created=job.created, model=job.model, choices=[], usage=usage
-            )
+            chunk = self._chunk()
+            chunk.usage = self._conversation.counted(usage)
+            yield chunk
 
     def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
         self._begun.add(index)
@@ -107,11 +107,14 @@ class ChatDialect(OpenAIDialect):
             chunk.prompt_token_ids = item.prompt_token_ids
         return chunk
 
-    def _chunk(self, choice: ChunkChoice) -> ChatChunk:
+    def _chunk(self, *choices: ChunkChoice) -> ChatChunk:
         job = self.job
-        usage = None if job.include_usage else UNSET
         return ChatChunk(
-            id=job.reply_id, created=job.created, model=job.model, choices=[choice], usage=usage
+            id=job.reply_id,
+            created=job.created,
+            model=job.model,
+            choices=list(choices),
+            usage=None if job.include_usage else UNSET,
         )
 
     def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:

@@ -21,11 +21,13 @@ from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
 from quire.server.parsing.grammar import NoGrammarError, answer_grammar
-from quire.server.parsing.parser import Parser, Reading
+from quire.server.parsing.parser import Parser, Reading, stop_after_calls
 from quire.server.parsing.plain import PlainParser
+from quire.server.parsing.thoughts import ThoughtCounter
 from quire.server.served import Served
 from quire.server.tools import ToolUse, tool_use
 from quire.server.turns import for_template
+from quire.server.usage import CompletionTokensDetails, Usage
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
 
@@ -36,11 +38,15 @@ class Conversation(msgspec.Struct, frozen=True):
     job: Job
     new_parser: Callable[[], AnswerParser]
     hides_thoughts: bool = False
+    new_counter: Callable[[], ThoughtCounter] | None = None
     _parsers: dict[int, AnswerParser] = msgspec.field(default_factory=dict)  # by answer
+    _counters: dict[int, ThoughtCounter] = msgspec.field(default_factory=dict)  # likewise
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """The events that an answer's next part brings. One-shot: the whole answer is the part."""
         parser = self._parser(output.index)
+        if self.new_counter is not None:
+            self._counters.setdefault(output.index, self.new_counter()).push(output.token_ids)
         events = parser.push(output.text)
         if output.finish_reason is not None:
             events += parser.finish()
@@ -53,6 +59,12 @@ class Conversation(msgspec.Struct, frozen=True):
         if output.finish_reason == "stop" and self._parser(output.index).called_tools:
             return "tool_calls"
         return output.finish_reason
+
+    def counted(self, usage: Usage) -> Usage:
+        """The counts, with the thoughts' part of what was read."""
+        num_tokens = sum(counter.num_tokens for counter in self._counters.values())
+        details = CompletionTokensDetails(num_tokens)
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     def _parser(self, index: int) -> AnswerParser:
         if index not in self._parsers:
@@ -82,8 +94,11 @@ def prepare(
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
         _check_fit(token_ids, sampling, engine.info.limits)
         job = make_job(prefix, request, [token_ids], sampling, served.name)
+    if reading.most_calls is not None and reading.tool_format is not None:
+        job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
     hides = request.include_reasoning is False
-    return Conversation(job, _parser_maker(reading), hides)
+    counter = _counter_maker(reading, engine.tokenizer)
+    return Conversation(job, _parser_maker(reading), hides, counter)
 
 
 def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
@@ -195,6 +210,15 @@ def _parser_maker(reading: Reading) -> Callable[[], AnswerParser]:
     if reading.reasoning is None and reading.tool_format is None:
         return PlainParser
     return partial(Parser, reading)
+
+
+def _counter_maker(
+    reading: Reading, tokenizer: TokenizerProtocol
+) -> Callable[[], ThoughtCounter] | None:
+    if reading.reasoning is None:
+        return None
+    token_bytes = tokenizer.token_bytes
+    return partial(ThoughtCounter, reading.reasoning, reading.in_thought, token_bytes)
 
 
 def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:

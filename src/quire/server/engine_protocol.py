@@ -12,6 +12,7 @@ from quire.core.messages import EngineStats, EngineView
 from quire.core.output import RequestOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import StopWhen
 from quire.engine.request_metrics import RequestMetrics
 from quire.tokenizer.spelling import Pieces
 
@@ -101,11 +102,13 @@ class GenerateProtocol(Protocol):
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stream: bool = True,
+        stop_when: StopWhen | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream what is new of the answers; closing the generator aborts the request.
 
         queue_timeout: seconds that it may wait to begin. stream: without it, everything may come
-        at the end. Raises InvalidRequestError before the
+        at the end. stop_when: makes, for each answer, what takes its text as it comes, and tells
+        when it ends with that. Raises InvalidRequestError before the
         first item, QueueTimeoutError, EngineError if the engine fails.
         """
 

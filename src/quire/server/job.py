@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError
 from quire.server.engine_protocol import Prompt
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
@@ -27,6 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     cache_salt: str
     timeout: float | None  # seconds that it gives itself
+    stop_when: StopWhen | None = None
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
+from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
 from quire.server.admission import Ticket
 from quire.server.deadline import Deadline
@@ -105,6 +106,7 @@ class TenantEngine:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stream: bool = True,
+        stop_when: StopWhen | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As the engine's own."""
         return self._engine.generate(
@@ -115,6 +117,7 @@ class TenantEngine:
             cache_salt=salt_of(self._tenant, cache_salt),
             queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
             stream=stream,
+            stop_when=stop_when,
         )
 
 

@@ -65,7 +65,7 @@ class ResponsesDialect:
             pass
         for _ in self._close():
             pass
-        return self._response(usage)
+        return self._response(self._conversation.counted(usage))
 
     def chunks(self, _place: int, item: RequestOutput) -> Iterator[wire.StreamEvent]:
         """A stream's next events."""
@@ -80,7 +80,7 @@ class ResponsesDialect:
         """The last events."""
         for event in self._close():
             yield self._numbered(event)
-        response = self._response(usage)
+        response = self._response(self._conversation.counted(usage))
         if response.status == "incomplete":
             yield self._numbered(wire.Incomplete(response=response))
         else:

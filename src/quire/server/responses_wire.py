@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from quire.server.responses_protocol import Reasoning, ResponsesTool, ResponsesToolChoice, TextWish
-from quire.server.usage import PromptTokensDetails, Usage
+from quire.server.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -70,29 +71,24 @@ def copy_of(item: OutputItem) -> OutputItem:
     return msgspec.structs.replace(item)
 
 
-class OutputTokensDetails(msgspec.Struct):
-    """reasoning_tokens: always 0, thoughts are not counted apart."""
-
-    reasoning_tokens: int = 0
-
-
 class ResponsesUsage(msgspec.Struct, kw_only=True):
     """Token counts."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
     @classmethod
     def of(cls, usage: Usage) -> ResponsesUsage:
         """The same counts in the words of this API."""
+        details = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
             input_tokens_details=usage.prompt_tokens_details,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=CompletionTokensDetails() if details is UNSET else details,
             total_tokens=usage.total_tokens,
         )
 

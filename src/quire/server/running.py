@@ -30,6 +30,7 @@ async def run(
             priority=job.priority,
             cache_salt=job.cache_salt,
             stream=job.stream,
+            stop_when=job.stop_when,
         )
         for index, prompt in enumerate(job.prompts)
     ]

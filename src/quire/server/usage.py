@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quire.core.output import RequestOutput
 
@@ -13,13 +14,20 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """reasoning_tokens: tokens of the answers' thoughts, their marks included."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(msgspec.Struct):
-    """Token counts of one HTTP request."""
+    """Token counts of one HTTP request. completion_tokens_details: of conversations alone."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class UsageCounter:

@@ -48,6 +48,7 @@ class Parser:
 
     def __init__(self, reading: Reading, *, new_id: Callable[[], str] | None = None) -> None:
         self._reading = reading
+        self.is_over = False  # whatever comes tells nothing more
         self._source = Source()
         self._calls = Calls(
             self._source, reading.tools or {}, self._begin, self._add, most=reading.most_calls
@@ -134,6 +135,7 @@ class Parser:
         except Broken:
             self._text(self._source.end_attempt())
         except Enough:
+            self.is_over = True
             yield from self._read_rest(_drop)
         if self._calls.num_begun > num_before and not (yield from self._source.peek_past_space()):
             yield from self._source.skip_space()  # nothing but space comes after the call
@@ -178,3 +180,14 @@ class Parser:
 
 def _drop(_text: str) -> None:
     pass
+
+
+def stop_after_calls(reading: Reading) -> Callable[[str], bool]:
+    """Takes an answer's text as it comes, and tells whether it has all calls that it may have."""
+    parser = Parser(reading)
+
+    def is_over(text: str) -> bool:
+        parser.push(text)
+        return parser.is_over
+
+    return is_over
