@@ -14,7 +14,7 @@ import pytest
 
 from quire.config import Option, iter_options, options_of
 from quire.core.sampling_params import SamplingParams
-from quire.server import messages_protocol, protocol, responses_protocol, tokenize
+from quire.server import embeddings, messages_protocol, protocol, responses_protocol, tokenize
 from quire.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +27,7 @@ BODIES = [
     protocol.ChatRequest,
     messages_protocol.MessagesRequest,
     responses_protocol.ResponsesRequest,
+    embeddings.EmbeddingRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
 ]
@@ -35,6 +36,7 @@ REFUSED = [
     protocol.CHAT_UNSUPPORTED,
     messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.RESPONSES_UNSUPPORTED,
+    embeddings.EMBEDDING_UNSUPPORTED,
     tokenize.TOKENIZE_UNSUPPORTED,
 ]
 

@@ -49,6 +49,13 @@ def test_all_urls_are_answered() -> None:
     assert told["a"]["error"] is None
 
 
+def test_embeddings_are_answered() -> None:
+    text = line("a", {"input": ["ab", "c"]}, url="/v1/embeddings")
+    (told,) = run([text], FakeEngine())
+    vectors = [item["embedding"][:2] for item in told["response"]["body"]["data"]]
+    assert vectors == [[97, 2], [99, 1]]
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from quire.core.output import (
     RequestOutput,
     RequestTimes,
 )
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
@@ -22,7 +24,9 @@ from quire.engine.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
 from quire.tokenizer.spelling import Pieces
 
-LIMITS = RequestLimits(max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8)
+LIMITS = RequestLimits(
+    max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8, hidden_size=4
+)
 
 
 @dataclass
@@ -34,6 +38,7 @@ class FakeInfo:
     num_blocks: int = 256
     block_size: int = 16
     kv_cache_bytes: int = 3 << 20
+    pooling: PoolingParams = field(default_factory=PoolingParams)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -46,7 +51,13 @@ class FakeTokenizer:
     control_tokens: ClassVar[dict[str, int]] = {}  # name → id
     seen: tuple[Any, Any] = (None, None)  # messages and tools of the latest conversation
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,  # noqa: ARG002
+        parse_special: bool = False,  # noqa: ARG002
+    ) -> list[int]:
         return [ord(char) for char in text]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -184,6 +195,49 @@ class FakeEngine:
         finally:
             if not finished:
                 self.aborted.append(request_id)
+
+    async def embed(
+        self,
+        prompt: str | list[int],
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> RequestOutput:
+        """A vector with the first token id and the number of tokens in it."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self.info.limits.check_embedding(ids, pooling)
+        self.calls.append(
+            {
+                "ids": ids,
+                "pooling": pooling,
+                "priority": priority,
+                "cache_salt": cache_salt,
+                "queue_timeout": queue_timeout,
+            }
+        )
+        finished = False
+        try:
+            await asyncio.sleep(self.delay)
+            if self.fail_at is not None and ids[0] == self.fail_at:
+                raise self.failure
+            finished = True
+        finally:
+            if not finished:
+                self.aborted.append(request_id)
+        numbers = [float(ids[0]), float(len(ids)), 0.1, -1.0][: pooling.dimensions]
+        return RequestOutput(
+            request_id="fake",
+            prompt=None,
+            prompt_token_ids=ids,
+            outputs=[CompletionOutput(0, finish_reason="stop")],
+            times=RequestTimes(0.0),
+            num_cached_tokens=len(ids) // 2,
+            embedding=struct.pack(f"<{len(numbers)}f", *numbers),
+            finished=True,
+        )
 
     def _item(
         self,

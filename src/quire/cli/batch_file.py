@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_ID_CHARS = 512
 
 

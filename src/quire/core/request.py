@@ -173,7 +173,7 @@ class RequestLimits:
                 param="model",
                 code="invalid_value",
             )
-        self._check_prompt("prompt", prompt_token_ids)
+        self._check_prompt(prompt_token_ids)
         self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
         prompt, wanted = len(prompt_token_ids), sampling.max_tokens
@@ -193,20 +193,14 @@ class RequestLimits:
                 "the prompt, lower max_tokens, or start the server with a larger KV cache"
             )
 
-    def check_embedding(
-        self, prompt_token_ids: list[int], pooling: PoolingParams, field: str = "prompt"
-    ) -> None:
-        """Refuse an embedding that can never be made.
-
-        field: what the caller knows the prompt by. Raises as `check` does.
-        """
-        self._check_prompt(field, prompt_token_ids)
+    def check_embedding(self, prompt_token_ids: list[int], pooling: PoolingParams) -> None:
+        """Refuse an embedding that can never be made. Raises as `check` does."""
+        self._check_prompt(prompt_token_ids)
         longest = min(self.max_model_len, self.max_kv_tokens)
         if len(prompt_token_ids) > longest:
             raise ContextLengthError(
-                f"{field}: {len(prompt_token_ids)} tokens, but the limit here is {longest}; "
-                "shorten it",
-                param=field.partition("[")[0],
+                f"prompt: {len(prompt_token_ids)} tokens, but the limit here is {longest}; "
+                "shorten it"
             )
         if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
             raise InvalidRequestError(
@@ -237,29 +231,26 @@ class RequestLimits:
                 code="invalid_value",
             )
 
-    def _check_prompt(self, field: str, token_ids: list[int]) -> None:
+    def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
             raise InvalidRequestError(
-                f"{field}: it is empty; give at least one token",
-                param=field.partition("[")[0],
-                code="invalid_value",
+                "prompt: it is empty; give at least one token", param="prompt", code="invalid_value"
             )
-        self._check_token_ids(field, token_ids)
+        self._check_token_ids("prompt", token_ids)
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
         if not token_ids:
             return
-        param = field.partition("[")[0]
         if set(map(type, token_ids)) != {int}:
             raise InvalidRequestError(
                 f"{field}: token ids are integers; give text, or a list of integers",
-                param=param,
+                param=field,
                 code="invalid_value",
             )
         if not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             raise InvalidRequestError(
                 f"{field}: token ids go from 0 to {self.vocab_size - 1}; "
                 f"got {min(token_ids)} to {max(token_ids)}",
-                param=param,
+                param=field,
                 code="invalid_value",
             )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server import chat, completions, messages, responses
+from quire.server import chat, completions, embeddings, messages, responses
 from quire.server.admin import build_admin_app
 from quire.server.body import read_body
 from quire.server.drain import Drain, DrainGate
@@ -38,7 +38,8 @@ from quire.server.streaming import Dialect, answer, unless_disconnected
 from quire.server.tokenize import detokenize, tokenize
 
 T = TypeVar("T")
-Prepare = Callable[[bytes, ServedModels], Awaitable[Dialect]]
+Prepare = Callable[[bytes, ServedModels], Awaitable[T]]
+Answer = Callable[[T, Visit, Send], Awaitable[None]]
 Look = Callable[[bytes, ServedModels], msgspec.Struct]
 
 # Larger bodies are worked on beside the event loop, so that they hold nobody up.
@@ -71,9 +72,12 @@ def build_server(
     page = Page()
     reception, limit = Reception(models, settings), settings.max_body_bytes
 
-    def generation(path: str, prepare: Prepare) -> Route:
-        work = _Generation(prepare, models, reception, limit)
+    def run(path: str, prepare: Prepare[T], answer: Answer[T]) -> Route:
+        work = _Run(prepare, answer, models, reception, limit)
         return Route(path, work, methods=["POST"])
+
+    def generation(path: str, prepare: Prepare[Dialect]) -> Route:
+        return run(path, prepare, answer)
 
     def look(path: str, answer: Look) -> Route:
         work = _Look(lambda body: answer(body, models), limit)
@@ -84,6 +88,7 @@ def build_server(
         generation("/v1/chat/completions", chat.prepare),
         generation("/v1/responses", _beside(responses.prepare)),
         generation("/v1/messages", _beside(messages.prepare)),
+        run("/v1/embeddings", _beside(embeddings.prepare), embeddings.answer),
         look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
@@ -115,17 +120,23 @@ def build_server(
     return app
 
 
-def _beside(prepare: Callable[[bytes, ServedModels], Dialect]) -> Prepare:
+def _beside(prepare: Callable[[bytes, ServedModels], T]) -> Prepare[T]:
     return lambda body, models: _beside_loop(lambda: prepare(body, models), body)
 
 
-class _Generation:
+class _Run(Generic[T]):
     """A route that runs the model, as an ASGI application of its own."""
 
     def __init__(
-        self, prepare: Prepare, models: ServedModels, reception: Reception, limit: int
+        self,
+        prepare: Prepare[T],
+        answer: Answer[T],
+        models: ServedModels,
+        reception: Reception,
+        limit: int,
     ) -> None:
         self._prepare = prepare
+        self._answer_to = answer
         self._models = models
         self._reception = reception
         self._limit = limit
@@ -140,8 +151,7 @@ class _Generation:
             await unless_disconnected(receive, self._answer(body, send, visit))
 
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
-        dialect = await self._prepare(body, self._models)
-        await answer(dialect, visit, send)
+        await self._answer_to(await self._prepare(body, self._models), visit, send)
 
 
 class _Look:

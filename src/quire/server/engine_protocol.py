@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from quire.core.messages import EngineStats, EngineView
 from quire.core.output import RequestOutput
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
@@ -22,8 +23,13 @@ Prompt = str | list[int]  # text, or token ids as they are
 class TokenizerProtocol(Protocol):
     """Text to token ids and back, as far as HTTP needs it."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to token ids. Raises InvalidRequestError."""
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Text to token ids; parse_special: also names of control tokens.
+
+        Raises InvalidRequestError.
+        """
 
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""
@@ -77,6 +83,10 @@ class EngineInfoProtocol(Protocol):
         """The largest request it can take."""
 
     @property
+    def pooling(self) -> PoolingParams:
+        """How embeddings are made unless a request says otherwise."""
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache."""
 
@@ -111,6 +121,18 @@ class GenerateProtocol(Protocol):
         when it ends with that. Raises InvalidRequestError before the
         first item, QueueTimeoutError, EngineError if the engine fails.
         """
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> RequestOutput:
+        """The embedding of a prompt; cancelling aborts the request. Raises as `generate` does."""
 
 
 class EngineProtocol(GenerateProtocol, Protocol):

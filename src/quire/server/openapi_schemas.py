@@ -11,7 +11,15 @@ from typing import Any
 
 import msgspec
 
-from quire.server import forms, messages_protocol, protocol, responses_protocol, tokenize, turns
+from quire.server import (
+    embeddings,
+    forms,
+    messages_protocol,
+    protocol,
+    responses_protocol,
+    tokenize,
+    turns,
+)
 from quire.server.body import NeutralValues
 
 Schema = dict[str, Any]
@@ -27,6 +35,7 @@ _NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
     messages_protocol.MessagesRequest: messages_protocol.MESSAGES_UNSUPPORTED,
     messages_protocol.CountRequest: messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.ResponsesRequest: responses_protocol.RESPONSES_UNSUPPORTED,
+    embeddings.EmbeddingRequest: embeddings.EMBEDDING_UNSUPPORTED,
     tokenize.TokenizeRequest: tokenize.TOKENIZE_UNSUPPORTED,
 }
 
@@ -45,7 +54,7 @@ class Schemas:
 
     def __init__(self, bodies: Iterable[Any], others: Iterable[Any]) -> None:
         bodies = list(bodies)
-        types = list(dict.fromkeys((*bodies, *others, *protocol.PROMPT_FORMS, *_PARTS)))
+        types = list(dict.fromkeys((*bodies, *others, *_RAW_FORMS, *_PARTS)))
         found, self.components = msgspec.json.schema_components(types, ref_template=REF)
         self._of: dict[Any, Schema] = dict(zip(types, found, strict=True))
         self._fill_in()
@@ -72,8 +81,8 @@ class Schemas:
 
     def _fill_in(self) -> None:
         """What the structs keep as raw JSON, because its type depends on what is found there."""
-        prompt_forms = [self._of[form] for form in protocol.PROMPT_FORMS]
-        self._properties(protocol.CompletionRequest)["prompt"] = {"anyOf": prompt_forms}
+        for struct, name, given in _RAW:
+            self._properties(struct)[name] = {"anyOf": [self._of[form] for form in given]}
         for choice in self._properties(responses_protocol.ResponsesRequest)["input"]["anyOf"]:
             if choice["type"] == "array":
                 choice["items"] = {"anyOf": self._of[responses_protocol.InputItem]["anyOf"]}
@@ -94,6 +103,13 @@ class Schemas:
         for schema in (*self.components.values(), *self._of.values()):
             yield from _walk(schema)
 
+
+# field of a struct → the forms that its JSON may have
+_RAW = (
+    (protocol.CompletionRequest, "prompt", protocol.PROMPT_FORMS),
+    (embeddings.EmbeddingRequest, "input", embeddings.INPUT_FORMS),
+)
+_RAW_FORMS = tuple(form for _, _, given in _RAW for form in given)
 
 # types that only stand inside others, and are asked for here
 _PARTS = (*_NEUTRAL, *_FORMS, responses_protocol.InputItem, responses_protocol.InputMessage)

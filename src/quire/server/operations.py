@@ -12,7 +12,15 @@ from typing import Any
 
 import msgspec
 
-from quire.server import chat_wire, completions, messages, protocol, responses_wire, tokenize
+from quire.server import (
+    chat_wire,
+    completions,
+    embeddings,
+    messages,
+    protocol,
+    responses_wire,
+    tokenize,
+)
 from quire.server.health import HealthReply
 from quire.server.http_errors import AnthropicError, ErrorChunk
 from quire.server.live import LiveState
@@ -128,6 +136,19 @@ _POSTS = (
             messages.MessageStart, messages.Ping, messages.BlockStart, messages.BlockDelta,
             messages.BlockStop, messages.MessageDelta, messages.MessageStop, AnthropicError,
         ),
+        errors=_RUN_ERRORS,
+    ),
+    Operation(
+        method="post", path="/v1/embeddings",
+        summary="Texts to vectors.",
+        rules=(
+            _MODEL, _VOCABULARY, _PRIORITY,
+            "Each `input` has at least one token and fits the model's context and the KV cache.",
+            "`dimensions` is at most the model's hidden size.",
+        ),
+        example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
+        body=embeddings.EmbeddingRequest,
+        reply=embeddings.EmbeddingReply,
         errors=_RUN_ERRORS,
     ),
     Operation(

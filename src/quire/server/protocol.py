@@ -176,7 +176,7 @@ def parse_completion(data: bytes) -> CompletionRequest:
     request = body.decode(data, _completion_decoder)
     prompt = bytes(request.prompt)
     # a list of token ids has no names to audit, and may be long
-    audited = _without(data, prompt) if prompt.startswith(b"[") else data
+    audited = without(data, prompt) if prompt.startswith(b"[") else data
     _check_request_names(body.read_names(audited), request, COMPLETION_UNSUPPORTED)
     return request
 
@@ -241,7 +241,7 @@ def chat_sampling(request: ChatRequest) -> SamplingParams:
     return _sampling(request, max_tokens, logprobs, request.prompt_logprobs)
 
 
-def _without(data: bytes, part: bytes) -> bytes:
+def without(data: bytes, part: bytes) -> bytes:
     """`data` with a 0 in the place of `part`; bytes.replace takes long over a long part."""
     beginning = part[:64]
     place = data.index(beginning)

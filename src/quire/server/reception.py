@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from quire.core.output import RequestOutput
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
@@ -46,15 +47,17 @@ class Visit:
         """The label that the log and the client know it by."""
         return self.record.request_id
 
-    def begin(self, job: Job) -> TenantEngine:
+    def begin(self, job: Job, at_once: int | None = None) -> TenantEngine:
         """The body is read and this is what it asks for; returns what runs it.
 
-        Raises QueueFullError.
+        at_once: how many of its answers run or wait at a time; None is all. Raises QueueFullError.
         """
         self.record.job = job
         served = self.models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
         num_answers = len(job.prompts) * job.sampling.n
+        if at_once is not None:
+            num_answers = min(num_answers, at_once)
         self.ticket.charge(num_answers, num_tokens, at=served.admission)
         self.deadline.shorten(job.timeout)
         return TenantEngine(served.engine, self.tenant, self.queue_timeout)
@@ -118,6 +121,26 @@ class TenantEngine:
             queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
             stream=stream,
             stop_when=stop_when,
+        )
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+    ) -> RequestOutput:
+        """As the engine's own."""
+        return await self._engine.embed(
+            prompt,
+            pooling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=salt_of(self._tenant, cache_salt),
+            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
         )
 
 

@@ -1,0 +1,239 @@
+"""/v1/embeddings: from a body to vectors, as OpenAI has it.
+
+Owns the body, the answer, and how many inputs of one request are with the engine at a time. How
+hidden states become a vector is in engine/pooling.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
+
+import msgspec
+from starlette.types import Send
+
+from quire.core.output import RequestOutput
+from quire.core.pooling_params import Pooling, PoolingParams
+from quire.core.request import NO_WISHES
+from quire.engine.prompts import told_of
+from quire.errors import InvalidRequestError
+from quire.server import body, bounds, protocol
+from quire.server.bounds import Int32, ShortText, TokenId
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.http_errors import send_json
+from quire.server.job import Job
+from quire.server.reception import TenantEngine, Visit
+from quire.server.served import ServedModels
+from quire.server.usage import UsageCounter
+
+MAX_INPUTS = 2048  # in one request, as OpenAI has it
+# Inputs of one request that the engine has at a time: a request with many of them leaves others
+# their turns, and counts as so many answers where these are counted.
+AT_ONCE = 256
+MAX_DIMENSIONS = 1 << 20
+_ENCODED_BESIDE = 16  # more vectors than these are written beside the event loop
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
+_InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
+INPUT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+    Text,
+    Annotated[list[Text], _InputList],
+    TokenIds,
+    Annotated[list[TokenIds], _InputList],
+)
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
+
+    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: keep only so many of
+    the first numbers. pooling, normalize: how states become a vector, where not as the model says.
+    user: accepted, and without any effect. priority, cache_salt, timeout: as for completions.
+    """
+
+    model: str | None = None
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    user: ShortText | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    timeout: bounds.Seconds | None = None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one input: numbers, or their bytes as base64."""
+
+    object: str = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingReply(msgspec.Struct, kw_only=True):
+    """The answer, with a vector for each input in their order."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+EMBEDDING_UNSUPPORTED: body.NeutralValues = {
+    "add_special_tokens": (None, True),
+    "extra_body": (None, {}),
+    "truncate_prompt_tokens": (None,),
+}
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """A request ready to run. job: its prompts are token ids."""
+
+    job: Job
+    pooling: PoolingParams
+    as_base64: bool
+
+
+def prepare(data: bytes, models: ServedModels) -> EmbeddingJob:
+    """Read a body, and refuse whatever can be known to be wrong with any of its inputs.
+
+    Raises InvalidRequestError.
+    """
+    request = body.decode(data, _decoder)
+    given = bytes(request.input)
+    audited = protocol.without(data, given) if given.startswith(b"[") else data
+    body.check_names(body.read_names(audited), request.__struct_fields__, EMBEDDING_UNSUPPORTED)
+    served = models.find(request.model)
+    pooling = served.engine.info.pooling.changed(
+        pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
+    )
+    job = Job(
+        reply_id=f"embd-{uuid.uuid4().hex}",
+        model=served.name,
+        prompts=_token_ids(_inputs(given), pooling, served.engine),
+        sampling=NO_WISHES,
+        stream=False,
+        include_usage=False,
+        return_token_ids=False,
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+        timeout=request.timeout,
+    )
+    return EmbeddingJob(job, pooling, request.encoding_format == "base64")
+
+
+async def answer(wanted: EmbeddingJob, visit: Visit, send: Send) -> None:
+    """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
+    engine = visit.begin(wanted.job, at_once=AT_ONCE)
+    async with visit.deadline.kept():
+        outputs = await _embed(wanted, engine, visit.record.usage)
+        if len(outputs) > _ENCODED_BESIDE:
+            reply = await asyncio.to_thread(_encoded, wanted, outputs)
+        else:
+            reply = _encoded(wanted, outputs)
+    await send_json(send, 200, reply)
+
+
+def _inputs(data: bytes) -> list[str] | list[list[int]]:
+    """Bring the four forms of `input` into one. Raises InvalidRequestError."""
+    given = body.decode(data, _input_decoder, path="input")
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if kinds not in ({str}, {list}):
+        text = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise InvalidRequestError(f"input: {text}", param="input", code="invalid_value")
+    if len(given) > MAX_INPUTS:
+        text = f"input: {len(given)} of them; send at most {MAX_INPUTS} in one request"
+        raise InvalidRequestError(text, param="input", code="invalid_value")
+    return cast(list[str] | list[list[int]], given)
+
+
+def _token_ids(
+    inputs: list[str] | list[list[int]], pooling: PoolingParams, engine: EngineProtocol
+) -> list[list[int]]:
+    """Encode the texts, and check all before any of them runs."""
+    limits, found = engine.info.limits, []
+    for place, given in enumerate(inputs):
+        with told_of("input", place, len(inputs)):
+            if isinstance(given, str):
+                limits.check_chars(len(given))
+                ids = engine.tokenizer.encode(given, parse_special=True)
+            else:
+                ids = cast(list[int], given)
+            limits.check_embedding(ids, pooling)
+            found.append(ids)
+    return found
+
+
+async def _embed(
+    wanted: EmbeddingJob, engine: TenantEngine, usage: UsageCounter
+) -> list[RequestOutput]:
+    """All inputs' outputs, in order. The first failure, or being cancelled, aborts the others."""
+    job, outputs = wanted.job, dict[int, RequestOutput]()
+    waiting = enumerate(job.prompts)
+
+    async def work() -> None:
+        for place, prompt in waiting:
+            outputs[place] = await engine.embed(
+                prompt,
+                wanted.pooling,
+                request_id=f"{job.reply_id}-{place}",
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+            )
+            usage.add(place, outputs[place])
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(AT_ONCE, len(job.prompts))):
+                group.create_task(work())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [outputs[place] for place in range(len(outputs))]
+
+
+def _encoded(wanted: EmbeddingJob, outputs: Sequence[RequestOutput]) -> bytes:
+    """The reply as JSON. Vector by vector, as Python's numbers take much more memory than text."""
+    written = [
+        msgspec.Raw(_encoder.encode(Embedding(index=index, embedding=_shown(wanted, output))))
+        for index, output in enumerate(outputs)
+    ]
+    count = sum(len(output.prompt_token_ids) for output in outputs)
+    return _encoder.encode(
+        EmbeddingReply(
+            data=cast(list[Embedding], written),
+            model=wanted.job.model,
+            usage=EmbeddingUsage(prompt_tokens=count, total_tokens=count),
+        )
+    )
+
+
+def _shown(wanted: EmbeddingJob, output: RequestOutput) -> list[float] | str:
+    data = output.embedding
+    assert data is not None, "a request for an embedding got none"
+    if wanted.as_base64:
+        return base64.b64encode(data).decode()
+    return list(struct.unpack(f"<{len(data) // 4}f", data))

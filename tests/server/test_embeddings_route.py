@@ -1,0 +1,195 @@
+"""/v1/embeddings: OpenAI's forms of input and answer, what is refused, who is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from asgi_client import Reply, call, request
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.core.pooling_params import PoolingParams
+from quire.errors import EngineError
+from quire.server import embeddings
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
+
+PATH = "/v1/embeddings"
+LAST = PoolingParams()
+
+
+def embed(app: Starlette, **fields: Any) -> Reply:
+    return call(app, PATH, {"input": "abc"} | fields)
+
+
+def test_the_answer_is_openais(app: Starlette) -> None:
+    reply = embed(app, model="fake", user="me")
+    assert reply.status == 200
+    assert reply.json() == {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": 0,
+                "embedding": pytest.approx([97.0, 3.0, 0.1, -1.0]),
+            }
+        ],
+        "model": "fake",
+        "usage": {"prompt_tokens": 3, "total_tokens": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        ("ab", [[97, 98]]),
+        ([97, 98], [[97, 98]]),
+        (["ab", "c"], [[97, 98], [99]]),
+        ([[97, 98], [99]], [[97, 98], [99]]),
+    ],
+)
+def test_four_forms_of_input(
+    app: Starlette, engine: FakeEngine, given: object, ids: list[list[int]]
+) -> None:
+    reply = embed(app, input=given).json()
+    assert [call["ids"] for call in engine.calls] == ids
+    vectors = {item["index"]: item["embedding"][:2] for item in reply["data"]}
+    assert vectors == {place: [i[0], len(i)] for place, i in enumerate(ids)}
+    assert reply["usage"]["total_tokens"] == sum(map(len, ids))
+
+
+def test_base64_is_of_little_endian_float32(app: Starlette) -> None:
+    plain, coded = (embed(app, encoding_format=form).json() for form in ("float", "base64"))
+    data = base64.b64decode(coded["data"][0]["embedding"], validate=True)
+    assert list(struct.unpack("<4f", data)) == plain["data"][0]["embedding"]
+
+
+def test_wishes_reach_the_engine(engine: FakeEngine) -> None:
+    engine.info.pooling = PoolingParams(pooling="mean", normalize=False)
+    app = build_app(engine, ServerSettings(queue_timeout=9.0))
+    embed(app)
+    embed(app, pooling="last", normalize=True, dimensions=2, priority=-3, cache_salt="s", timeout=5)
+    plain, changed = engine.calls
+    assert plain["pooling"] == engine.info.pooling
+    assert changed["pooling"] == PoolingParams(pooling="last", normalize=True, dimensions=2)
+    assert (changed["priority"], changed["queue_timeout"]) == (-3, 9.0)
+    assert plain["cache_salt"] != changed["cache_salt"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "problem"),
+    [
+        ({"input": ""}, "input", "input: expected str of length >= 1"),
+        ({"input": []}, "input", "input: expected array of length >= 1"),
+        ({"input": ["a", ""]}, "input[1]", "input[1]: expected str of length"),
+        ({"input": [[1], []]}, "input[1]", "input[1]: expected array of length"),
+        ({"input": ["a", 1]}, "input", "input: give a text, a list of texts"),
+        ({"input": {"a": 1}}, "input", "input: expected "),
+        ({"input": None}, "input", "input: expected "),
+        ({"input": [-1]}, "input[0]", "input[0]: expected int >= 0"),
+        ({"input": [0x110000]}, "input", "input: token ids go from 0 to 1114111"),
+        ({"input": [[1], [0x110000]]}, "input", "input[1]: token ids go from"),
+        ({"input": "x" * 1025}, "input", "input: 1025 tokens, but the limit here is 1024"),
+        ({"input": ["a", "x" * 1025]}, "input", "input[1]: 1025 tokens, but the limit"),
+        ({"input": "x" * 70_000}, "input", "input: 70000 characters cannot fit"),
+        ({"input": ["a"] * 2049}, "input", "input: 2049 of them; send at most 2048"),
+        ({"encoding_format": "int8"}, "encoding_format", "encoding_format: invalid enum value"),
+        ({"dimensions": 0}, "dimensions", "dimensions: expected int >= 1"),
+        ({"dimensions": 5}, "dimensions", "dimensions: 5 is more than the 4 that"),
+        ({"pooling": "max"}, "pooling", "pooling: invalid enum value"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "truncate_prompt_tokens"),
+        ({"inputs": "a"}, "inputs", "inputs: "),
+        ({"timeout": 0}, "timeout", "timeout: expected float > 0.0"),
+    ],
+)
+def test_what_is_refused(
+    app: Starlette, engine: FakeEngine, fields: dict[str, Any], param: str, problem: str
+) -> None:
+    reply = embed(app, **fields)
+    assert reply.status == 400
+    assert reply.error["param"] == param
+    assert reply.error["message"].startswith(problem)
+    assert engine.calls == []
+
+
+def test_another_model_is_not_found(app: Starlette) -> None:
+    assert embed(app, model="ghost").status == 404
+
+
+def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
+    """No more than AT_ONCE are with the engine, or counted, so that others may come."""
+    settings = ServerSettings(max_queued_requests=embeddings.AT_ONCE)
+    app = build_app(engine, settings)
+    admission, most = app.state.models.first.admission, 0
+    plain = engine.embed
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal most
+        most = max(most, admission.num_answers)
+        return await plain(*args, **options)
+
+    engine.embed = counted  # type: ignore[method-assign]
+    engine.delay = 0.001
+    reply = embed(app, input=["ab", "c"] * (embeddings.MAX_INPUTS // 2), encoding_format="base64")
+    assert [item["index"] for item in reply.json()["data"]] == list(range(embeddings.MAX_INPUTS))
+    assert len(engine.calls) == embeddings.MAX_INPUTS
+    assert most == embeddings.AT_ONCE
+    assert admission.num_answers == 0
+
+
+def test_a_failure_ends_the_others(app: Starlette, engine: FakeEngine) -> None:
+    engine.failure, engine.fail_at, engine.delay = EngineError("broken; again"), ord("b"), 0.01
+    reply = embed(app, input=["a", "b", *["c"] * 2000])
+    assert (reply.status, reply.error["code"]) == (500, "engine_error")
+    assert len(engine.calls) < 1000
+    assert embed(app, input="a").status == 200
+
+
+def test_who_leaves_aborts(app: Starlette, engine: FakeEngine) -> None:
+    engine.delay = 60.0
+    reply = call(app, PATH, {"input": ["a", "b"]}, leave_after=0)
+    assert reply.status == 0
+    assert len(engine.aborted) == len(engine.calls)
+    assert app.state.models.first.admission.num_answers == 0
+
+
+def test_a_deadline_holds(app: Starlette, engine: FakeEngine) -> None:
+    engine.delay = 60.0
+    reply = embed(app, timeout=0.02)
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+
+
+def test_others_are_served_meanwhile(app: Starlette, engine: FakeEngine) -> None:
+    async def scenario() -> list[Reply]:
+        engine.delay = 0.01
+        vectors = request(app, PATH, {"input": ["a"] * 300})
+        text = request(app, "/v1/completions", {"prompt": "a"})
+        return await asyncio.gather(vectors, text)
+
+    vectors, text = asyncio.run(scenario())
+    assert (vectors.status, text.status) == (200, 200)
+    assert len(vectors.json()["data"]) == 300
+
+
+def test_each_field_is_read(engine: FakeEngine) -> None:
+    """But for `user`, which is accepted for OpenAI's sake."""
+    app = build_app(engine, ServerSettings())
+    read: set[str] = set()
+
+    class Noting(embeddings.EmbeddingRequest):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    decoder = embeddings._decoder
+    embeddings._decoder = msgspec.json.Decoder(Noting)
+    try:
+        assert embed(app).status == 200
+    finally:
+        embeddings._decoder = decoder
+    assert set(embeddings.EmbeddingRequest.__struct_fields__) - read == {"user"}
