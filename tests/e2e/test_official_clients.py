@@ -117,6 +117,29 @@ def test_a_cut_response_is_incomplete(ours: openai.OpenAI) -> None:
     assert cut.usage.output_tokens == 2
 
 
+def test_embeddings(ours: openai.OpenAI) -> None:
+    """The client asks for base64 unless told otherwise; both are the same numbers."""
+    texts = ["red shoes", "blue shoes"]
+    coded = ours.embeddings.create(model=MODEL, input=texts)
+    plain = ours.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    assert [item.index for item in coded.data] == [0, 1]
+    assert [len(item.embedding) for item in coded.data] == [256, 256]
+    for one, other in zip(coded.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+        assert sum(number**2 for number in one.embedding) == pytest.approx(1.0, abs=1e-5)
+    ids = [ours.post("/tokenize", cast_to=object, body={"prompt": t})["tokens"] for t in texts]
+    short = ours.embeddings.create(model=MODEL, input=ids, dimensions=32)
+    assert short.usage.prompt_tokens == short.usage.total_tokens == sum(map(len, ids))
+    scale = sum(number**2 for number in coded.data[0].embedding[:32]) ** 0.5
+    head = [number / scale for number in coded.data[0].embedding[:32]]
+    assert short.data[0].embedding == pytest.approx(head, abs=1e-5)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ours.embeddings.create(model=MODEL, input="a", dimensions=257)
+    assert refused.value.param == "dimensions"
+    with pytest.raises(openai.BadRequestError, match=r"input\[1\]: 5000 tokens, but the limit"):
+        ours.embeddings.create(model=MODEL, input=[[5], [5] * 5000])
+
+
 def test_messages_whole_and_streamed(theirs: anthropic.Anthropic) -> None:
     whole = theirs.messages.create(model=MODEL, messages=HELLO, max_tokens=60)
     assert whole.content[0].type == "text"

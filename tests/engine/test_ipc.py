@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput
 from quire.core.output import RequestOutput
+from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.engine import ipc
 from quire.engine.client import AsyncEngine
@@ -316,3 +318,22 @@ def test_an_id_in_use_is_dropped(tmp_path: Path) -> None:
     assert engine.socket.num_bad_frames == 1
     context.destroy(linger=0)
     engine.socket.close()
+
+
+def test_embeddings_come_from_the_next_engine(tmp_path: Path) -> None:
+    async def scenario(front: Front) -> None:
+        front.server.pause = 0.05
+        wishes = [PoolingParams(pooling="mean"), PoolingParams(dimensions=20)]
+        asks = [front.engine.embed([7] * 3000, wish) for wish in wishes]
+        tasks = [asyncio.create_task(ask) for ask in asks]
+        while not front.engine.stats.num_running:
+            await asyncio.sleep(0.005)
+        front.lose()
+        front.restart()
+        whole, cut = [await task for task in tasks]
+        assert [len(told.embedding or b"") // 4 for told in (whole, cut)] == [256, 20]
+        assert struct.unpack("<f", (whole.embedding or b"")[:4]) == (1.0,)
+        assert [told.outputs[0].finish_reason for told in (whole, cut)] == ["stop", "stop"]
+        assert front.engine.metrics.finished == {"stop": 2}
+
+    run(tmp_path, scenario)
