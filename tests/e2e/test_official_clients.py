@@ -117,7 +117,7 @@ def test_a_cut_response_is_incomplete(ours: openai.OpenAI) -> None:
     assert cut.usage.output_tokens == 2
 
 
-def test_embeddings(ours: openai.OpenAI) -> None:
+def test_embeddings(url: str, ours: openai.OpenAI) -> None:
     """The client asks for base64 unless told otherwise; both are the same numbers."""
     texts = ["red shoes", "blue shoes"]
     coded = ours.embeddings.create(model=MODEL, input=texts)
@@ -127,7 +127,8 @@ def test_embeddings(ours: openai.OpenAI) -> None:
     for one, other in zip(coded.data, plain.data, strict=True):
         assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
         assert sum(number**2 for number in one.embedding) == pytest.approx(1.0, abs=1e-5)
-    ids = [ours.post("/tokenize", cast_to=object, body={"prompt": t})["tokens"] for t in texts]
+    root = ours.with_options(base_url=url)
+    ids = [root.post("/tokenize", cast_to=dict, body={"prompt": t})["tokens"] for t in texts]
     short = ours.embeddings.create(model=MODEL, input=ids, dimensions=32)
     assert short.usage.prompt_tokens == short.usage.total_tokens == sum(map(len, ids))
     scale = sum(number**2 for number in coded.data[0].embedding[:32]) ** 0.5
