@@ -156,7 +156,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_corrupted_requests: int = 0  # the model computed non-finite numbers for them
     step_tokens: HistogramData = HistogramData()
     step_seconds: HistogramData = HistogramData()
-    num_bad_frames: int = 0  # from clients, unreadable and therefore dropped
+    num_bad_frames: int = 0  # in either direction, unreadable and therefore dropped
 
 
 class StepSummary(msgspec.Struct, frozen=True, array_like=True):

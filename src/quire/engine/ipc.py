@@ -29,6 +29,9 @@ MAX_FRAME_BYTES = 64 << 20
 MAX_UNREAD_FRAMES = 1000  # per client; afterwards its news waits, joined, in the engine
 FLUSH_BYTES = 1 << 20  # messages are sent together, but not more than this
 
+# What decoding may raise: msgspec's errors are ValueErrors, but for what is nested too deeply.
+UNREADABLE = (ValueError, RecursionError, QuireError)
+
 _READ_AT_ONCE = 1000  # frames, so that a flood cannot keep the engine from its steps
 
 
@@ -91,7 +94,7 @@ class EngineSocket:
         try:
             (frame,) = parts
             return self._decoder.decode(frame)
-        except (ValueError, QuireError):  # msgspec's errors are ValueErrors
+        except UNREADABLE:
             self.num_bad_frames += 1
             return None
 
@@ -104,6 +107,7 @@ class EngineConnection:
     """
 
     def __init__(self, address: str, client: str, on_step: Callable[[StepOutput], None]) -> None:
+        self.num_bad_frames = 0
         self._on_step = on_step
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
@@ -161,13 +165,16 @@ class EngineConnection:
                 steps.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 break
-            except ValueError:
-                logger.exception("a frame from the engine makes no sense")
+            except UNREADABLE:
+                self.num_bad_frames += 1
+                logger.warning("a frame from the engine that makes no sense is dropped")
         else:
             if self._is_open:
                 self._loop.call_soon(self._read)
         if steps:
-            self._on_step(_joined(steps))
+            step = _joined(steps)
+            step.stats.num_bad_frames += self.num_bad_frames
+            self._on_step(step)
 
 
 def _joined(steps: list[StepOutput]) -> StepOutput:
@@ -197,6 +204,11 @@ class ProcessLink:
     def is_alive(self) -> bool:
         """Whether the engine has not died, as far as is known here."""
         return self._connection is not None
+
+    @property
+    def num_bad_frames(self) -> int:
+        """Frames of the engine that runs now which made no sense."""
+        return 0 if self._connection is None else self._connection.num_bad_frames
 
     @property
     def page(self) -> StatusPage:

@@ -43,7 +43,7 @@ ENGINE_COUNTERS = (
     ("quire:recomputed_tokens", "Tokens computed again after preemptions.",
      "num_recomputed_tokens"),
     ("quire:steps", "Engine steps.", "num_steps"),
-    ("quire:bad_frames", "Frames to the engine that made no sense.", "num_bad_frames"),
+    ("quire:bad_frames", "Frames to or from the engine that made no sense.", "num_bad_frames"),
 )  # fmt: skip
 
 # name, help, field of RequestMetrics
