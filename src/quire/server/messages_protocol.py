@@ -287,7 +287,7 @@ def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
                 yield _result(block)
             case _:
                 raise _wrong(f"{where}[{place}].type", "only the assistant has this; remove it")
-    if texts:
+    if texts or not blocks:
         yield Message(role="user", content=texts)
 
 

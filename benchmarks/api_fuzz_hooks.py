@@ -1,0 +1,122 @@
+"""What schemathesis is told about this server: loaded by it when api_fuzz.py runs it.
+
+Owns the two checks that need to know more than the OpenAPI document can say. Valid bodies may be
+refused only by a rule that is listed here and told in an operation's description; a 5xx is an error
+unless it is 503, or a 504 that the request itself asked for. What was seen is counted and written
+as JSON to $API_FUZZ_COUNTS at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import schemathesis
+
+MOST_TOKENS = 24  # of an answer, so that the time goes into many examples
+ENOUGH_SECONDS = 30.0
+TIMEOUT = "X-Request-Timeout"
+
+# rule → what a refusal of a body that its schema takes says then
+RULES = {
+    "context": r"context|KV cache|for the answer|characters",
+    "vocabulary": r"vocabulary|no token|has no tokens|is empty",
+    "integers": r"expected int.*, got float",
+    "template": r"chat template|the template|messages: .*render",
+    "arguments": r"not JSON|JSON object|arguments",
+    "tools": r"^tools|twice; rename|arguments are always an object",
+    "tool_choice": r"^tool_choice",
+    "form": r"^(structured_outputs|guided_\w+|response_format|text\.format|output_config)",
+    "strict tools": r"grammar|schema",
+    "stream": r"it needs a stream|not sent in a stream",
+    "min_tokens": r"^min_tokens",
+    "other fields": r"^(max_completion_tokens: it differs|top_logprobs: it needs)|prompts with n=",
+    "priority": r"^priority",
+    "roles": r"last one is the assistant|only the (assistant|user) has this",
+    "effort": r"^reasoning(_effort|\.effort)",
+    "variables": r"^chat_template_kwargs",
+    "thinking": r"^thinking",
+}
+
+_seen = Counter[str]()
+_counts = os.environ.get("API_FUZZ_COUNTS")
+
+
+@schemathesis.hook
+def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
+    """Bring wishes near to what a small model takes, as far as they are valid ones."""
+    if TIMEOUT in (case.headers or {}):
+        with suppress(ValueError):
+            case.headers[TIMEOUT] = str(_patient(float(case.headers[TIMEOUT])))
+    body = case.body
+    if not isinstance(body, dict):
+        return
+    if "timeout" in body:
+        body["timeout"] = _patient(body["timeout"])
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        if type(body.get(name)) is int and MOST_TOKENS < body[name] < 2**31:
+            body[name] = MOST_TOKENS
+    for name in ("prompt", "tokens", "stop_token_ids"):
+        if name in body:
+            body[name] = _near(body[name])
+    if isinstance(body.get("model"), str):  # any other name than the served one is a 404
+        body["model"] = "quire" if len(body["model"]) % 4 else body["model"]
+
+
+def _patient(value: Any) -> Any:
+    """Mostly enough seconds to answer in."""
+    _seen["timeouts"] += 1
+    is_short = isinstance(value, int | float) and 0 < value < ENOUGH_SECONDS
+    return ENOUGH_SECONDS if is_short and _seen["timeouts"] % 8 else value
+
+
+def _near(value: Any) -> Any:
+    """Token ids that a small vocabulary has."""
+    if type(value) is int and 0 <= value < 2**31:
+        return value % 512
+    return [_near(item) for item in value] if isinstance(value, list) else value
+
+
+@schemathesis.check
+def only_own_failures(_context: Any, response: Any, case: Any) -> None:
+    """No 5xx but 503, and 504 for a request that gave itself no time."""
+    status = response.status_code
+    _seen[f"status {status}"] += 1
+    assert status < 500 or status == 503 or (status == 504 and _own_timeout(case)), (
+        f"{status}: {response.text[:300]}"
+    )
+
+
+@schemathesis.check
+def valid_data_is_taken_or_refused_by_a_rule(_context: Any, response: Any, case: Any) -> None:
+    """What the schema takes is answered, unless a rule that is told stands against it."""
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        _seen["negative"] += 1
+        return
+    _seen["positive"] += 1
+    if response.status_code != 400:
+        return
+    _seen["positive, refused"] += 1
+    error = json.loads(response.content)["error"]
+    rule = next((name for name, words in RULES.items() if re.search(words, error["message"])), None)
+    assert rule is not None, f"refused by no rule that is told: {error['message']}"
+    _seen[f"rule {rule}"] += 1
+
+
+def _own_timeout(case: Any) -> bool:
+    asked = [(case.headers or {}).get(TIMEOUT)]
+    if isinstance(case.body, dict):
+        asked.append(case.body.get("timeout"))
+    return any(value is not None for value in asked)
+
+
+@atexit.register
+def _write() -> None:
+    if _counts is not None:
+        Path(_counts).write_text(json.dumps(dict(sorted(_seen.items()))))
