@@ -56,6 +56,23 @@ def test_refuses(messages: Any, problem: str) -> None:
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("9" * 5000, "a number is too long"),
+        ('{"a": ' * 10_000, "nested too deeply"),
+        ("", None),
+    ],
+)
+def test_arguments_that_python_cannot_read(arguments: str, reason: str | None) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    if reason is None:
+        assert prepare({"role": "assistant", "tool_calls": [call]})
+        return
+    with pytest.raises(InvalidRequestError, match=reason):
+        prepare({"role": "assistant", "tool_calls": [call]})
+
+
 def test_refuses_deep_nesting() -> None:
     deep: list[Any] = []
     for _ in range(100_000):

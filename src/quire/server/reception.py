@@ -153,7 +153,7 @@ def _asked_timeout(headers: Headers) -> float | None:
     if text is None:
         return None
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)  # 1_0 is a number to Python alone
     except ValueError:
         seconds = math.nan
     if not 0.0 < seconds < math.inf:

@@ -133,10 +133,16 @@ def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
         return call
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = f"{where}.function.arguments"
-        raise wrong("messages", f"not JSON ({error}); send the object", where=place) from error
+    except (ValueError, RecursionError) as error:
+        problem = f"not JSON ({_reason(error)}); send the object"
+        raise wrong("messages", problem, where=f"{where}.function.arguments") from error
     return call | {"function": function | {"arguments": arguments}}
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return str(error)
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
 
 
 def prepare_tools(tools: Any, map_text: TextMap) -> list[dict[str, Any]] | None:
