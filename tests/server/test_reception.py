@@ -145,7 +145,7 @@ def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:
     assert reply.status == 504
 
 
-@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e999", "5 s"])
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e999", "1_0", "5 s"])
 def test_a_deadline_that_is_none(app: Starlette, text: str) -> None:
     headers = JSON | {"x-request-timeout": text}
     reply = call(app, "/v1/completions", BODIES["/v1/completions"], headers=headers)

@@ -138,7 +138,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     name = operation.path.partition("{")[2].rstrip("}")
     text = {"type": "string", "minLength": 1}
     placed = [{"name": name, "in": "path", "required": True, "schema": text}] if name else []
-    return [*placed, _TIMEOUT] if operation.events else placed
+    return [*placed, _TIMEOUT] if 504 in operation.errors else placed
 
 
 def _content(operation: Operation, schemas: Schemas) -> dict[str, Any]:
