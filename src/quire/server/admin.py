@@ -10,16 +10,13 @@ import asyncio
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.core.messages import EngineStats
-from quire.errors import QuireError
+from quire.server.application import Application
 from quire.server.envelope import Envelope
-from quire.server.http_errors import on_error
 from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
@@ -45,16 +42,11 @@ class AdminStats(msgspec.Struct):
 def build_admin_app(models: ServedModels, settings: ServerSettings) -> Starlette:
     """Make the ASGI application; every path of it asks for the admin key, if there is one."""
     endpoints = _Endpoints(models)
-    app = Starlette(
-        routes=[
-            Route("/stats", endpoints.stats),
-            Route("/reset_prefix_cache", endpoints.reset_prefix_cache, methods=["POST"]),
-        ],
-        middleware=[Middleware(Envelope, keys=settings.admin_keys, open_paths=frozenset())],
-        exception_handlers={HTTPException: on_error, QuireError: on_error},
-    )
-    app.router.redirect_slashes = False
-    return app
+    routes = [
+        Route("/stats", endpoints.stats),
+        Route("/reset_prefix_cache", endpoints.reset_prefix_cache, methods=["POST"]),
+    ]
+    return Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
 
 
 class _Endpoints:

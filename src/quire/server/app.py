@@ -10,22 +10,21 @@ from typing import Generic, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import QuireError
 from quire.server import chat, completions, embeddings, messages, responses
 from quire.server.admin import build_admin_app
+from quire.server.application import Application
 from quire.server.body import read_body
+from quire.server.departure import unless_disconnected
 from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.envelope import OPEN_PATHS, Envelope
 from quire.server.exposition import MetricsPage
 from quire.server.health import Health
-from quire.server.http_errors import on_error, send_json
+from quire.server.http_errors import send_json
 from quire.server.live import Live
 from quire.server.models import Models
 from quire.server.observer import Observer
@@ -34,7 +33,7 @@ from quire.server.page import Page
 from quire.server.reception import Reception, Visit
 from quire.server.served import Served, ServedModels
 from quire.server.settings import ServerSettings
-from quire.server.streaming import Dialect, answer, unless_disconnected
+from quire.server.streaming import Dialect, answer
 from quire.server.tokenize import detokenize, tokenize
 
 T = TypeVar("T")
@@ -100,23 +99,18 @@ def build_server(
         *page.routes,
     ]
     observer.know_endpoints(routes)
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(
-                Envelope,
-                keys=settings.keys,
-                open_paths=OPEN_PATHS | page.paths,
-                on_end=observer.note_end,
-            ),
-            Middleware(DrainGate, drain=drain, open_paths=OPEN_PATHS),
-        ],
-        exception_handlers={HTTPException: on_error, QuireError: on_error},
-        lifespan=lifespan,
-    )
+
+    def envelope(inner: ASGIApp) -> ASGIApp:
+        return Envelope(
+            DrainGate(inner, drain, OPEN_PATHS),
+            keys=settings.keys,
+            open_paths=OPEN_PATHS | page.paths,
+            on_end=observer.note_end,
+        )
+
+    app = Application(routes, envelope, lifespan)
     app.state.drain, app.state.models = drain, models
     app.state.admin = build_admin_app(models, settings)
-    app.router.redirect_slashes = False  # a redirect would be built from the client's Host header
     return app
 
 
@@ -148,7 +142,7 @@ class _Run(Generic[T]):
                 body = await read_body(scope, receive, self._limit)
             except ClientDisconnect:
                 return
-            await unless_disconnected(receive, self._answer(body, send, visit))
+            await unless_disconnected(scope, receive, self._answer(body, send, visit))
 
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
         await self._answer_to(await self._prepare(body, self._models), visit, send)

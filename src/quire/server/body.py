@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
@@ -36,15 +35,20 @@ _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 NeutralValues = Mapping[str, Collection[Any]]
 
 
+def first_headers(scope: Scope) -> dict[bytes, bytes]:
+    """A request's headers by name; of several with one name, the first."""
+    return dict(reversed(scope["headers"]))
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Read a JSON body of at most `limit` bytes, counted as they arrive.
 
     Raises HttpError 413 or 415, ClientDisconnect if the client leaves meanwhile.
     """
-    headers = Headers(scope=scope)
+    headers = first_headers(scope)
     _check_media_type(headers)
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
     more = True
@@ -143,12 +147,14 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _audit = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
-def _check_media_type(headers: Headers) -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    given = headers.get(b"content-type", b"").decode("latin-1")
+    media_type = given.partition(";")[0].strip().lower()
     if not _JSON_TYPE.fullmatch(media_type):
         text = "the body must be JSON; send it with the header Content-Type: application/json"
         raise HttpError(415, text, code="unsupported_media_type")
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.strip().lower() != "identity":
         text = "compressed bodies are not read; send it without Content-Encoding"
         raise HttpError(415, text, code="unsupported_media_type")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from quire.errors import DeadlineError
+
+_ENDLESS = nullcontext()
 
 
 class Deadline:
@@ -21,15 +23,15 @@ class Deadline:
         if seconds is not None:
             self._seconds = seconds if self._seconds is None else min(seconds, self._seconds)
 
-    @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    def kept(self) -> AbstractAsyncContextManager[None]:
         """Cancel what runs inside when the time is over. Raises DeadlineError."""
-        if self._seconds is None:
-            yield
-            return
+        return _ENDLESS if self._seconds is None else self._kept(self._seconds)
+
+    @asynccontextmanager
+    async def _kept(self, seconds: float) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout_at(self._begin + self._seconds):
+            async with asyncio.timeout_at(self._begin + seconds):
                 yield
         except TimeoutError:
-            text = f"the request did not end within {self._seconds:g} s; give it more time, "
+            text = f"the request did not end within {seconds:g} s; give it more time, "
             raise DeadlineError(text + "or ask for a shorter answer") from None

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -42,9 +40,8 @@ class Drain:
         """Requests that have not been answered to their end."""
         return len(self._running)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """The current task answers a request. Raises DrainingError if it comes too late."""
+    def enter(self) -> asyncio.Task[Any]:
+        """The current task, returned, answers a request. Raises DrainingError if too late."""
         if self._deadline is not None:
             left = self._deadline - time.monotonic()
             text = "the server is shutting down; send the request to another one, or again later"
@@ -52,13 +49,12 @@ class Drain:
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
-        try:
-            yield
-        except asyncio.CancelledError as cancelled:
-            raise cut_error(cancelled) from None
-        finally:
-            self._running.discard(task)
-            self._changed.set()
+        return task
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """The task has answered its request, or given up."""
+        self._running.discard(task)
+        self._changed.set()
 
     async def run(self, grace: float) -> None:
         """Take no more requests, wait for those that run, and cut them after `grace` seconds."""
@@ -112,8 +108,13 @@ class DrainGate:
         if scope["method"] != "POST" or scope["path"] in self._open_paths:
             await self._app(scope, receive, sender)
             return
-        with self._drain.request():
+        task = self._drain.enter()
+        try:
             await self._app(scope, receive, sender)
+        except asyncio.CancelledError as cancelled:
+            raise cut_error(cancelled) from None
+        finally:
+            self._drain.leave(task)
 
 
 def _closing(send: Send) -> Send:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import uuid
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.body import first_headers
 from quire.server.http_errors import describe, send_error
 from quire.server.keys import Keys
 from quire.server.record import RequestRecord
@@ -44,12 +44,14 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        label = headers.get("x-request-id", "")
-        request_id = label if _LABEL.fullmatch(label) else uuid.uuid4().hex
+        headers = first_headers(scope)
+        request_id, traceparent = _label(headers), headers.get(b"traceparent")
         state = scope.setdefault("state", {})
         record = RequestRecord(
-            scope["method"], scope["path"], request_id, headers.get("traceparent")
+            scope["method"],
+            scope["path"],
+            request_id,
+            None if traceparent is None else traceparent.decode("latin-1"),
         )
         state["request_id"], state["tenant"], state["record"] = request_id, "", record
 
@@ -62,7 +64,7 @@ class Envelope:
 
         try:
             if scope["path"] not in self._open_paths:
-                state["tenant"] = self._keys.admit(headers)
+                state["tenant"] = self._keys.admit(scope)
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # the last resort: whatever fails, the client is told
             reply = describe(error, request_id)
@@ -71,3 +73,9 @@ class Envelope:
                 await send_error(send_with_id, reply, scope["path"])
         finally:
             self._on_end(record)
+
+
+def _label(headers: Mapping[bytes, bytes]) -> str:
+    """The client's own label, or a new one."""
+    label = headers.get(b"x-request-id", b"").decode("latin-1")
+    return label if _LABEL.fullmatch(label) else secrets.token_hex(16)

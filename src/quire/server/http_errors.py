@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import Send
 
 from quire.errors import (
@@ -110,6 +108,7 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
 
 
 _encoder = msgspec.json.Encoder()
+_JSON_TYPE = (b"content-type", b"application/json")
 
 
 def describe(error: Exception, request_id: str) -> ErrorReply:
@@ -137,28 +136,19 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
     return ErrorReply(500, ErrorBody(text, "server_error", code="internal_error"), {})
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of the failures that routes raise."""
-    record = request.scope["state"]["record"]
-    reply = describe(error, record.request_id)
-    record.error_code = reply.error.code
-    headers = {"content-type": "application/json"} | reply.headers
-    return Response(reply.body(request.scope["path"]), reply.status, headers)
-
-
 async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
     """Send a failure as a whole response, in the words of the path's API."""
-    headers = {"content-type": "application/json"} | reply.headers
-    await send_json(send, reply.status, reply.body(path), headers)
+    await send_json(send, reply.status, reply.body(path), reply.headers)
 
 
 async def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
     """Send a JSON text as a whole response."""
-    named = {"content-type": "application/json"} | dict(headers or {})
-    named["content-length"] = str(len(body))
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    raw = [_JSON_TYPE]
+    for name, value in (headers or {}).items():
+        raw.append((name.encode("latin-1"), value.encode("latin-1")))
+    raw.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 

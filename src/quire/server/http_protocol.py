@@ -11,12 +11,15 @@ import enum
 import logging
 import uuid
 from asyncio import TimerHandle, Transport
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from quire.server.departure import STATE_KEY as DEPARTURE
+from quire.server.departure import Departure
 from quire.server.http_errors import HttpError, describe
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_headers = 0
         self._num_bytes = 0  # of this phase; of a body, those that are not the body's own
         self._num_body_bytes = 0
+        self._departures: deque[Departure] = deque()  # of the requests that are not answered
         self._refusal: HttpError | None = None
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = Phase.NONE
@@ -75,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or was cut off."""
+        self._tell_departures()
         self._watch_receiving(Phase.NONE)
         self._stop_watching_reader()
         self._unset_keepalive_if_required()
@@ -88,6 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is written; if the connection ends with it, its reader is still watched."""
+        self._departures.popleft()  # answers come in the order of their requests
         super().on_response_complete()
         if self.transport.is_closing():
             self.pause_writing()
@@ -139,6 +145,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request can begin to be served."""
         self._phase, self._num_bytes = Phase.BODY, 0
         super().on_headers_complete()
+        departure = self.scope["state"][DEPARTURE] = Departure()
+        self._departures.append(departure)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -188,8 +196,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if is_served:  # the application learns that its client is gone
             cycle.disconnected = True
             cycle.message_event.set()
+            self._tell_departures()
         self.transport.close()
         self.pause_writing()
+
+    def _tell_departures(self) -> None:
+        for departure in self._departures:
+            departure.tell()
 
     # ------------------------------------------------------------------ writing
 

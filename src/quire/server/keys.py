@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from quire.errors import ConfigError
 from quire.server.http_errors import HttpError
@@ -28,14 +29,14 @@ class Keys:
         """Whether requests must bring one."""
         return bool(self._hashes)
 
-    def admit(self, headers: Headers) -> str:
-        """The tenant whose key the headers bring; "" where no key is asked for.
+    def admit(self, scope: Scope) -> str:
+        """The tenant whose key a request brings; "" where no key is asked for.
 
         Raises HttpError 401. All keys are compared, each in constant time.
         """
         if not self._hashes:
             return ""
-        brought = _hash(_brought(headers))
+        brought = _hash(_brought(Headers(scope=scope)))
         found = None
         for known in self._hashes:
             if hmac.compare_digest(brought, known):

@@ -74,6 +74,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             ws="none",
             access_log=False,
+            proxy_headers=False,  # nothing here depends on who the client says that it is
             log_config=None,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -6,11 +6,9 @@ Owns none of the rules (admission.py, deadline.py, keys.py), only their order.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from types import TracebackType
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from quire.core.output import RequestOutput
@@ -18,7 +16,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
-from quire.server.admission import Ticket
+from quire.server.body import first_headers
 from quire.server.deadline import Deadline
 from quire.server.engine_protocol import GenerateProtocol, Prompt
 from quire.server.job import Job
@@ -28,19 +26,22 @@ from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
+_TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to count by
 
 
-@dataclass(frozen=True, slots=True)
 class Visit:
-    """One request that has been let in."""
+    """One request that has been let in, until its `with` block ends."""
 
-    record: RequestRecord
-    models: ServedModels
-    tenant: str
-    queue_timeout: float | None
-    deadline: Deadline
-    ticket: Ticket
+    def __init__(
+        self, record: RequestRecord, models: ServedModels, tenant: str, settings: ServerSettings
+    ) -> None:
+        self.record = record
+        self.deadline = Deadline(settings.request_timeout)
+        self._models = models
+        self._tenant = tenant
+        self._queue_timeout = settings.queue_timeout
+        self._ticket = models.entrance.enter()
 
     @property
     def request_id(self) -> str:
@@ -53,14 +54,27 @@ class Visit:
         at_once: how many of its answers run or wait at a time; None is all. Raises QueueFullError.
         """
         self.record.job = job
-        served = self.models.find(job.model)
+        served = self._models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
         num_answers = len(job.prompts) * job.sampling.n
         if at_once is not None:
             num_answers = min(num_answers, at_once)
-        self.ticket.charge(num_answers, num_tokens, at=served.admission)
+        self._ticket.charge(num_answers, num_tokens, at=served.admission)
         self.deadline.shorten(job.timeout)
-        return TenantEngine(served.engine, self.tenant, self.queue_timeout)
+        return TenantEngine(served.engine, self._tenant, self._queue_timeout)
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, QueueTimeoutError):  # the engine does not know how fast others leave
+            error.retry_after = self._ticket.admission.retry_after()
+        self._ticket.__exit__(kind, error, trace)
 
 
 class Reception:
@@ -70,25 +84,19 @@ class Reception:
         self._models = models
         self._settings = settings
 
-    @contextmanager
-    def visit(self, scope: Scope) -> Iterator[Visit]:
+    def visit(self, scope: Scope) -> Visit:
         """Count a request in before its body is read, and out however it ends.
 
         Raises OverloadedError, or InvalidRequestError for a deadline that is none.
         """
         if not self._models.is_any_alive:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
-        deadline = Deadline(self._settings.request_timeout)
-        deadline.shorten(_asked_timeout(Headers(scope=scope)))
+        asked = _asked_timeout(scope)
         state = scope["state"]
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
-        wait = self._settings.queue_timeout
-        with self._models.entrance.enter() as ticket:
-            try:
-                yield Visit(state["record"], self._models, tenant, wait, deadline, ticket)
-            except QueueTimeoutError as late:  # the engine does not know how fast others leave
-                late.retry_after = ticket.admission.retry_after()
-                raise
+        visit = Visit(state["record"], self._models, tenant, self._settings)
+        visit.deadline.shorten(asked)
+        return visit
 
 
 class TenantEngine:
@@ -148,11 +156,12 @@ def _num_tokens(prompt: Prompt) -> int:
     return len(prompt) // CHARS_PER_TOKEN if isinstance(prompt, str) else len(prompt)
 
 
-def _asked_timeout(headers: Headers) -> float | None:
-    text = headers.get(TIMEOUT_HEADER)
-    if text is None:
+def _asked_timeout(scope: Scope) -> float | None:
+    given = first_headers(scope).get(_TIMEOUT_HEADER)
+    if given is None:
         return None
     try:
+        text = given.decode("latin-1")
         seconds = math.nan if "_" in text else float(text)  # 1_0 is a number to Python alone
     except ValueError:
         seconds = math.nan

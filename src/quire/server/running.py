@@ -15,28 +15,12 @@ from quire.server.usage import UsageCounter
 T = TypeVar("T")
 
 
-async def run(
-    job: Job, engine: GenerateProtocol
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Run all prompts at once; yields (prompt index, what is new) in the order it arrives.
 
     Closing the generator aborts whatever still runs.
     """
-    streams = [
-        engine.generate(
-            prompt,
-            job.sampling,
-            request_id=f"{job.reply_id}-{index}",
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            stream=job.stream,
-            stop_when=job.stop_when,
-        )
-        for index, prompt in enumerate(job.prompts)
-    ]
-    async with aclosing(merged(streams)) as news:
-        async for index, item in news:
-            yield index, item
+    return merged([_start(job, index, engine) for index in range(len(job.prompts))])
 
 
 async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
@@ -50,6 +34,18 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
             else:
                 whole[place] = item
     return [whole[place] for place in sorted(whole)]
+
+
+def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
+    return engine.generate(
+        job.prompts[index],
+        job.sampling,
+        request_id=f"{job.reply_id}-{index}",
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        stream=job.stream,
+        stop_when=job.stop_when,
+    )
 
 
 async def merged(

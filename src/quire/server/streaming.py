@@ -7,12 +7,12 @@ is an error event, and the missing `[DONE]` keeps a cut answer from looking like
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
-from starlette.types import Receive, Send
+from starlette.types import Send
 
 from quire.core.output import RequestOutput
 from quire.server.deadline import Deadline
@@ -97,25 +97,6 @@ async def events(
             if data := b"".join([_event(chunk) for chunk in dialect.chunks(place, item)]):
                 yield data
     yield b"".join(map(_event, dialect.ending(usage.total()))) + dialect.last_words
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    gone.add_done_callback(lambda _: task.cancel())
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not gone.done() or gone.cancelled():  # it is the server that stops
-            raise
-    finally:
-        gone.cancel()
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send_events(

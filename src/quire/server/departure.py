@@ -1,0 +1,69 @@
+"""Whether the client of a request has left; then whatever works for it is interrupted.
+
+Our own protocol (http_protocol.py) tells it, which costs nothing while nobody leaves. Any other
+ASGI server has to be asked, by a task for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Receive, Scope
+
+STATE_KEY = "departure"  # in a scope's state
+
+
+class Departure:
+    """Of one request's client."""
+
+    __slots__ = ("_has_left", "_task")
+
+    def __init__(self) -> None:
+        self._has_left = False
+        self._task: asyncio.Task[Any] | None = None  # what works for the client
+
+    def tell(self) -> None:
+        """The client has left."""
+        self._has_left = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def interrupts(self, work: Coroutine[None, None, None]) -> None:
+        """Run `work` in the current task until it ends or the client leaves."""
+        if self._has_left:
+            work.close()
+            return
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._has_left:  # it is the server that stops
+                raise
+            task.uncancel()
+        finally:
+            self._task = None
+
+
+async def unless_disconnected(
+    scope: Scope, receive: Receive, work: Coroutine[None, None, None]
+) -> None:
+    """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
+    departure: Departure | None = scope["state"].get(STATE_KEY)
+    if departure is not None:
+        await departure.interrupts(work)
+        return
+    departure = Departure()
+    watch = asyncio.ensure_future(_watch(receive, departure))
+    try:
+        await departure.interrupts(work)
+    finally:
+        watch.cancel()
+
+
+async def _watch(receive: Receive, departure: Departure) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    departure.tell()
