@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from quire.config import SchedulerConfig
@@ -16,9 +18,12 @@ from quire.core.messages import (
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.core import EngineCore
 from quire.engine.executor import Executor, UniprocExecutor
+from quire.engine.grammars import Grammars
 from quire.engine.queue_deadlines import QueueDeadlines
+from quire.grammar.matcher import Matcher
 from quire.kvcache.block_pool import BlockState
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -60,12 +65,14 @@ class LateExecutor(UniprocExecutor):
     max_in_flight = 2
 
 
-def make_core(executor_type: type = UniprocExecutor) -> tuple[EngineCore, CountingRunner]:
+def make_core(
+    executor_type: type = UniprocExecutor, grammars: Grammars | None = None
+) -> tuple[EngineCore, CountingRunner]:
     runner = CountingRunner()
     executor: Executor = executor_type(runner)
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
     scheduler = Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
-    return EngineCore(scheduler, executor, LIMITS), runner
+    return EngineCore(scheduler, executor, LIMITS, grammars), runner
 
 
 def add(
@@ -246,3 +253,41 @@ def test_a_request_that_never_ran_has_only_been_queued() -> None:
     (delta,) = core.step().deltas
     assert delta.timing is not None
     assert delta.timing.started is None
+
+
+class SlowCompiler:
+    """Makes no matcher before it is let."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+
+    def matcher(self, wish: StructuredOutputs) -> Matcher:
+        self.may_go_on.wait(10)
+        raise wish.wrong("planted")
+
+
+@pytest.mark.parametrize("begun", [[], [7]])
+def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(begun: list[int]) -> None:
+    compiler = SlowCompiler()
+    core, _ = make_core(grammars=Grammars(compiler))
+    form = StructuredOutputs(regex="a")
+    message = AddRequest(
+        request_id="a",
+        prompt_token_ids=[1],
+        output_token_ids=begun,
+        sampling=SamplingParams(structured_outputs=form),
+        queue_timeout=0.0,
+    )
+    core.handle(message)
+    assert core.stats.num_waiting == 1
+    deltas = core.step().deltas
+    if begun:  # another engine gave a part of it: it is not given up
+        assert deltas == []
+        core.handle(AbortRequests(request_ids=["a"]))
+        deltas = core.step().deltas
+    assert [(d.finish_reason, d.error_kind) for d in deltas] == [
+        ("abort", ErrorKind.ENGINE) if begun else ("error", ErrorKind.OVERLOAD)
+    ]
+    assert core.stats.num_waiting == 0
+    assert not core.has_work
+    compiler.may_go_on.set()

@@ -234,3 +234,28 @@ def test_a_storm_of_leaving_clients_touches_nobody_else(
     assert told[0].count(b'"finish_reason":null') == 99
     assert wait_for(lambda: len(engine.aborted) == len(engine.calls) - 1)
     assert wait_for(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "path", "status", "code"),
+    [
+        (b"nonsense\r\n\r\n", "other", 400, "bad_request"),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 9000 + b"\r\n\r\n", "other", 431, "headers_too_large"),
+        (HEAD, "other", 408, "request_timeout"),
+        (HEAD + b"content-length: 9\r\n\r\n{", "/v1/completions", 408, "request_timeout"),
+    ],
+)
+def test_what_is_refused_before_the_application_is_counted(
+    server: Running, sent: bytes, path: str, status: int, code: str
+) -> None:
+    with server.connect() as sock:
+        sock.sendall(sent)
+        read_all(sock)
+    with server.connect() as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        page = read_all(sock).decode()
+    found = [line for line in page.splitlines() if line.startswith("quire:http_requests_total{")]
+    assert len(found) == 1
+    assert f'path="{path}"' in found[0]
+    assert f'status="{status}"' in found[0]
+    assert f'reason="{code}"}} 1' in page

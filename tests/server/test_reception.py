@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 from asgi_client import JSON, Post, Reply, call, request
@@ -201,3 +202,32 @@ def test_a_wrong_wish_of_a_running_request_is_its_own_fault(
     engine.fail_at = 0
     engine.failure = InvalidRequestError("logit_bias bans all; ban fewer", code="invalid_value")
     assert complete().status == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+def test_requests_that_need_no_engine_are_bounded_too(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("quire.server.reception.MAX_LOOKS", 3)
+    user = {"role": "user", "content": "a" * 5000}  # so long that it is worked on beside the loop
+    app, encode = build_app(engine, ServerSettings()), engine.tokenizer.encode_chat
+
+    def slowly(*args: object, **options: object) -> list[int]:
+        time.sleep(0.05)
+        return encode(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.tokenizer, "encode_chat", slowly)
+
+    async def burst(count: int, timeout: str = "30") -> list[Reply]:
+        headers = JSON | {"x-request-timeout": timeout}
+        body = {"messages": [user]}
+        return await asyncio.gather(
+            *(request(app, path, body, headers=headers) for _ in range(count))
+        )
+
+    statuses = [reply.status for reply in asyncio.run(burst(10))]
+    assert sorted(statuses) == [200] * 3 + [429] * 7
+    assert asyncio.run(burst(1))[0].status == 200  # they have left
+    (late,) = asyncio.run(burst(1, "0.01"))
+    assert late.status == 504
+    assert asyncio.run(burst(1, "soon"))[0].status == 400

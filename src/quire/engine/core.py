@@ -31,7 +31,7 @@ from quire.engine.grammars import Grammars
 from quire.engine.queue_deadlines import QueueDeadlines
 from quire.engine.step_log import StepLog
 from quire.errors import InvalidRequestError
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scheduler import WAITED_TOO_LONG, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,9 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
-        return self._log.stamp(self._scheduler.stats())
+        stats = self._log.stamp(self._scheduler.stats())
+        stats.num_waiting += self._grammars.num_pending
+        return stats
 
     def handle(self, message: EngineMessage) -> None:
         """Take a message. Whatever it answers is told by the next step."""
@@ -105,7 +107,10 @@ class EngineCore:
 
     def _admit(self) -> None:
         """Let go of who waited too long, and let in whose grammar has been made."""
-        self._tell(self._scheduler.expire(self._deadlines.take_expired()))
+        expired = self._deadlines.take_expired()
+        self._tell(self._scheduler.expire(expired))
+        for request_id in self._grammars.withdraw(expired, begun=False):
+            self._refuse(request_id, WAITED_TOO_LONG, ErrorKind.OVERLOAD)
         if self._grammars.num_pending:
             self._take_settled()
 

@@ -75,9 +75,17 @@ class Grammars(Mapping[str, Matcher]):
                 self._ready[request.request_id] = attempt.result()
         return [(request, _failure(attempt)) for request, attempt in settled]
 
-    def withdraw(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget those of the requests that are not ready; returns them."""
-        found = [request_id for request_id in request_ids if request_id in self._pending]
+    def withdraw(self, request_ids: Iterable[str], *, begun: bool = True) -> list[str]:
+        """Forget those of the requests that are not ready; returns them.
+
+        begun: also those of whose answer the caller has a part, which another engine computed.
+        """
+        found = [
+            request_id
+            for request_id in request_ids
+            if (pending := self._pending.get(request_id)) is not None
+            and (begun or pending[0].num_output_tokens == 0)
+        ]
         for request_id in found:
             self._pending.pop(request_id)[1].cancel()
         return found

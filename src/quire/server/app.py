@@ -79,7 +79,7 @@ def build_server(
         return run(path, prepare, answer)
 
     def look(path: str, answer: Look) -> Route:
-        work = _Look(lambda body: answer(body, models), limit)
+        work = _Look(lambda body: answer(body, models), reception, limit)
         return Route(path, work, methods=["POST"])
 
     routes = [
@@ -110,6 +110,7 @@ def build_server(
 
     app = Application(routes, envelope, lifespan)
     app.state.drain, app.state.models = drain, models
+    app.state.note_end = observer.note_end
     app.state.admin = build_admin_app(models, settings)
     return app
 
@@ -151,18 +152,24 @@ class _Run(Generic[T]):
 class _Look:
     """A route that looks into a body without running the model, as an ASGI application."""
 
-    def __init__(self, answer: Callable[[bytes], msgspec.Struct], limit: int) -> None:
+    def __init__(
+        self, answer: Callable[[bytes], msgspec.Struct], reception: Reception, limit: int
+    ) -> None:
         self._answer = answer
+        self._reception = reception
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        try:
-            body = await read_body(scope, receive, self._limit)
-        except ClientDisconnect:
-            return
-        reply = await _beside_loop(lambda: msgspec.json.encode(self._answer(body)), body)
-        await send_json(send, 200, reply)
+        with self._reception.look(scope) as (deadline, ticket):
+            try:
+                body = await read_body(scope, receive, self._limit)
+            except ClientDisconnect:
+                return
+            ticket.charge(1, 0)
+            async with deadline.kept():
+                reply = await _beside_loop(lambda: msgspec.json.encode(self._answer(body)), body)
+            await send_json(send, 200, reply)
 
 
 async def _beside_loop(work: Callable[[], T], body: bytes) -> T:

@@ -12,6 +12,7 @@ import logging
 import uuid
 from asyncio import TimerHandle, Transport
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
 from quire.server.http_errors import HttpError, describe
+from quire.server.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +54,17 @@ class Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, with its limits."""
+    """One connection, with its limits. on_refusal: told of requests that no application sees."""
 
-    def __init__(self, limits: WireLimits, **options: Any) -> None:
+    def __init__(
+        self,
+        limits: WireLimits,
+        on_refusal: Callable[[RequestRecord], None] = lambda _: None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._limits = limits
+        self._on_refusal = on_refusal
         self._phase = Phase.NONE
         self._num_headers = 0
         self._num_bytes = 0  # of this phase; of a body, those that are not the body's own
@@ -192,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             may_tell = not is_served
         if may_tell and not self.transport.is_closing():
-            self.transport.write(_raw(refusal))
+            self._tell(refusal)
         if is_served:  # the application learns that its client is gone
             cycle.disconnected = True
             cycle.message_event.set()
@@ -203,6 +211,25 @@ class BoundedProtocol(HttpToolsProtocol):
     def _tell_departures(self) -> None:
         for departure in self._departures:
             departure.tell()
+
+    def _tell(self, refusal: HttpError) -> None:
+        """Write the answer, and have it counted: by the application, if that has seen a request."""
+        record = self._record()
+        is_new = record is None
+        if record is None:
+            record = RequestRecord("-", "-", uuid.uuid4().hex)
+        reply = describe(refusal, record.request_id)
+        self.transport.write(_raw(refusal.status, record.request_id, reply.body()))
+        record.status, record.error_code = refusal.status, reply.error.code
+        if is_new:
+            self._on_refusal(record)
+
+    def _record(self) -> RequestRecord | None:
+        """What the application notes of the request that it is serving."""
+        if self.cycle is None or self.cycle.response_complete:
+            return None
+        record = self.cycle.scope["state"].get("record")
+        return record if isinstance(record, RequestRecord) else None
 
     # ------------------------------------------------------------------ writing
 
@@ -241,15 +268,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-def _raw(refusal: HttpError) -> bytes:
+def _raw(status: int, request_id: str, body: bytes) -> bytes:
     """A whole response, ready for the wire."""
-    request_id = uuid.uuid4().hex
-    body = describe(refusal, request_id).body()
     headers = (
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
     )
-    return STATUS_LINE[refusal.status] + headers.encode() + body
+    return STATUS_LINE[status] + headers.encode() + body
 
 
 def _malformed() -> HttpError:

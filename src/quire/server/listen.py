@@ -70,7 +70,7 @@ class Server(uvicorn.Server):
         limits = limits or WireLimits(stall_seconds=settings.slow_reader_timeout)
         config = uvicorn.Config(
             app,
-            http=cast(type[Protocol], partial(BoundedProtocol, limits)),
+            http=cast(type[Protocol], partial(BoundedProtocol, limits, app.state.note_end)),
             lifespan="on",
             ws="none",
             access_log=False,

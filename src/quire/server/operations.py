@@ -158,7 +158,7 @@ _POSTS = (
         example={"messages": [_USER]},
         body=CountRequest,
         reply=messages.TokenCountReply,
-        errors=_BODY_ERRORS,
+        errors=_RUN_ERRORS,
     ),
     Operation(
         method="post", path="/tokenize",
@@ -167,7 +167,7 @@ _POSTS = (
         example={"prompt": "hello", "return_token_strs": True},
         body=tokenize.TokenizeRequest,
         reply=tokenize.TokenizeReply,
-        errors=_BODY_ERRORS,
+        errors=_RUN_ERRORS,
     ),
     Operation(
         method="post", path="/detokenize",
@@ -176,7 +176,7 @@ _POSTS = (
         example={"tokens": [1685, 413, 1266]},
         body=tokenize.DetokenizeRequest,
         reply=tokenize.DetokenizeReply,
-        errors=_BODY_ERRORS,
+        errors=_RUN_ERRORS,
     ),
 )  # fmt: skip
 

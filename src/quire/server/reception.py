@@ -6,7 +6,8 @@ Owns none of the rules (admission.py, deadline.py, keys.py), only their order.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from starlette.types import Scope
@@ -16,6 +17,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
+from quire.server.admission import Admission, Capacity, Ticket
 from quire.server.body import first_headers
 from quire.server.deadline import Deadline
 from quire.server.engine_protocol import GenerateProtocol, Prompt
@@ -27,6 +29,7 @@ from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
 _TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
+MAX_LOOKS = 64  # at once, in one process; each may hold a whole body and what was made of it
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to count by
 
 
@@ -83,6 +86,7 @@ class Reception:
     def __init__(self, models: ServedModels, settings: ServerSettings) -> None:
         self._models = models
         self._settings = settings
+        self._looks = Admission(Capacity(max_running=0, max_waiting=MAX_LOOKS))
 
     def visit(self, scope: Scope) -> Visit:
         """Count a request in before its body is read, and out however it ends.
@@ -97,6 +101,17 @@ class Reception:
         visit = Visit(state["record"], self._models, tenant, self._settings)
         visit.deadline.shorten(asked)
         return visit
+
+    @contextmanager
+    def look(self, scope: Scope) -> Iterator[tuple[Deadline, Ticket]]:
+        """Count in a request that needs no engine, such as one for token counts.
+
+        Raises QueueFullError, or InvalidRequestError for a deadline that is none.
+        """
+        deadline = Deadline(self._settings.request_timeout)
+        deadline.shorten(_asked_timeout(scope))
+        with self._looks.enter() as ticket:
+            yield deadline, ticket
 
 
 class TenantEngine:
