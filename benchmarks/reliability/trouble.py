@@ -111,8 +111,7 @@ async def slow_readers(server: Server) -> Findings:
         await Connection.open(server.url, receive_bytes=SMALL_BUFFER) for _ in range(NUM_SLOW)
     ]
     for number, connection in enumerate(connections):
-        prompt = [100 + number, *range(100, 500)]
-        connection.send(PATH, completion(prompt, 150, logprobs=5, echo=True))
+        connection.send(PATH, completion(f"slow {number}", 250, logprobs=5))
     ports = {connection.port for connection in connections}
     await until(lambda: server.serves(ports) == NUM_SLOW)
     seconds = await until(lambda: not server.serves(ports))

@@ -7,8 +7,10 @@ the application is built when the engine can be reached, and told when it dies o
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -35,6 +37,10 @@ from quire.server.listen import Server
 from quire.server.settings import ServerSettings
 from quire.tokenizer.tokenizer import Tokenizer
 
+# Threads for what would hold the loop up, such as encoding long texts. A flood of those waits for
+# one of these threads: with asyncio's own number (cores + 4) it would take the engine's cores.
+NUM_HELPERS = max(2, (os.cpu_count() or 1) // 2)
+
 
 def main() -> None:
     """Serve as the parent says, until it asks to end."""
@@ -56,6 +62,7 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
         settings = replace(settings, admin_port=None, admin_uds=None)
     engines = Engines(start.client)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper"))
     line.follow(lambda message: _call(loop, engines, message))
     app = build_app(await engines.first, settings, Path(start.metrics_folder))
     server = Server(app, settings, on_ready=lambda: line.send(WorkerReady()))
