@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ["README.md"]
+DOCUMENTS = ["README.md", "docs/reliability.md"]
 
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
