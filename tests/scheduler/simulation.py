@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest, RequestDelta, TokenLogprobs
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
@@ -42,8 +43,15 @@ def next_token(history: int) -> int:
     return (history >> 7) % VOCAB_SIZE
 
 
+def pooled(states: list[int], pooling: PoolingParams) -> bytes:
+    """An "embedding": a number that stands for the states that went into it."""
+    return repr(sum(states) if pooling.pooling == "mean" else states[-1]).encode()
+
+
 def answer_alone(message: AddRequest, max_model_len: int) -> list[int]:
     """What a request answers when it is the only one, with nothing cached."""
+    if message.pooling is not None:
+        return []
     request = Request(message, arrival=0, max_model_len=max_model_len)
     while request.append(next_token(histories(request.token_ids)[-1])) is None:
         pass
@@ -57,6 +65,8 @@ class Row:
     token_ids: list[int]
     num_prompt_tokens: int
     wants_prompt_logprobs: bool
+    pooling: PoolingParams | None
+    states: list[int] = field(default_factory=list)  # seen since it entered the batch
     num_computed: int | None = None  # None before its first step
     block_table: list[int] = field(default_factory=list)
     is_damaged: bool = False
@@ -80,7 +90,8 @@ class FakeModel:
         for new in plan.new_requests:
             assert new.request_id not in self.rows
             wants = new.sampling.prompt_logprobs is not None
-            self.rows[new.request_id] = Row(list(new.token_ids), new.num_prompt_tokens, wants)
+            row = Row(list(new.token_ids), new.num_prompt_tokens, wants, new.pooling)
+            self.rows[new.request_id] = row
         ids = [entry.request_id for entry in plan.scheduled]
         assert len(set(ids)) == len(ids)
         assert {new.request_id for new in plan.new_requests} <= set(ids)
@@ -125,6 +136,11 @@ class FakeModel:
                 f"{entry.request_id} reads foreign KV at position {position}"
             )
         result = SampleResult()
+        if row.pooling is not None:
+            row.states += history[entry.start : row.num_computed]
+            if entry.samples:
+                result.embedding = pooled(row.states, row.pooling)
+            return result
         if row.wants_prompt_logprobs:
             targets = row.token_ids[entry.start + 1 : row.num_prompt_tokens]
             result.prompt_logprobs = [
@@ -178,6 +194,7 @@ class Simulation:
         salt: str = "",
         ignore_eos: bool = True,
         prompt_logprobs: int | None = None,
+        pooling: PoolingParams | None = None,
     ) -> Request:
         """Add a request with these prompt tokens, or with so many of its own."""
         number = len(self.requests)
@@ -194,6 +211,7 @@ class Simulation:
             eos_token_ids=[EOS],
             priority=priority,
             cache_salt=salt,
+            pooling=pooling,
         )
         request = Request(
             message, arrival=number, max_model_len=self.max_model_len, queued=self.now
@@ -335,6 +353,11 @@ class Simulation:
         if self.finish_reason(request) in ("stop", "length"):
             assert answer == alone
         self._check_prompt_logprobs(request)
+        vectors = [d.embedding for d in self.deltas[request.request_id] if d.embedding is not None]
+        if request.pooling is not None and self.finish_reason(request) == "stop":
+            assert vectors == [pooled(histories(request.token_ids), request.pooling)]
+        else:
+            assert vectors == []
 
     def _check_prompt_logprobs(self, request: Request) -> None:
         scored = [

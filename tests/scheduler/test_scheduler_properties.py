@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulation import VOCAB_SIZE, Simulation
 
+from quire.core.pooling_params import PoolingParams
 from quire.scheduler.scheduler import MAX_PREEMPTIONS
 
 PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
 
 
 MAX_MODEL_LEN = 40
+POOLINGS = [None] * 4 + [PoolingParams(pooling="mean"), PoolingParams(pooling="last")]
 
 
 def small_simulation(
@@ -74,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "tenant"]),
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
+        pooling=st.sampled_from(POOLINGS),
     )
     def add(
         self,
@@ -84,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         ignore_eos: bool,
         prompt_logprobs: int | None,
+        pooling: PoolingParams | None,
     ) -> None:
         self.sim.add(
             prefix + tail,
@@ -92,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             salt=salt,
             ignore_eos=ignore_eos,
             prompt_logprobs=prompt_logprobs,
+            pooling=pooling,
         )
 
     @precondition(lambda self: len(self.sim.in_flight) < self.sim.depth)
@@ -193,6 +198,7 @@ def add_random(sim: Simulation, rng: random.Random) -> None:
         salt=rng.choice(["", "", "tenant"]),
         ignore_eos=rng.random() < 0.5,
         prompt_logprobs=rng.choice([None, None, None, 1]),
+        pooling=rng.choice(POOLINGS),
     )
 
 
