@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
+from starlette.applications import Starlette
 
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
@@ -16,6 +21,8 @@ from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
 from quire.engine.client import AsyncEngine
 from quire.errors import ContextLengthError, InvalidRequestError
+from quire.server.app import build_app
+from quire.server.settings import ServerSettings
 
 OPTIONS = {"dtype": "float32", "threads": 1, "num_blocks": 200}
 TEXTS = ["it rains", "the sun shines", "a"]
@@ -121,3 +128,84 @@ def test_who_stops_waiting_aborts(tiny_model: Path) -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def embedder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in the form of Qwen3-Embedding: no head, and an end token behind each text."""
+    folder = tmp_path_factory.mktemp("qwen3-embedding")
+    config = transformers.Qwen3Config(
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=16,
+        vocab_size=509,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(3)
+    transformers.Qwen3Model(config).save_pretrained(folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    end = [("</s>", tokenizer.token_to_id("</s>"))]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s>", pair="$A $B </s>", special_tokens=end
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name in ("Transformer", "Pooling", "Normalize"):
+        (folder / f"1_{name}").mkdir()
+    modules = [
+        {"path": "" if name == "Transformer" else f"1_{name}", "type": f"sentence.{name}"}
+        for name in ("Transformer", "Pooling", "Normalize")
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    mode = {"word_embedding_dimension": 48, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+    return folder
+
+
+def test_a_folder_made_for_embeddings(embedder: Path) -> None:
+    llm = LLM(embedder, **OPTIONS)
+    theirs = transformers.AutoModel.from_pretrained(embedder, dtype=torch.float32).eval()
+    for output in llm.embed(TEXTS, use_tqdm=False):
+        assert output.prompt_token_ids[-1] == llm.tokenizer.encode("")[0] == 2
+        with torch.inference_mode():
+            ids = torch.tensor([output.prompt_token_ids])
+            state = theirs(ids).last_hidden_state[0, -1].numpy()
+        assert output.embedding == pytest.approx(state / np.linalg.norm(state), abs=1e-4)
+    with pytest.raises(InvalidRequestError, match="no head to draw tokens with"):
+        llm.generate("a", use_tqdm=False)
+
+
+def test_a_server_without_a_head(embedder: Path) -> None:
+    """It makes embeddings; whoever asks for tokens is told so, and nothing runs."""
+
+    async def main() -> None:
+        engine = await AsyncEngine.start(
+            EngineConfig.from_options(model=str(embedder), served_model_name="e", **OPTIONS)
+        )
+        app = build_app(engine, ServerSettings())
+        vectors = await post(app, "/v1/embeddings", {"input": ["a", "b"]})
+        assert vectors["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+        assert [len(item["embedding"]) for item in vectors["data"]] == [48, 48]
+        bodies = {
+            "/v1/completions": {"prompt": "a"},
+            "/v1/responses": {"input": "a"},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        }
+        for path, body in bodies.items():
+            refused = await post(app, path, body)
+            assert refused["error"]["type"] == "invalid_request_error"
+        refused = await post(app, "/v1/completions", {"prompt": "a"})
+        assert refused["error"]["param"] == "model"
+        assert engine.metrics.num_sent == 2
+        await engine.close()
+
+    asyncio.run(main())
+
+
+async def post(app: Starlette, path: str, body: object) -> Any:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return (await client.post(path, json=body)).json()
