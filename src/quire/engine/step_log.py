@@ -62,9 +62,9 @@ class StepLog:
         for entry in plan.scheduled:
             num_tokens += entry.num_tokens
             num_decodes += entry.num_tokens == 1
-            num_sampled += entry.samples
         for delta in deltas:
             if delta.token_ids:
+                num_sampled += len(delta.token_ids)
                 turns = self._turns.get(delta.request_id)
                 if turns is not None and turns.first_token is None:
                     turns.first_token = now
