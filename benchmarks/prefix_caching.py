@@ -90,13 +90,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--input-len", type=int, default=1950)
     parser.add_argument("--shared-len", type=int, default=1750)
+    parser.add_argument("--name", default="prefix_caching", help="name of the result file")
     args = parser.parse_args()
     rows = [measure(caching, args) for caching in (True, False)]
     on, off = rows
     ratios = {
         key: round(off[key] / on[key], 2) for key in ("one_by_one_ttft_ms", "together_ttft_p50_ms")
     }
-    save("prefix_caching", {"rows": rows, "off_over_on": ratios})
+    save(args.name, {"rows": rows, "off_over_on": ratios})
     table = Table("", "on", "off", title="prefix caching, bundled model")
     for key in on:
         if key != "prefix_caching":

@@ -70,6 +70,9 @@ def run(argv: Sequence[str]) -> int:
     with asyncio.Runner() as runner:
         engine = runner.run(AsyncEngine.start(config))
         try:
+            if not engine.tokenizer.has_chat_template:
+                text = "this model has no chat template, so it cannot chat; use quire generate"
+                raise ConfigError(text)
             say(f"{engine.info.model_name}: /help for commands, /reset for another subject")
             chat = Chat(engine, sampling, runner.run, system=vars(args).get("system", ""))
             return chat.run(read_lines())

@@ -1,13 +1,16 @@
 // What goes into a request besides the conversation. Empty fields are left to the server.
 
-import { byId, el } from "./dom.js";
+import { FORMS, problemOf, responseFormat } from "./answer_form.js";
+import { byId, el, setText } from "./dom.js";
 
 const NAME = "quire-settings";
 
 const number = (text) => Number(text);
 const lines = (text) => text.split("\n").filter((line) => line !== "");
 
-// name: the request's field. read: from the field's text to the value that is sent
+const SCHEMA_NOTE = "The answer cannot leave it";
+
+// name: the request's field, unless there is a param. read: from the field's text to what is sent
 const FIELDS = [
   { name: "model", label: "Model", kind: "select" },
   {
@@ -15,6 +18,16 @@ const FIELDS = [
     label: "System prompt",
     kind: "textarea",
     placeholder: "How the model should behave, and what it should know",
+  },
+  { name: "form", label: "Answer as", kind: "select", options: FORMS, param: "response_format" },
+  {
+    name: "schema",
+    label: "JSON schema",
+    kind: "textarea",
+    rows: 5,
+    placeholder: '{"type": "object", "properties": {}}',
+    note: SCHEMA_NOTE,
+    param: "response_format.json_schema",
   },
   {
     name: "temperature",
@@ -109,7 +122,8 @@ export function fields() {
     const text = input(name).value;
     if (read && text.trim() !== "") given[name] = read(text);
   }
-  return given;
+  const form = responseFormat(input("form").value, input("schema").value.trim());
+  return form ? { ...given, response_format: form } : given;
 }
 
 export function setSystemPrompt(text) {
@@ -122,20 +136,22 @@ export function systemMessages() {
   return content.trim() ? [{ role: "system", content }] : [];
 }
 
-/** Mark the field that the server refused. */
-export function markRefused(param) {
+/** Mark the field that the server refused, by the closest name that there is for it. */
+export function markRefused(refusedParam) {
   for (const { name } of ALL) input(name).toggleAttribute("aria-invalid", false);
-  const refused = ALL.find(({ name }) => name === param);
+  const refused = ALL.findLast(({ name, param = name }) =>
+    `${refusedParam}.`.startsWith(`${param}.`),
+  );
   if (!refused) return;
   byId("settings-fold").open = true;
   input(refused.name).setAttribute("aria-invalid", "true");
 }
 
-function field({ name, label, kind = "number", note, min, max, step, rows, placeholder }) {
+function field({ name, label, kind = "number", note, min, max, step, rows, placeholder, options }) {
   const id = `set-${name}`;
   const common = { id, name, placeholder, "aria-describedby": note && `${id}-note` };
   const inputs = {
-    select: () => el("select", common),
+    select: () => el("select", common, ...(options ?? []).map(option)),
     textarea: () => el("textarea", { ...common, rows }),
     number: () =>
       el("input", { ...common, type: "number", inputmode: "decimal", min, max, step: step ?? 1 }),
@@ -151,9 +167,14 @@ function field({ name, label, kind = "number", note, min, max, step, rows, place
   );
 }
 
+const option = ([value, text]) => el("option", { value }, text);
+
 function changed() {
   const shown = byId("set-temperature-shown");
   shown.value = Number(input("temperature").value).toFixed(1);
+  const problem = problemOf(input("schema").value.trim());
+  setText(byId("set-schema-note"), problem ? `This is not JSON yet: ${problem}` : SCHEMA_NOTE);
+  input("schema").parentElement.hidden = input("form").value !== "json_schema";
   const values = Object.fromEntries(ALL.map(({ name }) => [name, input(name).value]));
   sessionStorage.setItem(NAME, JSON.stringify(values));
 }
