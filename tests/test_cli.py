@@ -315,6 +315,22 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
 
 
+def test_chat_without_a_template_is_refused_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    engine.tokenizer.has_chat_template = False
+
+    async def start(_config: object) -> FakeEngine:
+        return engine
+
+    monkeypatch.setattr("quire.engine.client.AsyncEngine.start", start)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert main(["chat"]) == 2
+    assert capsys.readouterr().err.count("no chat template") == 1
+    assert engine.closed
+
+
 def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
     status, chat = talk(FakeEngine(), *lines)

@@ -6,10 +6,10 @@ export const FORMS = [
   ["json_schema", "JSON that keeps to a schema"],
 ];
 
-/** The request's response_format, or undefined. What is no JSON goes as it is: the server says so. */
+/** The request's response_format, or undefined. What is no JSON is sent as it is. */
 export function responseFormat(type, schema) {
-  if (type === "json_schema") return { type, json_schema: { name: "answer", schema: parsed(schema) } };
-  return type ? { type } : undefined;
+  if (type !== "json_schema") return type ? { type } : undefined;
+  return { type, json_schema: { name: "answer", schema: parsed(schema) } };
 }
 
 /** What keeps a schema's text from being one, or nothing. */
