@@ -1,0 +1,98 @@
+"""Requests made of the OpenAPI document itself, right ones and wrong ones, by schemathesis.
+
+A short and repeatable relative of benchmarks/api_fuzz.py, which does the same to running servers
+and for longer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import pytest
+from asgi_client import JSON, Reply, call
+from fake_engine import FakeEngine, FakeInfo
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from starlette.applications import Starlette
+
+from quire.server.app import build_app
+from quire.server.openapi import document
+from quire.server.operations import OPERATIONS, Operation
+from quire.server.settings import ServerSettings
+
+schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
+NotSet = type(pytest.importorskip("schemathesis.core").NOT_SET)
+
+HOOKS = Path(__file__).parents[2] / "benchmarks" / "api_fuzz_hooks.py"
+DOCUMENT = document()
+MODES = list(schemathesis.GenerationMode)
+POSTS = [operation for operation in OPERATIONS if operation.body is not None]
+EXAMPLES = 5
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    """The rules by which the long run judges refusals, too."""
+    spec = importlib.util.spec_from_file_location("api_fuzz_hooks", HOOKS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def app() -> Starlette:
+    return build_app(FakeEngine(info=FakeInfo(model_name="quire")), ServerSettings())
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
+def test_requests_are_answered_as_the_document_says(
+    app: Starlette, hooks: ModuleType, operation: Operation, mode: Any
+) -> None:
+    described = schemathesis.openapi.from_dict(DOCUMENT)[operation.path]["POST"]
+
+    @seed(1)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=described.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        hooks.before_call(None, case, {})
+        sent = {name.lower(): str(value) for name, value in (case.headers or {}).items()}
+        reply = call(app, operation.path, bytes_of(case.body), headers=JSON | sent)
+        check_reply(operation, reply)
+        if mode is schemathesis.GenerationMode.NEGATIVE:
+            assert reply.status in (400, 404), (case.body, case.headers)
+        elif reply.status == 400:
+            assert hooks.rule_of(reply.json()["error"]["message"]) is not None, reply.body
+        elif reply.status == 504:
+            assert hooks.own_timeout(case)
+
+    ask()
+
+
+def bytes_of(body: Any) -> bytes:
+    """A body as it is sent; wrong ones may be none, or no JSON."""
+    if isinstance(body, bytes | NotSet):
+        return body if isinstance(body, bytes) else b""
+    return json.dumps(body).encode()
+
+
+def check_reply(operation: Operation, reply: Reply) -> None:
+    """Whether the document tells this status, and this form of its body."""
+    told = DOCUMENT["paths"][operation.path]["post"]["responses"][str(reply.status)]
+    if "$ref" in told:
+        told = DOCUMENT["components"]["responses"][told["$ref"].rpartition("/")[2]]
+    kind = reply.headers["content-type"].partition(";")[0]
+    schema = told["content"][kind]["schema"] | {"components": DOCUMENT["components"]}
+    if kind == "application/json":
+        jsonschema.Draft202012Validator(schema).validate(reply.json())
+    else:
+        assert reply.body.endswith(b"\n\n")
