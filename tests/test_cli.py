@@ -100,17 +100,25 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "a", "b"], "unexpected 'b'"),
         (["serve", "--port", "x"], "not an integer"),
         (["serve", "--port", "1.5"], "not a whole number"),
-        (["serve", "--port", "70000"], "give 0 to 65535"),
+        (["serve", "--port", "70000"], "error: --port is 70000; give 0 to 65535"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "--dtype", "int3"], "'auto', 'float32'"),
         (["serve", "--block-size", "17"], "power of two"),
-        (["serve", "--max-num-seqs", "3K", "--max-num-batched-tokens", "1k"], "below max_num_seqs"),
+        (
+            ["serve", "--max-num-seqs", "3K", "--max-num-batched-tokens", "1k"],
+            "below --max-num-seqs",
+        ),
         (["serve", "--host", "203.0.113.1"], "no address of this machine"),
         (["generate"], "there is no prompt"),
         (["generate", "--file", "/nowhere/at/all"], "No such file"),
-        (["generate", "--prompt", "a", "--temperature", "-1"], "temperature: -1.0 is out of range"),
+        (
+            ["generate", "--prompt", "a", "--temperature", "-1"],
+            "error: --temperature: -1.0 is out of range",
+        ),
         (["generate", "--prompt", "a", "--n", "99"], "give 1 to 16"),
-        (["chat", "--top-p", "0"], "top_p"),
+        (["chat", "--top-p", "0"], "error: --top-p: 0 keeps no token"),
+        (["generate", "--prompt", "a", "--max-tokens", "0"], "error: --max-tokens: 0 is"),
+        (["serve", "--admin-port", "1"], "or use --admin-uds"),
         (["demo", "--concurrency", "0"], "at least 1"),
         (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),
     ],
@@ -313,6 +321,20 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert out == "Hello!\nHello!\n"
     assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_tokens: 0; lower max_tokens", "--max-tokens: 0; lower --max-tokens"),
+        ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
+        ("device is 'cuda'; give device='cpu'", "--device is 'cuda'; give --device='cpu'"),
+        ("file /a/max_tokens has no chat_template", "file /a/max_tokens has no chat_template"),
+        ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
+    ],
+)
+def test_errors_name_options(text: str, told: str) -> None:
+    assert importlib.import_module("quire.cli.generate").make_parser().in_flags(text) == told
 
 
 def test_chat_without_a_template_is_refused_once(

@@ -83,7 +83,11 @@ def _run(argv: list[str]) -> int:
         kind = "option" if word.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {word[:64]!r}; {hint}")
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
-    status: int = command.run(argv[1:])
+    try:
+        status: int = command.run(argv[1:])
+    except UserError as error:
+        error.args = (command.make_parser().in_flags(str(error)),)
+        raise
     return status
 
 

@@ -13,6 +13,11 @@ from quire.errors import ConfigError
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
+# as messages name settings: with an underscore, or at their beginning, or with a value
+_SETTING = re.compile(
+    r"(?<![\w'\"$./-])(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is ))|[a-z]+(?=='))(?![\w/.-])"
+)
+
 _SECTION_TITLES = {
     "model": "model",
     "cache": "KV cache",
@@ -49,6 +54,18 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             raise ConfigError(f"unexpected {unknown[0][:64]!r}; see {self.prog} --help")
         return args
+
+    def in_flags(self, text: str) -> str:
+        """An error's text with options for the settings that it names: max_tokens, --max-tokens.
+
+        A name of one word is one only where no other word can be meant.
+        """
+
+        def flag(match: re.Match[str]) -> str:
+            option = "--" + match[0].replace("_", "-")
+            return option if option in self._option_string_actions else match[0]
+
+        return _SETTING.sub(flag, text)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and leaving."""
