@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
 from quire.server import embeddings
+from quire.server.admission import Admission
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -122,24 +123,38 @@ def test_another_model_is_not_found(app: Starlette) -> None:
 
 
 def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
-    """No more than AT_ONCE are with the engine, or counted, so that others may come."""
-    settings = ServerSettings(max_queued_requests=embeddings.AT_ONCE)
-    app = build_app(engine, settings)
-    admission, most = app.state.models.first.admission, 0
-    plain = engine.embed
-
-    async def counted(*args: Any, **options: Any) -> Any:
-        nonlocal most
-        most = max(most, admission.num_answers)
-        return await plain(*args, **options)
-
-    engine.embed = counted  # type: ignore[method-assign]
-    engine.delay = 0.001
+    """No more than the window are with the engine, or counted, so that others may come."""
+    app = build_app(engine, ServerSettings(max_queued_requests=embeddings.MOST_AT_ONCE))
+    admission = app.state.models.first.admission
+    watch = Watch(engine, admission)
     reply = embed(app, input=["ab", "c"] * (embeddings.MAX_INPUTS // 2), encoding_format="base64")
     assert [item["index"] for item in reply.json()["data"]] == list(range(embeddings.MAX_INPUTS))
     assert len(engine.calls) == embeddings.MAX_INPUTS
-    assert most == embeddings.AT_ONCE
-    assert admission.num_answers == 0
+    assert watch.most_inputs == watch.most_counted == embeddings.MOST_AT_ONCE
+    assert embed(app, input=["x" * 1000] * 30).status == 200
+    assert watch.most_tokens == 8 * 1000 < embeddings.MOST_TOKENS
+    assert (admission.num_answers, admission.num_prompt_tokens) == (0, 0)
+
+
+class Watch:
+    """The most that an engine had at a time, and that was counted for it."""
+
+    def __init__(self, engine: FakeEngine, admission: Admission) -> None:
+        self.admission, self.most_counted = admission, 0
+        self.inputs: list[int] = []
+        self.most_inputs = self.most_tokens = 0
+        self._plain, engine.embed = engine.embed, self.embed  # type: ignore[method-assign]
+        engine.delay = 0.001
+
+    async def embed(self, prompt: list[int], *args: Any, **options: Any) -> Any:
+        self.inputs.append(len(prompt))
+        self.most_counted = max(self.most_counted, self.admission.num_answers)
+        self.most_inputs = max(self.most_inputs, len(self.inputs))
+        self.most_tokens = max(self.most_tokens, sum(self.inputs))
+        try:
+            return await self._plain(prompt, *args, **options)
+        finally:
+            self.inputs.remove(len(prompt))
 
 
 def test_a_failure_ends_the_others(app: Starlette, engine: FakeEngine) -> None:

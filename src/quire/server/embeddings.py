@@ -24,7 +24,7 @@ from quire.engine.prompts import told_of
 from quire.errors import InvalidRequestError
 from quire.server import body, bounds, protocol
 from quire.server.bounds import Int32, ShortText, TokenId
-from quire.server.engine_protocol import EngineProtocol
+from quire.server.engine_protocol import EngineProtocol, Prompt
 from quire.server.http_errors import send_json
 from quire.server.job import Job
 from quire.server.reception import TenantEngine, Visit
@@ -32,9 +32,10 @@ from quire.server.served import ServedModels
 from quire.server.usage import UsageCounter
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it
-# Inputs of one request that the engine has at a time: a request with many of them leaves others
-# their turns, and counts as so many answers where these are counted.
-AT_ONCE = 256
+# Inputs of one request, and tokens of them, that the engine has at a time: enough to keep it busy
+# for some steps, and no more, because whoever comes later waits behind them.
+MOST_AT_ONCE = 256
+MOST_TOKENS = 8192
 MAX_DIMENSIONS = 1 << 20
 _ENCODED_BESIDE = 16  # more vectors than these are written beside the event loop
 
@@ -144,7 +145,10 @@ def prepare(data: bytes, models: ServedModels) -> EmbeddingJob:
 
 async def answer(wanted: EmbeddingJob, visit: Visit, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
-    engine = visit.begin(wanted.job, at_once=AT_ONCE)
+    longest = max(map(len, wanted.job.prompts))
+    engine = visit.begin(
+        wanted.job, most_answers=MOST_AT_ONCE, most_tokens=max(MOST_TOKENS, longest)
+    )
     async with visit.deadline.kept():
         outputs = await _embed(wanted, engine, visit.record.usage)
         if len(outputs) > _ENCODED_BESIDE:
@@ -192,27 +196,53 @@ async def _embed(
     wanted: EmbeddingJob, engine: TenantEngine, usage: UsageCounter
 ) -> list[RequestOutput]:
     """All inputs' outputs, in order. The first failure, or being cancelled, aborts the others."""
-    job, outputs = wanted.job, dict[int, RequestOutput]()
-    waiting = enumerate(job.prompts)
+    job, window = wanted.job, _Window()
 
-    async def work() -> None:
-        for place, prompt in waiting:
-            outputs[place] = await engine.embed(
-                prompt,
-                wanted.pooling,
-                request_id=f"{job.reply_id}-{place}",
-                priority=job.priority,
-                cache_salt=job.cache_salt,
-            )
-            usage.add(place, outputs[place])
+    async def embed(place: int, prompt: Prompt) -> RequestOutput:
+        output = await engine.embed(
+            prompt,
+            wanted.pooling,
+            request_id=f"{job.reply_id}-{place}",
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        usage.add(place, output)
+        window.leave(len(prompt))
+        return output
 
+    tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(AT_ONCE, len(job.prompts))):
-                group.create_task(work())
+            for place, prompt in enumerate(job.prompts):
+                await window.enter(len(prompt))
+                tasks.append(group.create_task(embed(place, prompt)))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [outputs[place] for place in range(len(outputs))]
+    return [task.result() for task in tasks]
+
+
+class _Window:
+    """What of one request is with the engine; one task at a time may wait to enter."""
+
+    def __init__(self) -> None:
+        self._num_inputs = self._num_tokens = 0
+        self._has_left = asyncio.Event()
+
+    async def enter(self, num_tokens: int) -> None:
+        """Wait until there is room; alone, any input has it."""
+        while self._num_inputs and (
+            self._num_inputs >= MOST_AT_ONCE or self._num_tokens + num_tokens > MOST_TOKENS
+        ):
+            self._has_left.clear()
+            await self._has_left.wait()
+        self._num_inputs += 1
+        self._num_tokens += num_tokens
+
+    def leave(self, num_tokens: int) -> None:
+        """An input is done."""
+        self._num_inputs -= 1
+        self._num_tokens -= num_tokens
+        self._has_left.set()
 
 
 def _encoded(wanted: EmbeddingJob, outputs: Sequence[RequestOutput]) -> bytes:

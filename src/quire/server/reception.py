@@ -51,17 +51,22 @@ class Visit:
         """The label that the log and the client know it by."""
         return self.record.request_id
 
-    def begin(self, job: Job, at_once: int | None = None) -> TenantEngine:
+    def begin(
+        self, job: Job, *, most_answers: int | None = None, most_tokens: int | None = None
+    ) -> TenantEngine:
         """The body is read and this is what it asks for; returns what runs it.
 
-        at_once: how many of its answers run or wait at a time; None is all. Raises QueueFullError.
+        most_answers, most_tokens: how many of its answers and of their prompts' tokens are with the
+        engine at a time; None is all. Raises QueueFullError.
         """
         self.record.job = job
         served = self._models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
         num_answers = len(job.prompts) * job.sampling.n
-        if at_once is not None:
-            num_answers = min(num_answers, at_once)
+        if most_answers is not None:
+            num_answers = min(num_answers, most_answers)
+        if most_tokens is not None:
+            num_tokens = min(num_tokens, most_tokens)
         self._ticket.charge(num_answers, num_tokens, at=served.admission)
         self.deadline.shorten(job.timeout)
         return TenantEngine(served.engine, self._tenant, self._queue_timeout)
