@@ -168,6 +168,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
     ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
     ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "not"),
+    ({"json": {"oneOf": [{"type": "object"}, {"type": "object"}]}}, "oneOf: two of its schemas"),
     ({"json": DEEP}, "deep"),
     ({"json": '{"type": "object"'}, "JSON"),
     ({"json": "[]"}, "object"),
@@ -198,6 +199,14 @@ def test_a_bad_form_is_refused_with_its_reason_at_once(
     assert reason in str(caught.value)
     assert len(str(caught.value)) < 400
     assert "\n" not in str(caught.value)
+
+
+def test_one_of_several_kinds_is_taken(compiler: GrammarCompiler) -> None:
+    def kind(name: str) -> dict[str, Any]:
+        tag = {"kind": {"const": name}}
+        return {"type": "object", "properties": tag, "required": ["kind"]}
+
+    compiler.matcher(StructuredOutputs(json={"oneOf": [kind("a"), kind("b")]}))
 
 
 COSTLY: list[dict[str, Any]] = [

@@ -31,6 +31,8 @@ MAX_REASON_CHARS = 300
 MAX_GBNF_CHARS = 8 << 10
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
+_ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
+
 # A schema cannot change what is JSON, nor have keywords passed over that are not understood. White
 # space is bounded, because a model may not find its way out of it.
 _JSON_OPTIONS: JsonCompileOptions = {
@@ -165,6 +167,8 @@ def _refusal(wish: StructuredOutputs, problem: str) -> InvalidRequestError:
     lines = [line.strip() for line in problem.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
+    if "coerce_one_of" in reason:  # an option of the library, which callers do not have
+        return wish.wrong(f"oneOf: {_ONE_OF}")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
     return wish.wrong(f"{reason}; mend it")
