@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.grammar.checker import GrammarChecker
+from quire.grammar.apart import TOO_MUCH, Apart
+from quire.grammar.checker import GrammarChecker, Here
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import Matcher
+from quire.grammar.vocabulary import Vocabulary
+from quire.tokenizer.tokenizer import Tokenizer
 
 
 class CountingCompiler:
@@ -32,7 +39,7 @@ def compiler(byte_compiler: GrammarCompiler) -> CountingCompiler:
 
 
 def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(compiler)
+    checker = GrammarChecker(Here(compiler))
     for _ in range(3):
         checker.check(StructuredOutputs(regex="ab"))
         with pytest.raises(InvalidRequestError) as caught:
@@ -45,27 +52,85 @@ def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None
 
 
 def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(compiler, cache_bytes=1200)  # two entries of little text
+    checker = GrammarChecker(Here(compiler), cache_bytes=1200)  # two entries of little text
     for pattern in ("a", "b", "a", "c", "a", "b"):
         checker.check(StructuredOutputs(regex=pattern))
     assert compiler.asked == ["a", "b", "c", "b"]
 
 
-def test_a_form_that_takes_too_long_is_refused_and_stays_so(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(compiler, seconds=0.05)
-    for _ in range(2):
-        with pytest.raises(InvalidRequestError, match=r"regex: it takes more than 0.05 s"):
-            checker.check(StructuredOutputs(regex="slow"))
-    assert compiler.asked == ["slow"]
-    compiler.go.set()
-
-
 def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(compiler, seconds=0.05)
-    for pattern in ("slow1", "slow2"):
-        with pytest.raises(InvalidRequestError):
-            checker.check(StructuredOutputs(regex=pattern))
+    checker = GrammarChecker(Here(compiler), seconds=0.05)
+    slow = threading.Thread(target=checker.check, args=[StructuredOutputs(regex="slow")])
+    slow.start()
+    while not compiler.asked:
+        time.sleep(0.001)
     with pytest.raises(OverloadedError, match="too many"):
         checker.check(StructuredOutputs(regex="a"))
     compiler.go.set()
+    slow.join()
     checker.check(StructuredOutputs(regex="a"))
+
+
+# the library's own limits do not bound the work for a conjunction of many large patterns
+ENDLESS = {"allOf": [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in range(60)]}
+
+
+@pytest.fixture
+def apart(byte_tokenizer: Tokenizer) -> Iterator[Apart]:
+    size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
+    assert eos is not None
+    judge = Apart(lambda: Vocabulary(byte_tokenizer, size, [eos]), seconds=0.4)
+    yield judge
+    judge.close()
+
+
+def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Apart) -> None:
+    checker = GrammarChecker(apart, seconds=0.4)
+    checker.check(StructuredOutputs(regex="ab"))
+    first, begin = apart.pid, time.process_time()
+    assert first is not None
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(InvalidRequestError, match=r"json: it takes more than 0.4 s"):
+            checker.check(StructuredOutputs(json=ENDLESS))
+    assert time.process_time() - begin < 0.3
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    checker.check(StructuredOutputs(regex="abc"))
+    assert apart.pid not in (None, first)
+    with pytest.raises(InvalidRequestError, match=r"regex: unclosed group"):
+        checker.check(StructuredOutputs(regex="("))
+
+
+def test_a_process_that_dies_is_replaced(apart: Apart) -> None:
+    assert apart.problem(StructuredOutputs(regex="a")) == ""
+    assert apart.pid is not None
+    os.kill(apart.pid, signal.SIGKILL)  # by somebody else, which says nothing of the form
+    with pytest.raises(OverloadedError, match="at the moment"):
+        apart.problem(StructuredOutputs(regex="a"))
+    assert apart.problem(StructuredOutputs(regex="a")) == ""
+    os.kill(apart.pid, signal.SIGABRT)  # as when memory runs out
+    assert apart.problem(StructuredOutputs(regex="a")) == TOO_MUCH
+
+
+def test_it_says_the_same_as_the_compiler_itself(
+    apart: Apart, byte_compiler: GrammarCompiler
+) -> None:
+    here = Here(byte_compiler)
+    for wish in (
+        StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
+        StructuredOutputs(json={"not": {}}),
+        StructuredOutputs(json={"type": "string", "enum": [1]}, field="response_format"),
+        StructuredOutputs(choice=["ü", "b"]),
+        StructuredOutputs(grammar="start: missing"),
+        StructuredOutputs(json_object=True),
+    ):
+        assert apart.problem(wish) == here.problem(wish)
+
+
+def test_a_process_without_a_parent_ends(apart: Apart) -> None:
+    apart.problem(StructuredOutputs(regex="a"))
+    child = apart._child
+    assert child is not None
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(10) == 0

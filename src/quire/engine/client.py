@@ -75,7 +75,9 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self.stats = EngineStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
         self._link = link
-        self._inputs = InputProcessor(tokenizer, info.limits, info.eos_token_ids, seed)
+        self._inputs = InputProcessor(
+            tokenizer, info.limits, info.eos_token_ids, seed, forms_apart=True
+        )
         self.metrics = RequestMetrics()
         self._outputs = OutputProcessor(tokenizer, self.metrics)
         self._watcher = Watcher(link.send)
@@ -190,6 +192,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """Leave the engine; unfinished requests end with an EngineError."""
         await self._link.close()
+        await asyncio.to_thread(self._inputs.close)
         self.on_failure("the engine was shut down")
 
     async def _prepare(

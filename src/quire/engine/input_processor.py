@@ -16,7 +16,8 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import NO_WISHES, RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.errors import InvalidRequestError
-from quire.grammar.checker import GrammarChecker
+from quire.grammar.apart import Apart
+from quire.grammar.checker import CHECK_SECONDS, GrammarChecker, Here
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
@@ -40,18 +41,36 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
 
 class InputProcessor:
-    """Encodes prompts and refuses what can never run."""
+    """Encodes prompts and refuses what can never run.
+
+    forms_apart: whether forms are compiled in a process that can be killed, since whoever asks for
+    them is not trusted to be patient, or kind.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: RequestLimits, eos_token_ids: list[int], seed: int
+        self,
+        tokenizer: Tokenizer,
+        limits: RequestLimits,
+        eos_token_ids: list[int],
+        seed: int,
+        *,
+        forms_apart: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
+
+        def vocabulary() -> Vocabulary:
+            return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
+
         self._forms = GrammarChecker(
-            GrammarCompiler(lambda: Vocabulary(tokenizer, limits.vocab_size, eos_token_ids))
+            Apart(vocabulary, CHECK_SECONDS) if forms_apart else Here(GrammarCompiler(vocabulary))
         )
+
+    def close(self) -> None:
+        """Let go of what compiles forms."""
+        self._forms.close()
 
     def follow(self, limits: RequestLimits) -> None:
         """Check by these limits from now on: another engine runs the requests."""

@@ -1,38 +1,68 @@
 """Whether a form can be compiled, found out in the front before the engine hears of it.
 
-Owns the limit on time and the memory of what was found. It blocks its caller: keep it off event
-loops.
+Owns the memory of what was found, and the turns of those who ask. It blocks its caller: keep it off
+event loops.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+import threading
+from typing import Protocol
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
 from quire.grammar.cache import ByteBoundedCache
 from quire.grammar.compiler import Compiler
 
-CHECK_SECONDS = 2.0  # most forms take milliseconds, the worst that pass the bounds a second
+CHECK_SECONDS = 2.0  # most forms take milliseconds; nearly all that pass the bounds, a second
 DEFAULT_CACHE_BYTES = 4 << 20
 _ENTRY_BYTES = 512  # of an entry, besides the form's text
-_NUM_THREADS = 2  # the library lets go of the interpreter while it compiles
+
+
+class Judge(Protocol):
+    """Who knows what is wrong with a form."""
+
+    def problem(self, wish: StructuredOutputs) -> str:
+        """What is wrong with it; empty if nothing is. Raises TimeoutError or OverloadedError."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class Here:
+    """Compiles forms in the caller's thread, however long it takes: for callers who wait anyway."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+
+    def problem(self, wish: StructuredOutputs) -> str:
+        """What is wrong with it; empty if nothing is."""
+        try:
+            self._compiler.matcher(wish)
+        except InvalidRequestError as error:
+            return str(error).removeprefix(f"{wish.name}: ")
+        return ""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class GrammarChecker:
-    """Tells whether the compiler takes a form; knows the answer for those it was asked before."""
+    """Tells whether a form is taken; knows the answer for those it was asked before.
+
+    seconds: that the judge gives a form, and a caller its turn.
+    """
 
     def __init__(
         self,
-        compiler: Compiler,
+        judge: Judge,
         *,
         seconds: float = CHECK_SECONDS,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        self._compiler = compiler
+        self._judge = judge
         self._seconds = seconds
-        self._pool: ThreadPoolExecutor | None = None
+        self._turn = threading.Lock()
         self._found: ByteBoundedCache[tuple[str, str], str] = ByteBoundedCache(cache_bytes)
 
     def check(self, wish: StructuredOutputs) -> None:
@@ -48,22 +78,19 @@ class GrammarChecker:
         if problem:
             raise wish.wrong(problem)
 
+    def close(self) -> None:
+        """Let go of the judge; waits for a form that is being compiled."""
+        with self._turn:
+            self._judge.close()
+
     def _problem(self, wish: StructuredOutputs) -> str:
         """What is wrong with it, or nothing."""
-        attempt = self._start(wish)
+        if not self._turn.acquire(timeout=self._seconds):
+            text = f"{wish.name}: too many forms are being compiled; send it again later"
+            raise OverloadedError(text)
         try:
-            attempt.result(self._seconds)
-        except InvalidRequestError as error:
-            return str(error).removeprefix(f"{wish.name}: ")
-        except FutureTimeoutError:
-            if attempt.cancel():
-                raise OverloadedError(
-                    f"{wish.name}: too many forms are being compiled; send it again later"
-                ) from None
+            return self._judge.problem(wish)
+        except TimeoutError:
             return f"it takes more than {self._seconds:g} s to compile; make it simpler"
-        return ""
-
-    def _start(self, wish: StructuredOutputs) -> Future[object]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-grammar")
-        return self._pool.submit(self._compiler.matcher, wish)
+        finally:
+            self._turn.release()

@@ -16,7 +16,6 @@ from quire.errors import InvalidRequestError
 from quire.grammar.bounds import OverBoundsError, check_embedded_schemas, check_schema
 from quire.grammar.cache import ByteBoundedCache
 from quire.grammar.matcher import Matcher
-from quire.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -45,6 +44,13 @@ _JSON_OPTIONS: JsonCompileOptions = {
 }
 
 
+class Spelling(Protocol):
+    """What the library's own object for a vocabulary is made of."""
+
+    def build(self) -> LLTokenizer:
+        """The library's own object."""
+
+
 class Compiler(Protocol):
     """What makes matchers."""
 
@@ -59,7 +65,7 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], *, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self, vocabulary: Callable[[], Spelling], *, cache_bytes: int = DEFAULT_CACHE_BYTES
     ) -> None:
         self._load = vocabulary
         self._loaded: LLTokenizer | None = None

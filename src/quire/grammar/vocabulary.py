@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.tokenizer.tokenizer import Tokenizer
-
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
+
+    from quire.tokenizer.tokenizer import Tokenizer
 
 
 class Vocabulary:

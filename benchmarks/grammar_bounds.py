@@ -1,0 +1,163 @@
+"""What the nastiest forms that pass the bounds cost to compile: CPU seconds and memory, one by one.
+
+    python benchmarks/grammar_bounds.py
+
+Each form is as large as its bound allows, and is compiled in a process of its own, which is given
+up after a minute. The first tokens of its answer are computed, too, as a check of the form does.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import record
+
+from quire.core.structured_outputs import MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, StructuredOutputs
+from quire.errors import InvalidRequestError
+from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
+from quire.hub import resolve_model
+from quire.tokenizer.tokenizer import Tokenizer
+
+GIVE_UP_SECONDS = 60.0
+Form = dict[str, Any]
+
+
+def fill(piece: str, size: int, joint: str = "") -> str:
+    """As many copies as there is room for."""
+    return joint.join([piece] * max(1, size // (len(piece) + len(joint))))
+
+
+def regexes() -> Iterator[tuple[str, Form]]:
+    """Repetitions in one another, unions, classes of Unicode, and counters."""
+    size = MAX_REGEX_BYTES
+    nested = "a"
+    for _ in range(40):
+        nested = f"(?:{nested}){{1,100}}"
+    yield "repeats in one another", {"regex": nested}
+    yield "exponential backtracking", {"regex": fill("(a+)+", size - 8) + "b"}
+    yield "exponential automaton", {"regex": "(a|b)*a(a|b){1000}"}
+    yield "many counters", {"regex": fill("(.*a.{99})", size, "|")}
+    yield "counters in a row", {"regex": fill("(a{1,999}b?){1,999}", size)}
+    yield "a repeat of 100,000", {"regex": "(ab?c?){1,100000}"}
+    yield "repeats of 10,000 classes", {"regex": fill(r"(\p{L}{1,999}\w{1,999}){1,99}", size)}
+    yield "optionals", {"regex": fill("a?", size // 2) + fill("a", size // 2)}
+    yield "unions of classes", {"regex": fill(r"[\p{L}--[a-z]]+\w*\d*", size - 8, "|")}
+    yield "complements", {"regex": fill(r"[^\W\d_]*\W*", size)}
+    yield "dots", {"regex": fill(".*x", size)}
+
+
+def schemas() -> Iterator[tuple[str, Form]]:
+    """Enums, references, unions, patterns and numbers, up to the bounds on schemas."""
+    yield "an enum of 9,900", {"json": {"enum": [f"{i:05d}" for i in range(6000)]}}
+    yield "an enum of prefixes", {"json": {"enum": ["a" * i for i in range(340)]}}
+    chain = {f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(900)}
+    yield "doubling references", {"json": {"$defs": chain | {"n900": {}}, "$ref": "#/$defs/n0"}}
+    wide = {f"n{i}": {"allOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(30)}
+    yield (
+        "doubling conjunctions",
+        {"json": {"$defs": wide | {"n30": {"type": "object"}}, "$ref": "#/$defs/n0"}},
+    )
+    each = {f"n{i}": {"$ref": f"#/$defs/n{(i * 7 + 1) % 500}"} for i in range(500)}
+    every = [{"properties": {k: {"$ref": f"#/$defs/{k}"}}} for k in each]
+    yield "references to all", {"json": {"$defs": each | {"n3": {"anyOf": every}}, "anyOf": every}}
+    many = {f"p{i}": {"type": "string", "maxLength": 9999} for i in range(1200)}
+    yield "1,200 optional members", {"json": {"type": "object", "properties": many}}
+    yield "1,200 needed members", {"json": {"properties": many, "required": list(many)}}
+    patterns = [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in range(900)]
+    yield "a union of patterns", {"json": {"anyOf": patterns}}
+    yield "a conjunction of patterns", {"json": {"allOf": patterns[:60]}}
+    named = {f"^(a|b)*a(a|b){{{i}}}$": {"type": "string"} for i in range(500)}
+    yield "patterns of names", {"json": {"type": "object", "patternProperties": named}}
+    yield "a range of numbers", {"json": {"type": "number", "minimum": 1e-300, "maximum": 1e300}}
+    spans = [{"type": "integer", "minimum": i, "maximum": 10**i} for i in range(1, 300)]
+    yield "ranges of integers", {"json": {"anyOf": spans}}
+    yield "multiples", {"json": {"allOf": [{"type": "integer", "multipleOf": 9973}] * 2}}
+    primes = [{"type": "integer", "multipleOf": p} for p in (101, 103, 107, 109, 113, 127)]
+    yield "multiples of many", {"json": {"allOf": primes}}
+    yield "long lists", {"json": {"items": {"items": {"minItems": 9999}, "minItems": 9999}}}
+    one = {"oneOf": [{"properties": {f"k{i}": {"const": i}}} for i in range(900)]}
+    yield "one of many objects", {"json": one}
+    formats = ["date-time", "email", "uri", "ipv6", "hostname", "uuid"]
+    strings = [{"type": "string", "format": f, "maxLength": 999} for f in formats]
+    yield "formats of a length", {"json": {"allOf": strings[:2], "anyOf": strings * 100}}
+
+
+def grammars() -> Iterator[tuple[str, Form]]:
+    """Ambiguity, rules in one another, and terminals made of terminals."""
+    size = MAX_GRAMMAR_BYTES
+    yield "ambiguous", {"grammar": 'start: a+\na: a a | "x" | a "x" a | '}
+    rules = "\n".join(f"r{i}: r{i + 1} r{i + 1} | r{i + 1}" for i in range(2500))
+    yield "doubling rules", {"grammar": f'start: r0\n{rules}\nr2500: "x"'}
+    empties = "\n".join(f"e{i}: e{i + 1}? e{i + 1}?" for i in range(2500))
+    yield "empty rules", {"grammar": f'start: e0\n{empties}\ne2500: "x"?'}
+    terms = "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(60))
+    yield "doubling terminals", {"grammar": f'start: T0\n{terms}\nT60: "x"'}
+    yield "a long union", {"grammar": "start: " + fill('"a" | /b.*/', size - 60, " | ")}
+    repeat = "a"
+    for _ in range(12):
+        repeat = f"({repeat}){{1,99}}"
+    yield "repeats of rules", {"grammar": f'start: {repeat}\na: "x" | "y"'}
+    lexemes = "\n".join(f"r{i}: /(.*{i}.{{50}})+/" for i in range(1500))
+    names = " | ".join(f"r{i}" for i in range(1500))
+    yield "many large terminals", {"grammar": f"start: {names}\n{lexemes}"}
+    both = " & ".join(f"/(.*{i}.{{30}})+/" for i in range(60))
+    yield "a conjunction of terminals", {"grammar": f"start: T\nT: {both}"}
+    yield "complements of terminals", {"grammar": "start: T\nT: ~(" + both + ")"}
+    gbnf = "\n".join(f"r{i} ::= r{i + 1} r{i + 1} | (r{i + 1} | r{i + 1})*" for i in range(150))
+    yield "GBNF", {"grammar": f'root ::= r0\n{gbnf}\nr150 ::= "x"'}
+
+
+def measure(form: Form, told: Connection) -> None:
+    """In a process of its own: compile, and tell CPU seconds, MiB and what was found."""
+    folder = resolve_model("quire-tiny")
+    tokenizer = Tokenizer.from_folder(folder)
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, tokenizer.vocab_size, [0]))
+    compiler.matcher(StructuredOutputs(regex="a"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin, found = time.process_time(), "taken"
+    try:
+        compiler.matcher(StructuredOutputs(**form))
+    except InvalidRequestError as error:
+        found = str(error)
+    seconds = time.process_time() - begin
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    told.send((seconds, grown / 1024, found))
+
+
+def row(kind: str, name: str, form: Form) -> dict[str, Any]:
+    """One form's figures."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.Process(target=measure, args=(form, theirs))
+    child.start()
+    theirs.close()
+    seconds, grown, found = GIVE_UP_SECONDS, 0.0, "not within a minute"
+    try:
+        if ours.poll(GIVE_UP_SECONDS):
+            seconds, grown, found = ours.recv()
+    except EOFError:
+        found = f"the process died ({child.exitcode})"
+    child.kill()
+    child.join()
+    figures = {"cpu_seconds": round(seconds, 3), "mib": round(grown, 1), "found": found[:120]}
+    return {"kind": kind, "form": name} | figures
+
+
+def main() -> None:
+    kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
+    rows = []
+    for kind, forms in kinds.items():
+        for name, form in forms():
+            rows.append(row(kind, name, form))
+            print(json.dumps(rows[-1]), flush=True)
+    record.save("grammar_bounds", {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
