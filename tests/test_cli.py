@@ -51,7 +51,8 @@ SERVE = """
     --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
-    --reasoning-parser --max-body-bytes --api-server-count --engine-hang-timeout
+    --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
+    --idle-unload-seconds --max-body-bytes --api-server-count --engine-hang-timeout
     --shutdown-timeout --log-level --log-format --otlp-traces-endpoint --gpu-hour-cost
 """
 

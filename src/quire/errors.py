@@ -10,6 +10,7 @@ QuireError
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
 │   ├── QueueFullError            too many wait already (HTTP 429)
 │   ├── QueueTimeoutError         it waited too long to begin
+│   ├── ModelNotLoadedError       the model is not in memory
 │   └── DrainingError             the server is shutting down
 ├── DeadlineError             it did not end in the time that it was given (HTTP 504)
 └── EngineError               the engine failed this request (HTTP 500)
@@ -78,6 +79,14 @@ class QueueFullError(OverloadedError):
 
 class QueueTimeoutError(OverloadedError):
     """The request waited for its turn longer than it was to wait."""
+
+
+class ModelNotLoadedError(OverloadedError):
+    """The model that a request names is served here, but is not in memory now."""
+
+    def __init__(self, model: str, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.model = model
 
 
 class DrainingError(OverloadedError):

@@ -58,6 +58,7 @@ async def request(
     headers: dict[str, str] | None = None,
     chunks: list[bytes] | None = None,
     leave_after: int | None = None,
+    query: str = "",
 ) -> Reply:
     """Send one request. body: bytes, or something to be sent as JSON. chunks: the body in parts.
 
@@ -98,7 +99,7 @@ async def request(
         "method": method or ("GET" if body is None and chunks is None else "POST"),
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "root_path": "",
         "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in sent.items()],
         "client": ("127.0.0.1", 1),

@@ -125,6 +125,7 @@ class FakeEngine:
     is_alive: bool = True
     is_restarting: bool = False
     stalled_seconds: float = 0.0
+    last_work: float = 0.0
     info: FakeInfo = field(default_factory=FakeInfo)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
     stats: EngineStats = field(default_factory=EngineStats)

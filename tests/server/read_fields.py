@@ -9,7 +9,7 @@ from typing import Any
 from fake_engine import FakeEngine
 
 from quire.server import chat, completions, protocol
-from quire.server.served import Served, ServedModels
+from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
 Prepare = Callable[..., Coroutine[Any, Any, Any]]
@@ -42,7 +42,7 @@ def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> se
 
     setattr(protocol, parser, noting_parse)
     try:
-        models = ServedModels(Served.of(FakeEngine(), ServerSettings()))
+        models = ServedModels.of(FakeEngine(), ServerSettings())
         asyncio.run(prepare(body, models))
     finally:
         setattr(protocol, parser, parse)

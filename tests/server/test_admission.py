@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.request import RequestLimits
 from quire.errors import QueueFullError
 from quire.server.admission import MAX_RETRY, MIN_RETRY, Admission, Capacity, Ticket
 
@@ -144,8 +143,7 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
 
 @pytest.mark.parametrize(("servers", "running", "waiting"), [(1, 10, 7), (3, 4, 3)])
 def test_several_processes_share(servers: int, running: int, waiting: int) -> None:
-    limits = RequestLimits(max_model_len=64, max_kv_tokens=90, vocab_size=9, max_num_seqs=10)
-    capacity = Capacity.share(limits, 7, 30, servers)
+    capacity = Capacity.share(10, 90, 7, 30, servers)
     assert (capacity.max_running, capacity.max_waiting) == (running, waiting)
     assert capacity.max_prompt_tokens == 120 // servers
-    assert Capacity.share(limits, 7, None).max_prompt_tokens is None
+    assert Capacity.share(10, 90, 7, None).max_prompt_tokens is None

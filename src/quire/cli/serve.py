@@ -1,27 +1,33 @@
-"""`quire serve`: the parent of an engine process and of the processes that speak HTTP."""
+"""`quire serve`: the parent of engine processes and of the processes that speak HTTP."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import signal
 import socket
 import time
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quire.cli.models_file import read_models
 from quire.cli.options import (
     CommandParser,
     add_engine_options,
     add_option,
     chosen,
     engine_config,
+    engine_options,
 )
 from quire.config import EngineConfig, options_of
+from quire.engine.fleet import Fleet, FleetSettings, ModelPlan
 from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
+from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.server.listen import base_url, bind, is_loopback
 from quire.server.settings import ServerSettings
@@ -33,12 +39,24 @@ EXAMPLES = (
     "quire serve",
     "quire serve meta-llama/Llama-3.2-1B-Instruct --max-model-len 8K --port 9000",
     "QUIRE_API_KEY=secret quire serve ./my-model --host 0.0.0.0",
+    "quire serve --model chat=quire-tiny --model small=quire-tiny-draft",
+    "quire serve --config models.yaml --model-memory-bytes 8G",
 )
 
 
 def make_parser() -> CommandParser:
     """All options of the command."""
     parser = CommandParser("serve", "Serve a model over HTTP with OpenAI's API.", EXAMPLES)
+    parser.add_argument(
+        "--model",
+        dest="models",
+        action="append",
+        metavar="[NAME=]MODEL",
+        help="a model of several, given once for each; the first is the default",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with the models and their own options"
+    )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
         add_option(group, option)
@@ -54,10 +72,51 @@ def run(argv: Sequence[str]) -> int:
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
             given[name] = os.environ[variable]
-    settings, config = ServerSettings(**given), engine_config(args)
+    settings = ServerSettings(**given)
+    plans = model_plans(args, settings)
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(config, settings, listener, begin))
+        return asyncio.run(_serve(plans, settings, listener, begin))
+
+
+def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelPlan]:
+    """The models to serve, by whichever way they were given. Raises ConfigError."""
+    given = vars(args)
+    ways = [name for name in ("model", "models", "config") if name in given]
+    if len(ways) > 1:
+        raise ConfigError("MODEL, --model and --config all say what to serve; give one of them")
+    if not {"models", "config"} & set(ways):
+        config = engine_config(args)
+        return [_plan(config, settings)]
+    if "served_model_name" in given:
+        text = "served_model_name is for one model; give names as --model NAME=MODEL"
+        raise ConfigError(f"{text} or in the file")
+    options = engine_options(args)
+    if "config" in given:
+        return read_models(given["config"], options, settings.model_load)
+    plans = []
+    for text in given["models"]:
+        name, model = _named(text)
+        options |= {"model": model, "served_model_name": name}
+        plans.append(_plan(EngineConfig.from_options(**options), settings))
+        if name in (plan.name for plan in plans[:-1]):
+            raise ConfigError(f"two models have the name {name!r}; give --model NAME=MODEL")
+    return plans
+
+
+def _plan(config: EngineConfig, settings: ServerSettings) -> ModelPlan:
+    name = config.model.served_model_name or config.model.model
+    return ModelPlan(name=name, config=config, at_start=settings.model_load == "at_start")
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`chat=./folder` → its name and its model; a folder may have the sign in its own name."""
+    name, sign, model = text.partition("=")
+    if not sign or Path(text).exists():
+        return text, text
+    if not name.strip() or not model.strip():
+        raise ConfigError(f"model {text!r} has a part missing; give NAME=MODEL")
+    return name, model
 
 
 def _log_options(settings: ServerSettings) -> LogOptions:
@@ -65,7 +124,7 @@ def _log_options(settings: ServerSettings) -> LogOptions:
 
 
 async def _serve(
-    config: EngineConfig, settings: ServerSettings, listener: socket.socket, begin: float
+    plans: Sequence[ModelPlan], settings: ServerSettings, listener: socket.socket, begin: float
 ) -> int:
     """Run until a signal comes; a second one cuts what still runs, a third one everything."""
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -78,11 +137,16 @@ async def _serve(
         hang_timeout=settings.engine_hang_timeout,
         log=_log_options(settings),
     )
+    limits = FleetSettings(
+        memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
+    )
     async with Supervisor(processes, listener) as supervisor:
+        fleet = Fleet(supervisor, plans, limits)
 
         async def work() -> None:
-            (info,) = await supervisor.start({config.model.model: config})
-            _say_ready(info, settings, listener, time.monotonic() - begin)
+            infos = await fleet.start()
+            waiting = [plan.name for plan in plans if not plan.at_start]
+            _say_ready(infos, waiting, settings, listener, time.monotonic() - begin)
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)
@@ -109,24 +173,45 @@ async def _until_signal(
 
 
 def _say_ready(
-    info: EngineInfo, settings: ServerSettings, listener: socket.socket, seconds: float
+    infos: Sequence[EngineInfo],
+    on_demand: Sequence[str],
+    settings: ServerSettings,
+    listener: socket.socket,
+    seconds: float,
 ) -> None:
     locked = settings.keys.are_asked_for
-    print(ready_text(info, base_url(listener), seconds, locked=locked), flush=True)
+    print(ready_text(infos, on_demand, base_url(listener), seconds, locked=locked), flush=True)
     if not locked and not is_loopback(listener):
         print("  note      other machines can reach this without a key; set --api-key", flush=True)
 
 
-def ready_text(info: EngineInfo, url: str, seconds: float, *, locked: bool) -> str:
-    """What is said once requests can come."""
+def ready_text(
+    infos: Sequence[EngineInfo],
+    on_demand: Sequence[str],
+    url: str,
+    seconds: float,
+    *,
+    locked: bool,
+) -> str:
+    """What is said once requests can come. on_demand: the models that are not loaded yet."""
     key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if locked else ""
-    limits = info.limits
-    phases = ", ".join(f"{name} {spent:.1f} s" for name, spent in info.seconds.items())
+    spent = infos[0].seconds if len(infos) == 1 else {}
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
+    after = f"{seconds:.1f} s{f' ({phases})' if phases else ''}"
+    lines = [
+        f"Quire {__version__} is ready at {url} after {after}",
+        *map(_model_text, infos),
+        *(f"  model     {name}: loaded on demand" for name in on_demand),
+        f"  page      {url}/",
+        f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
+        """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
+    ]
+    return "\n".join(lines)
+
+
+def _model_text(info: EngineInfo) -> str:
+    limits, num_bytes = info.limits, info.kv_cache_bytes
     return f"""\
-Quire {__version__} is ready at {url} after {seconds:.1f} s{f" ({phases})" if phases else ""}
   model     {info.model_name}: {info.dtype} on {info.device}, context {limits.max_model_len:,}
   KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
-{info.kv_cache_bytes / 2**20:,.0f} MiB
-  page      {url}/
-  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
-              -d '{{"messages": [{{"role": "user", "content": "hello"}}]}}'"""
+{num_bytes / 2**20:,.0f} MiB"""

@@ -110,6 +110,11 @@ class AsyncEngine:
         return self._failure is None and self._is_down
 
     @property
+    def last_work(self) -> float:
+        """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
+        return self._link.last_work
+
+    @property
     def stalled_seconds(self) -> float:
         """Seconds for which requests have waited without a word from the engine."""
         if self._is_down or not self._outputs.num_unfinished:
@@ -285,7 +290,7 @@ class AsyncEngine:
 
     def on_up(self, info: EngineInfo) -> None:
         """Another engine process is there: unfinished requests go on in it."""
-        self._is_down = False
+        self._is_down, self._failure = False, None
         self._last_news = time.monotonic()
         self.info = info
         self._inputs.follow(info.limits)
@@ -294,7 +299,7 @@ class AsyncEngine:
             self._link.send(message)
 
     def on_failure(self, message: str) -> None:
-        """The engine is gone for good: end every stream with an error."""
+        """The engine is gone, unless another one is started some day: end every stream."""
         self._failure = EngineError(message)
         for mailbox in self._mailboxes.values():
             mailbox.put(self._failure)

@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -69,14 +70,65 @@ class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client
     client: str
 
 
+ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
+
+
+class ModelCondition(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
+    """To an API process: how a model is now. at_start: the server is not ready without it.
+
+    num_bytes: what it takes while it is loaded, None as long as that is not known. failure: why it
+    could not be loaded or kept, to be tried again after retry_after seconds.
+    """
+
+    name: str
+    state: ModelState
+    at_start: bool
+    max_num_seqs: int
+    num_bytes: int | None = None
+    failure: str = ""
+    retry_after: float = 1.0
+
+
+class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load_model"):
+    """From an API process: somebody waits for this model."""
+
+    name: str
+
+
+class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model"):
+    """From an API process: end this model, when its requests are done or after grace seconds."""
+
+    name: str
+    grace: float
+
+
+class LeaveModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
+    """To an API process: begin no more requests with this model, and answer by ModelLeft.
+
+    grace: seconds for those that run; with none, the model stays if there are any.
+    """
+
+    name: str
+    grace: float
+
+
+class ModelLeft(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
+    """From an API process: nothing of it uses the model any more, unless it says no."""
+
+    name: str
+    agreed: bool
+
+
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """To an API process. client: its name towards engines. settings: the server's, as msgpack.
 
     listener: file descriptor of the listening socket. metrics_folder: shared by all API processes.
+    models: all that the server has; the first is for requests that name none.
     """
 
     client: str
     settings: bytes
+    models: list[ModelCondition] = []
     listener: int
     metrics_folder: str
     log: LogOptions
@@ -97,10 +149,14 @@ class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
 
 
 class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
-    """To an API process: this engine has died. will_return: another one is being started."""
+    """To an API process: this engine has ended. will_return: another one is being started.
+
+    why: otherwise, in words for those whose requests end with it.
+    """
 
     name: str
     will_return: bool
+    why: str = ""
 
 
 Control = (
@@ -112,6 +168,11 @@ Control = (
     | WorkerReady
     | EngineUp
     | EngineDown
+    | ModelCondition
+    | LoadModel
+    | UnloadModel
+    | LeaveModel
+    | ModelLeft
 )
 
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)

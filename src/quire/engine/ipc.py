@@ -211,24 +211,24 @@ class ProcessLink:
         return 0 if self._connection is None else self._connection.num_bad_frames
 
     @property
-    def page(self) -> StatusPage:
-        """What the engine shows of itself; of a dead one, the last."""
-        return self._page
+    def last_work(self) -> float:
+        """When it had work for the last time, as it shows; of a dead one, the last."""
+        return self._page.last_work
 
     def send(self, message: EngineMessage) -> None:
         """Pass a message on; without effect while there is no engine."""
         if self._connection is not None:
             self._connection.send(message)
 
-    def engine_died(self, *, will_return: bool) -> None:
-        """Deliver what it had told, then tell that it has died."""
+    def engine_died(self, *, will_return: bool, why: str = "") -> None:
+        """Deliver what it had told, then tell that it has ended. why: if it does not return."""
         if self._connection is None or self._listener is None:
             return
         self._hang_up()
         if will_return:
             self._listener.on_down(self._page.has_begun)
         else:
-            self._listener.on_failure("the engine has stopped; restart the server")
+            self._listener.on_failure(why or "the engine has stopped; restart the server")
 
     def engine_returned(self, info: EngineInfo, address: str, page_path: str) -> None:
         """Go on with another process."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -23,6 +24,7 @@ from quire.engine.control import (
     EngineDown,
     EngineStarted,
     EngineUp,
+    ModelCondition,
     StartEngine,
     StartFailed,
     StartWorker,
@@ -43,10 +45,14 @@ STEADY_SECONDS = 10.0  # an API process that lived so long did not die in a row
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never."""
+    """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never.
+
+    first_epoch: how many processes the model had before.
+    """
 
     folder: Path
     number: int
+    first_epoch: int
     hang: float
     log: LogOptions
 
@@ -71,11 +77,19 @@ class EngineKeeper:
         self._place = place
         self._on_change = on_change
         self._child: Child | None = None
+        self._page: StatusPage | None = None
+        self._begin = time.monotonic()
+        self.epoch = place.first_epoch  # of the process that runs, or comes next
 
     @property
     def pid(self) -> int | None:
         """Of the process, None while there is none."""
         return None if self._child is None else self._child.pid
+
+    @property
+    def last_used(self) -> float:
+        """When it had work for the last time, or was started; seconds of the monotonic clock."""
+        return max(self._begin, 0.0 if self._page is None else self._page.last_work)
 
     def send(self, message: Control) -> None:
         """Tell the process, if there is one."""
@@ -89,16 +103,16 @@ class EngineKeeper:
         dies again and again without having done anything.
         """
         deaths = 0
-        for epoch in itertools.count():
-            num_steps = await self._live(epoch)
+        while True:
+            num_steps = await self._live(self.epoch)
+            self.epoch += 1
             deaths = 1 if num_steps else deaths + 1
             will_return = deaths < MAX_DEATHS
             self.up = None
-            self._on_change(EngineDown(name=self.name, will_return=will_return))
+            why = f"the engine died {deaths} times in a row; the log says how, start it again"
+            self._on_change(EngineDown(name=self.name, will_return=will_return, why=why))
             if not will_return:
-                raise EngineError(
-                    f"the engine died {deaths} times in a row; the log says how, start it again"
-                )
+                raise EngineError(why)
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
     async def _live(self, epoch: int) -> int:
@@ -106,7 +120,7 @@ class EngineKeeper:
         stem = self._place.folder / f"engine-{self._place.number}-{epoch}"
         page_path, address = stem.with_suffix(".page"), f"ipc://{stem.with_suffix('.sock')}"
         create_page(page_path)
-        page = StatusPage(page_path)
+        page = self._page = StatusPage(page_path)
         first = StartEngine(
             config=self._config,
             epoch=epoch,
@@ -121,15 +135,16 @@ class EngineKeeper:
                 self._note_start(reply.info, address, page_path)
                 await self._watch(child, page)
             elif isinstance(reply, StartFailed):
-                if epoch == 0:
+                if not self.started.done():
                     raise reply.as_error()
                 logger.error("the engine could not start: %s", reply.message)
         finally:
             self._child = None
             how = await child.end()
             num_steps = page.num_steps
+            self._page = None
             page.close()
-        if epoch == 0 and not self.started.done():
+        if not self.started.done():
             text = f"the engine died while it was loading ({how}); it may lack memory"
             raise EngineError(text)
         logger.error("engine process %d of %s ended (%s)", child.pid, self.name, how)
@@ -161,21 +176,31 @@ class EngineKeeper:
             end.cancel()
 
 
-class WorkerKeeper:
-    """One place for API processes. on_death is called with the client name of each that died."""
+class WorkerParent(Protocol):
+    """Whom a keeper of API processes asks and tells."""
 
-    def __init__(
-        self,
-        module: str,
-        first: StartWorker,
-        engines: Callable[[], Iterable[EngineUp]],
-        on_death: Callable[[str], None],
-    ) -> None:
+    def conditions(self) -> list[ModelCondition]:
+        """All models as they are now."""
+
+    def reachable(self) -> Iterable[EngineUp]:
+        """The engines that can be reached now."""
+
+    def on_message(self, client: str, message: Control) -> None:
+        """An API process has said this."""
+
+    def on_death(self, client: str) -> None:
+        """An API process has died."""
+
+
+class WorkerKeeper:
+    """One place for API processes. client: the name of the one that is there, if there is."""
+
+    def __init__(self, module: str, first: StartWorker, parent: WorkerParent) -> None:
         self.ready = asyncio.Event()
+        self.client: str | None = None
         self._module = module
         self._first = first
-        self._engines = engines
-        self._on_death = on_death
+        self._parent = parent
         self._child: Child | None = None
         self._is_leaving = False
 
@@ -202,7 +227,7 @@ class WorkerKeeper:
             begin = time.monotonic()
             client = f"{self._first.client}.{incarnation}"
             how = await self._live(client)
-            self._on_death(client)
+            self._parent.on_death(client)
             if self._is_leaving:
                 return
             logger.error("API process %s ended (%s)", client, how)
@@ -214,11 +239,14 @@ class WorkerKeeper:
 
     async def _live(self, client: str) -> str:
         """One process, from its start to its end; returns how it ended."""
-        first = msgspec.structs.replace(self._first, client=client)
+        models = self._parent.conditions()
+        first = msgspec.structs.replace(self._first, client=client, models=models)
         child = await Child.spawn(self._module, first, pass_fds=(first.listener,))
-        for up in self._engines():
+        for condition in self._parent.conditions():  # it may have changed meanwhile
+            child.send(condition)
+        for up in self._parent.reachable():
             child.send(up)
-        self._child = child
+        self._child, self.client = child, client
         if self._is_leaving:
             child.terminate()
         try:
@@ -227,7 +255,8 @@ class WorkerKeeper:
                     raise message.as_error()
                 if isinstance(message, WorkerReady):
                     self.ready.set()
+                self._parent.on_message(client, message)
         finally:
-            self._child = None
+            self._child = self.client = None
             how = await child.end()
         return how

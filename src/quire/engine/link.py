@@ -23,7 +23,7 @@ class Listener(Protocol):
         """A step's news."""
 
     def on_failure(self, message: str) -> None:
-        """The engine is gone for good."""
+        """The engine is gone, and nobody is starting another one."""
 
     def on_down(self, has_begun: Callable[[Iterable[str]], set[str]]) -> None:
         """The engine process has died, and another one is being started.
@@ -49,6 +49,10 @@ class Link(Protocol):
     @property
     def is_alive(self) -> bool:
         """Whether somebody is there to take messages."""
+
+    @property
+    def last_work(self) -> float:
+        """When there was work for the last time, in seconds of the monotonic clock; 0: never."""
 
     async def close(self) -> None:
         """Hang up."""
@@ -80,6 +84,11 @@ class ThreadLink:
     def attach(self, listener: Listener) -> None:
         """Tell this listener from now on."""
         self._listener = listener
+
+    @property
+    def last_work(self) -> float:
+        """A thread keeps no page that would say."""
+        return 0.0
 
     def send(self, message: EngineMessage) -> None:
         """Pass a message on."""

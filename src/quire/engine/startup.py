@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -19,6 +18,13 @@ from quire.config import CacheConfig, EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
+from quire.engine.footprint import (
+    CPU_KV_BYTES,
+    CPU_KV_SHARE,
+    SMALL_MODEL_BYTES,
+    available_bytes,
+    usable_blocks,
+)
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.model_runner import ModelRunner
@@ -38,13 +44,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# On a CPU the default KV cache takes this share of the free memory, and at most this much.
-CPU_KV_SHARE = 0.25
-CPU_KV_BYTES = 4 << 30
-
-# Sizes of float32 weights: below the first, CPUs without 16-bit products run in float32; below the
-# second, on one thread. Set by measuring the bundled model (20 MB) and a shape of 1.2 billion.
-SMALL_MODEL_BYTES = 1 << 30
+# Below this size of float32 weights a model runs on one thread. Like SMALL_MODEL_BYTES set by
+# measuring the bundled model (20 MB) and a shape of 1.2 billion weights.
 TINY_MODEL_BYTES = 1 << 26
 
 
@@ -161,8 +162,7 @@ def _num_blocks(config: EngineConfig, limit: int, bytes_each: int, device: torch
     if cache.num_blocks is not None:
         return cache.num_blocks
     budget = cache.kv_cache_memory_bytes or _default_kv_bytes(cache, device)
-    usable = config.scheduler.max_num_seqs * -(-limit // cache.block_size)
-    num_blocks = min(budget // bytes_each, usable)
+    num_blocks = min(budget // bytes_each, usable_blocks(config, limit))
     if num_blocks < 1:
         raise ConfigError(
             f"the KV cache has {budget} bytes, but one block takes {bytes_each}; raise "
@@ -207,17 +207,7 @@ def _default_kv_bytes(cache: CacheConfig, device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(total * cache.gpu_memory_utilization) - (total - free))
-    return min(int(_available_bytes() * CPU_KV_SHARE), CPU_KV_BYTES)
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping; the page cache counts, since it gives way."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return min(int(available_bytes() * CPU_KV_SHARE), CPU_KV_BYTES)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RING_WORDS = 8192  # of requests begun: more than any batch holds
-_PROGRESS, _HAS_WORK, _NUM_STEPS, _NUM_BEGUN = range(4)
+_PROGRESS, _HAS_WORK, _NUM_STEPS, _NUM_BEGUN, _LAST_WORK = range(5)
 _HEADER_WORDS = 8
 _NUM_BYTES = 8 * (_HEADER_WORDS + RING_WORDS)
 
@@ -46,11 +46,14 @@ class StatusPage:
         """The loop goes round: after each step, and several times a second while idle."""
         self._words[_PROGRESS] = time.monotonic_ns()
         self._words[_HAS_WORK] = has_work
+        if has_work:
+            self._words[_LAST_WORK] = self._words[_PROGRESS]
         self._words[_NUM_STEPS] = num_steps
 
     def note_begun(self, request_ids: Iterable[str]) -> None:
         """These requests enter the batch; told before the step runs, since it may be the last."""
         words = self._words
+        words[_LAST_WORK] = time.monotonic_ns()
         for request_id in request_ids:
             words[_HEADER_WORDS + words[_NUM_BEGUN] % RING_WORDS] = zlib.crc32(request_id.encode())
             words[_NUM_BEGUN] += 1
@@ -66,6 +69,11 @@ class StatusPage:
     def has_work(self) -> bool:
         """Whether requests were running or waiting at the last beat."""
         return bool(self._words[_HAS_WORK])
+
+    @property
+    def last_work(self) -> float:
+        """When there was work for the last time, in seconds of the monotonic clock; 0 for never."""
+        return self._words[_LAST_WORK] / 1e9
 
     def age(self) -> float:
         """Seconds since the last beat; 0 before the first, since loading takes its time."""

@@ -1,7 +1,7 @@
 """The parent of all processes of a server: one keeper per engine, one per API process.
 
 Owns who is told of whom. It has no torch, no requests and no HTTP: it holds the listening socket
-only to hand it on. Engines have names, and can be started and stopped while the server runs.
+only to hand it on. Which models have an engine is decided by fleet.py.
 """
 
 from __future__ import annotations
@@ -10,15 +10,22 @@ import asyncio
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
-from quire.engine.control import EngineDown, EngineUp, ForgetClient, StartWorker
+from quire.engine.control import (
+    Control,
+    EngineDown,
+    EngineUp,
+    ForgetClient,
+    StartWorker,
+)
 from quire.engine.info import EngineInfo
-from quire.engine.keepers import EngineKeeper, EnginePlace, WorkerKeeper
+from quire.engine.keepers import EngineKeeper, EnginePlace, WorkerKeeper, WorkerParent
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
@@ -47,8 +54,10 @@ class Supervisor:
         self._settings = settings
         self._listener = listener
         self._engines: dict[str, EngineKeeper] = {}
+        self._epochs: dict[str, int] = {}  # by model: how many processes it had until its unload
         self._workers: list[WorkerKeeper] = []
         self._tasks: dict[EngineKeeper | WorkerKeeper, asyncio.Task[None]] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
 
     async def __aenter__(self) -> Supervisor:
@@ -57,23 +66,12 @@ class Supervisor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for tasks in (self._jobs.copy(), list(self._tasks.values())):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         self._broken.cancel()
         shutil.rmtree(self._folder)
-
-    async def start(self, configs: Mapping[str, EngineConfig]) -> list[EngineInfo]:
-        """Start everything at once; returns when requests can come.
-
-        Raises what keeps an engine from starting: ConfigError, CheckpointError, EngineError.
-        """
-        self._workers = [self._start_worker(i) for i in range(self._settings.num_workers)]
-        engines = [self.start_engine(name, config) for name, config in configs.items()]
-        infos = await self._unless_broken(asyncio.gather(*(e.started for e in engines)))
-        await self._unless_broken(asyncio.gather(*(w.ready.wait() for w in self._workers)))
-        return infos
 
     async def run(self) -> None:
         """Wait until something cannot be kept alive, and raise that."""
@@ -89,67 +87,20 @@ class Supervisor:
         if self._workers:
             await asyncio.wait([self._tasks[worker] for worker in self._workers], timeout=grace)
 
-    # ------------------------------------------------------------------ engines by name
-
-    def start_engine(self, name: str, config: EngineConfig) -> EngineKeeper:
-        """Begin to keep an engine; its `started` says when requests can come."""
-        assert name not in self._engines
-        place = EnginePlace(
-            folder=self._folder,
-            number=self._num_engines,
-            hang=self._settings.hang_timeout,
-            log=self._settings.log,
-        )
-        self._num_engines += 1
-        keeper = self._engines[name] = EngineKeeper(name, config, place, self._tell_workers)
-        self._keep(keeper)
-        return keeper
-
-    async def stop_engine(self, name: str) -> None:
-        """End an engine; its unfinished requests end with an error."""
-        keeper = self._engines.pop(name)
-        task = self._tasks.pop(keeper)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        self._tell_workers(EngineDown(name=name, will_return=False))
-
-    # ------------------------------------------------------------------ who is told of whom
-
-    def _start_worker(self, index: int) -> WorkerKeeper:
-        first = StartWorker(
-            client=str(index),
-            settings=self._settings.worker_settings,
-            listener=self._listener.fileno(),
-            metrics_folder=str(self._folder),
-            log=self._settings.log,
-        )
-        keeper = WorkerKeeper(self._settings.worker_module, first, self._reachable, self._bury)
-        self._keep(keeper)
-        return keeper
-
-    def _reachable(self) -> list[EngineUp]:
-        return [engine.up for engine in self._engines.values() if engine.up is not None]
-
-    def _tell_workers(self, news: EngineUp | EngineDown) -> None:
-        for worker in self._workers:
-            worker.send(news)
-
-    def _bury(self, client: str) -> None:
-        """An API process has died, and nobody waits for its requests any more."""
-        for engine in self._engines.values():
-            engine.send(ForgetClient(client=client))
-
-    # ------------------------------------------------------------------ tasks
-
-    def _keep(self, keeper: EngineKeeper | WorkerKeeper) -> None:
-        task = self._tasks[keeper] = asyncio.create_task(keeper.run())
-        task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) and not self._broken.done():
+    def give_up(self, error: BaseException) -> None:
+        """The server cannot go on: `run` raises this."""
+        if not self._broken.done():
             self._broken.set_exception(error)
 
-    async def _unless_broken(self, work: Awaitable[T]) -> T:
+    def begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something beside, at most until the server ends."""
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return task
+
+    async def unless_broken(self, work: Awaitable[T]) -> T:
+        """Wait for something, but not longer than the server can go on."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._broken}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -159,3 +110,107 @@ class Supervisor:
             self._broken.result()
             raise EngineError("a process of the server ended; the log says why")
         return task.result()
+
+    # ------------------------------------------------------------------ engines by name
+
+    def start_engine(
+        self, name: str, config: EngineConfig, on_end: Callable[[BaseException], None]
+    ) -> EngineKeeper:
+        """Begin to keep an engine; its `started` says when requests can come.
+
+        on_end: told why it cannot be started or kept.
+        """
+        assert name not in self._engines
+        place = EnginePlace(
+            folder=self._folder,
+            number=self._num_engines,
+            first_epoch=self._epochs.get(name, 0),
+            hang=self._settings.hang_timeout,
+            log=self._settings.log,
+        )
+        self._num_engines += 1
+        keeper = self._engines[name] = EngineKeeper(name, config, place, self.tell_workers)
+
+        def end(error: BaseException) -> None:
+            self._forget_engine(keeper)
+            on_end(error)
+
+        self._keep(keeper, end)
+        return keeper
+
+    async def until_started(self, keeper: EngineKeeper) -> EngineInfo:
+        """Wait for an engine. Raises what keeps it from starting."""
+        task = self._tasks[keeper]
+        either: set[asyncio.Future[Any]] = {keeper.started, task}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not keeper.started.done():
+            if not task.cancelled():
+                task.result()
+            raise EngineError(f"the engine of {keeper.name} was stopped while it was loading")
+        return keeper.started.result()
+
+    async def stop_engine(self, name: str, why: str) -> None:
+        """End an engine. why: told to those whose requests end with it."""
+        keeper = self._engines[name]
+        task = self._tasks[keeper]
+        self._forget_engine(keeper)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self.tell_workers(EngineDown(name=name, will_return=False, why=why))
+
+    def _forget_engine(self, keeper: EngineKeeper) -> None:
+        if self._engines.pop(keeper.name, None) is not None:
+            self._epochs[keeper.name] = keeper.epoch + 1
+            del self._tasks[keeper]
+
+    # ------------------------------------------------------------------ API processes
+
+    def start_workers(self, parent: WorkerParent) -> None:
+        """Begin to keep the API processes. parent: whom they ask and tell."""
+        for index in range(self._settings.num_workers):
+            first = StartWorker(
+                client=str(index),
+                settings=self._settings.worker_settings,
+                listener=self._listener.fileno(),
+                metrics_folder=str(self._folder),
+                log=self._settings.log,
+            )
+            keeper = WorkerKeeper(self._settings.worker_module, first, parent)
+            self._workers.append(keeper)
+            self._keep(keeper, self.give_up)
+
+    async def until_workers_ready(self) -> None:
+        """Wait until every place has an API process that requests can come to."""
+        await self.unless_broken(asyncio.gather(*(w.ready.wait() for w in self._workers)))
+
+    @property
+    def clients(self) -> list[str]:
+        """The API processes that are there, by their names towards engines."""
+        return [worker.client for worker in self._workers if worker.client is not None]
+
+    def tell_workers(self, news: Control) -> None:
+        """Tell all API processes."""
+        for worker in self._workers:
+            worker.send(news)
+
+    def reachable(self) -> list[EngineUp]:
+        """The engines that requests can be sent to."""
+        return [engine.up for engine in self._engines.values() if engine.up is not None]
+
+    def bury(self, client: str) -> None:
+        """An API process has died, and nobody waits for its requests any more."""
+        for engine in self._engines.values():
+            engine.send(ForgetClient(client=client))
+
+    # ------------------------------------------------------------------ tasks
+
+    def _keep(
+        self, keeper: EngineKeeper | WorkerKeeper, on_end: Callable[[BaseException], None]
+    ) -> None:
+        task = self._tasks[keeper] = asyncio.create_task(keeper.run())
+        task.add_done_callback(partial(_tell_failure, on_end))
+
+
+def _tell_failure(on_end: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        on_end(error)

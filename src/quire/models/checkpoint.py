@@ -12,13 +12,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.models.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 _ITEM_BITS = {
@@ -38,6 +40,11 @@ class TensorEntry:
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+
+    @property
+    def num_items(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
 
     def wrong(self, problem: str) -> CheckpointError:
         """An error that says where the tensor is."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from quire.core.request import RequestLimits
 from quire.errors import QueueFullError
 
 # What Retry-After may say, in seconds, and by how much it varies so that not all return at once.
@@ -37,17 +36,21 @@ class Capacity:
     @classmethod
     def share(
         cls,
-        limits: RequestLimits,
+        max_num_seqs: int,
+        max_kv_tokens: int | None,
         max_queued_requests: int,
         max_queued_tokens: int | None,
         num_servers: int = 1,
     ) -> Capacity:
-        """The part of one of `num_servers` equal processes, rounded up."""
+        """The part of one of `num_servers` equal processes, rounded up.
+
+        max_num_seqs, max_kv_tokens: what the engine runs and holds at once; None: not known yet.
+        """
         tokens = None
-        if max_queued_tokens is not None:
-            tokens = _part(limits.max_kv_tokens + max_queued_tokens, num_servers)
+        if max_queued_tokens is not None and max_kv_tokens is not None:
+            tokens = _part(max_kv_tokens + max_queued_tokens, num_servers)
         return cls(
-            max_running=_part(limits.max_num_seqs, num_servers),
+            max_running=_part(max_num_seqs, num_servers),
             max_waiting=_part(max_queued_requests, num_servers),
             max_prompt_tokens=tokens,
         )
@@ -56,7 +59,8 @@ class Capacity:
 class Admission:
     """Counts what is in the house.
 
-    clock: seconds that only go forward. jitter: numbers between -1 and 1.
+    house: what it is a part of, if it is: there everything is counted, too. clock: seconds that
+    only go forward. jitter: numbers between -1 and 1.
     """
 
     def __init__(
@@ -64,8 +68,10 @@ class Admission:
         capacity: Capacity,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
+        house: Admission | None = None,
     ) -> None:
         self.capacity = capacity
+        self._house = house
         self.num_answers = 0
         self.num_prompt_tokens = 0
         self.num_refused = 0
@@ -96,12 +102,16 @@ class Admission:
         limit = capacity.max_prompt_tokens
         if limit is not None and tokens > limit and not is_alone:
             self._refuse(f"{self.num_prompt_tokens} prompt tokens are being served already")
+        if self._house is not None:
+            self._house.take(num_answers, num_prompt_tokens)
         if is_alone:
             self._rate.resume()
         self.num_answers, self.num_prompt_tokens = answers, tokens
 
     def give_back(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count out."""
+        if self._house is not None:
+            self._house.give_back(num_answers, num_prompt_tokens)
         self.num_answers -= num_answers
         self.num_prompt_tokens -= num_prompt_tokens
         assert min(self.num_answers, self.num_prompt_tokens) >= 0, "more has left than had entered"
@@ -109,6 +119,8 @@ class Admission:
     def has_served(self, num_answers: int) -> None:
         """So many answers are done: places become free at this rate."""
         self._rate.depart(num_answers)
+        if self._house is not None:
+            self._house.has_served(num_answers)
 
     def _refuse(self, why: str) -> None:
         self.num_refused += 1
@@ -137,6 +149,13 @@ class Ticket:
         self.admission.take(num_answers, num_prompt_tokens)
         self._num_answers, self._num_prompt_tokens = num_answers, num_prompt_tokens
         self._is_charged = True
+
+    def move(self, at: Admission) -> None:
+        """Count there from now on, still as one answer. Raises QueueFullError."""
+        self._count_out()
+        self.admission = at
+        at.take(1, 0)
+        self._num_answers = 1
 
     def _count_out(self) -> None:
         self.admission.give_back(self._num_answers, self._num_prompt_tokens)

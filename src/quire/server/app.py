@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.errors import ModelNotLoadedError
 from quire.server import chat, completions, embeddings, messages, responses
 from quire.server.admin import build_admin_app
 from quire.server.application import Application
@@ -26,12 +27,13 @@ from quire.server.exposition import MetricsPage
 from quire.server.health import Health
 from quire.server.http_errors import send_json
 from quire.server.live import Live
+from quire.server.loading import Loader
 from quire.server.models import Models
 from quire.server.observer import Observer
 from quire.server.openapi import OpenApi
 from quire.server.page import Page
 from quire.server.reception import Reception, Visit
-from quire.server.served import Served, ServedModels
+from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 from quire.server.streaming import Dialect, answer
 from quire.server.tokenize import detokenize, tokenize
@@ -49,17 +51,17 @@ def build_app(
     engine: EngineProtocol, settings: ServerSettings, metrics_folder: Path | None = None
 ) -> Starlette:
     """Make the ASGI application for one model; see build_server."""
-    return build_server(ServedModels(Served.of(engine, settings)), settings, metrics_folder)
+    return build_server(Loader(ServedModels.of(engine, settings)), settings, metrics_folder)
 
 
 def build_server(
-    models: ServedModels, settings: ServerSettings, metrics_folder: Path | None = None
+    loader: Loader, settings: ServerSettings, metrics_folder: Path | None = None
 ) -> Starlette:
     """Make the ASGI application; it closes the engines when it shuts down.
 
     metrics_folder: a private folder where the server's processes share their figures.
     """
-    drain, observer = Drain(), Observer(settings, metrics_folder)
+    drain, observer, models = Drain(), Observer(settings, metrics_folder), loader.models
     models.follow(observer.metrics.add_engine)
 
     @asynccontextmanager
@@ -69,18 +71,17 @@ def build_server(
             await models.close()
 
     page = Page()
-    reception, limit = Reception(models, settings), settings.max_body_bytes
+    reception = Reception(loader, settings)
 
     def run(path: str, prepare: Prepare[T], answer: Answer[T]) -> Route:
-        work = _Run(prepare, answer, models, reception, limit)
+        work = _Run(prepare, answer, loader, reception, settings)
         return Route(path, work, methods=["POST"])
 
     def generation(path: str, prepare: Prepare[Dialect]) -> Route:
         return run(path, prepare, answer)
 
     def look(path: str, answer: Look) -> Route:
-        work = _Look(lambda body: answer(body, models), reception, limit)
-        return Route(path, work, methods=["POST"])
+        return Route(path, _Look(answer, loader, reception, settings), methods=["POST"])
 
     routes = [
         generation("/v1/completions", completions.prepare),
@@ -111,7 +112,7 @@ def build_server(
     app = Application(routes, envelope, lifespan)
     app.state.drain, app.state.models = drain, models
     app.state.note_end = observer.note_end
-    app.state.admin = build_admin_app(models, settings)
+    app.state.admin = build_admin_app(loader, settings)
     return app
 
 
@@ -126,15 +127,15 @@ class _Run(Generic[T]):
         self,
         prepare: Prepare[T],
         answer: Answer[T],
-        models: ServedModels,
+        loader: Loader,
         reception: Reception,
-        limit: int,
+        settings: ServerSettings,
     ) -> None:
         self._prepare = prepare
         self._answer_to = answer
-        self._models = models
+        self._loader = loader
         self._reception = reception
-        self._limit = limit
+        self._limit, self._patience = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; whatever it started is aborted when the client leaves."""
@@ -146,18 +147,36 @@ class _Run(Generic[T]):
             await unless_disconnected(scope, receive, self._answer(body, send, visit))
 
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
-        await self._answer_to(await self._prepare(body, self._models), visit, send)
+        try:
+            await self._answer_once(body, send, visit)
+        except ModelNotLoadedError as absent:  # nothing has been sent
+            visit.deadline.shorten(_timeout_of.decode(body).timeout)
+            await visit.wait_for(absent.model, self._patience)
+            await self._answer_once(body, send, visit)
+
+    async def _answer_once(self, body: bytes, send: Send, visit: Visit) -> None:
+        await self._answer_to(await self._prepare(body, self._loader.models), visit, send)
+
+
+class _Timed(msgspec.Struct):
+    """The field of a body that bounds how long it waits for a model."""
+
+    timeout: float | None = None
+
+
+_timeout_of = msgspec.json.Decoder(_Timed)
 
 
 class _Look:
     """A route that looks into a body without running the model, as an ASGI application."""
 
     def __init__(
-        self, answer: Callable[[bytes], msgspec.Struct], reception: Reception, limit: int
+        self, answer: Look, loader: Loader, reception: Reception, settings: ServerSettings
     ) -> None:
         self._answer = answer
+        self._loader = loader
         self._reception = reception
-        self._limit = limit
+        self._limit, self._patience = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -168,8 +187,16 @@ class _Look:
                 return
             ticket.charge(1, 0)
             async with deadline.kept():
-                reply = await _beside_loop(lambda: msgspec.json.encode(self._answer(body)), body)
+                try:
+                    reply = await self._reply(body)
+                except ModelNotLoadedError as absent:
+                    await self._loader.load(absent.model, self._patience)
+                    reply = await self._reply(body)
             await send_json(send, 200, reply)
+
+    async def _reply(self, body: bytes) -> bytes:
+        models = self._loader.models
+        return await _beside_loop(lambda: msgspec.json.encode(self._answer(body, models)), body)
 
 
 async def _beside_loop(work: Callable[[], T], body: bytes) -> T:

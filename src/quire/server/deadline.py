@@ -23,6 +23,13 @@ class Deadline:
         if seconds is not None:
             self._seconds = seconds if self._seconds is None else min(seconds, self._seconds)
 
+    @property
+    def left(self) -> float | None:
+        """Seconds until then, None for ever."""
+        if self._seconds is None:
+            return None
+        return max(0.0, self._begin + self._seconds - asyncio.get_running_loop().time())
+
     def kept(self) -> AbstractAsyncContextManager[None]:
         """Cancel what runs inside when the time is over. Raises DeadlineError."""
         return _ENDLESS if self._seconds is None else self._kept(self._seconds)

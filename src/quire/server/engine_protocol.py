@@ -166,6 +166,10 @@ class EngineProtocol(GenerateProtocol, Protocol):
         """Whether it cannot answer now, but will again without anybody's help."""
 
     @property
+    def last_work(self) -> float:
+        """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
+
+    @property
     def stalled_seconds(self) -> float:
         """Seconds for which work has waited without a finished step; 0.0 without work."""
 

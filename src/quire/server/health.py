@@ -65,11 +65,16 @@ class Health:
     def _obstacle(self) -> str | None:
         if self._drain.is_draining:
             return "draining"
+        for entry in self._models.entries():
+            found = entry.condition
+            is_wanted = found.at_start and not entry.is_usable
+            if is_wanted and (found.state != "unloaded" or found.failure):
+                return f"model {entry.name} is {found.state}"
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None
 
     def _engines(self) -> list[EngineProtocol]:
-        return [served.engine for served in self._models.all()]
+        return [served.engine for served in self._models.loaded()]
 
 
 def _answer(reason: str | None) -> Response:

@@ -19,6 +19,7 @@ from quire.errors import (
     DrainingError,
     EngineError,
     InvalidRequestError,
+    ModelNotLoadedError,
     OverloadedError,
     QueueFullError,
     QueueTimeoutError,
@@ -167,6 +168,8 @@ def _come_back(error: OverloadedError) -> ErrorReply:
             status, kind, code = 429, "rate_limit_error", "queue_full"
         case QueueTimeoutError():
             code = "queue_timeout"
+        case ModelNotLoadedError():
+            code = "model_not_loaded"
         case DrainingError():
             code = "draining"
     headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))}

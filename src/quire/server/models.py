@@ -9,16 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.served import Served, ServedModels
+from quire.engine.control import ModelState
+from quire.server.served import Entry, ServedModels
 from quire.version import __version__
 
 
 class ModelCard(msgspec.Struct):
-    """A served model, as /v1/models lists it. created: start of the server, Unix seconds."""
+    """A served model, as /v1/models lists it. created: start of the server, Unix seconds.
+
+    state: whether it is in memory; one that is not is loaded by a request. max_model_len: None
+    before it was loaded for the first time.
+    """
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | None
+    state: ModelState
     object: str = "model"
     owned_by: str = "quire"
 
@@ -54,18 +60,20 @@ class Models:
 
     async def models(self, _request: Request) -> Response:
         """All models."""
-        return _json(ModelList(data=[self._card(served) for served in self._models.all()]))
+        return _json(ModelList(data=[self._card(entry) for entry in self._models.entries()]))
 
     async def model(self, request: Request) -> Response:
         """One model by its name."""
-        return _json(self._card(self._models.find(request.path_params["name"])))
+        return _json(self._card(self._models.entry(request.path_params["name"])))
 
     async def version(self, _request: Request) -> Response:
         """The version."""
         return _json(VersionReply(__version__))
 
-    def _card(self, served: Served) -> ModelCard:
-        return ModelCard(served.name, self._created, served.engine.info.limits.max_model_len)
+    def _card(self, entry: Entry) -> ModelCard:
+        served = entry.served
+        longest = None if served is None else served.engine.info.limits.max_model_len
+        return ModelCard(entry.name, self._created, longest, entry.condition.state)
 
 
 def _json(content: msgspec.Struct) -> Response:

@@ -23,8 +23,8 @@ from quire.server.deadline import Deadline
 from quire.server.engine_protocol import GenerateProtocol, Prompt
 from quire.server.job import Job
 from quire.server.keys import salt_of
+from quire.server.loading import Loader
 from quire.server.record import RequestRecord
-from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -37,14 +37,14 @@ class Visit:
     """One request that has been let in, until its `with` block ends."""
 
     def __init__(
-        self, record: RequestRecord, models: ServedModels, tenant: str, settings: ServerSettings
+        self, record: RequestRecord, loader: Loader, tenant: str, settings: ServerSettings
     ) -> None:
         self.record = record
         self.deadline = Deadline(settings.request_timeout)
-        self._models = models
+        self._loader = loader
         self._tenant = tenant
         self._queue_timeout = settings.queue_timeout
-        self._ticket = models.entrance.enter()
+        self._ticket = loader.models.entrance.enter()
 
     @property
     def request_id(self) -> str:
@@ -60,7 +60,7 @@ class Visit:
         engine at a time; None is all. Raises QueueFullError.
         """
         self.record.job = job
-        served = self._models.find(job.model)
+        served = self._loader.models.find(job.model)
         num_tokens = sum(map(_num_tokens, job.prompts))
         num_answers = len(job.prompts) * job.sampling.n
         if most_answers is not None:
@@ -70,6 +70,20 @@ class Visit:
         self._ticket.charge(num_answers, num_tokens, at=served.admission)
         self.deadline.shorten(job.timeout)
         return TenantEngine(served.engine, self._tenant, self._queue_timeout)
+
+    async def wait_for(self, model: str, most: float) -> None:
+        """Wait until a model is loaded, in the time that the request has, `most` seconds at most.
+
+        Until the visit ends the model stays. Raises QueueFullError or ModelNotLoadedError.
+        """
+        entry = self._loader.models.entry(model)
+        self._ticket.move(entry.admission)
+        left = self.deadline.left
+        entry.num_waiting += 1
+        try:
+            await self._loader.load(model, most if left is None else min(most, left))
+        finally:
+            entry.num_waiting -= 1
 
     def __enter__(self) -> Visit:
         return self
@@ -88,8 +102,8 @@ class Visit:
 class Reception:
     """Lets requests in."""
 
-    def __init__(self, models: ServedModels, settings: ServerSettings) -> None:
-        self._models = models
+    def __init__(self, loader: Loader, settings: ServerSettings) -> None:
+        self._loader = loader
         self._settings = settings
         self._looks = Admission(Capacity(max_running=0, max_waiting=MAX_LOOKS))
 
@@ -98,12 +112,12 @@ class Reception:
 
         Raises OverloadedError, or InvalidRequestError for a deadline that is none.
         """
-        if not self._models.is_any_alive:
+        if not self._loader.models.may_answer:
             raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
         asked = _asked_timeout(scope)
         state = scope["state"]
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
-        visit = Visit(state["record"], self._models, tenant, self._settings)
+        visit = Visit(state["record"], self._loader, tenant, self._settings)
         visit.deadline.shorten(asked)
         return visit
 

@@ -2,15 +2,16 @@
 
 Owns which names there are, and what a route has to know of a model before it may run: its engine,
 how its answers are read, and how many answers of it are in the house. Looking one up is one read of
-a dict: every request does it.
+a dict: every request does it. How models come and go is loading.py's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.errors import ModelNotFoundError
+from quire.engine.control import ModelCondition
+from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission import Admission, Capacity
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.parsing.choose import AnswerFormats, choose_formats
@@ -26,64 +27,167 @@ class Served:
     formats: AnswerFormats
     admission: Admission
 
-    @classmethod
-    def of(cls, engine: EngineProtocol, settings: ServerSettings) -> Served:
-        """A model with its part of what the settings let in."""
-        capacity = Capacity.share(
-            engine.info.limits,
-            settings.max_queued_requests,
-            settings.max_queued_tokens,
-            settings.api_server_count,
-        )
-        formats = choose_formats(
-            engine.tokenizer.chat_template_text,
-            engine.tokenizer.chat_variables,
-            tools=settings.tool_call_parser,
-            reasoning=settings.reasoning_parser,
-        )
-        return cls(engine.info.model_name, engine, formats, Admission(capacity))
+
+class Entry:
+    """One name of the server's, whether its model is loaded or not.
+
+    served: from its first loading on; num_waiting: requests that wait for it to be loaded.
+    """
+
+    def __init__(self, condition: ModelCondition, admission: Admission) -> None:
+        self.condition = condition
+        self.admission = admission
+        self.served: Served | None = None
+        self.num_waiting = 0
+
+    @property
+    def name(self) -> str:
+        """As requests name it."""
+        return self.condition.name
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether requests can find it."""
+        return self.condition.state == "loaded" and self.served is not None
+
+    @property
+    def num_running(self) -> int:
+        """Answers that use the model, or are about to."""
+        return self.admission.num_answers - self.num_waiting
 
 
 class ServedModels:
-    """All models, by name. first: the one that requests without a name are for."""
+    """All models by name; the first is the one that requests without a name are for."""
 
-    def __init__(self, first: Served) -> None:
-        self.first = first
-        self._by_name: dict[str | None, Served] = {None: first, first.name: first}
+    def __init__(self, conditions: Sequence[ModelCondition], settings: ServerSettings) -> None:
+        self._settings = settings
+        self._on_new: list[Callable[[EngineProtocol], None]] = []
+        shares = [self._capacity(condition) for condition in conditions]
+        self.entrance = Admission(_sum(shares))  # where requests are counted that name none yet
+        parts = [self.entrance]
+        if len(conditions) > 1:
+            parts = [Admission(share, house=self.entrance) for share in shares]
+        self._entries = {c.name: Entry(c, part) for c, part in zip(conditions, parts, strict=True)}
+        self._first = conditions[0].name
+        self._loaded: dict[str | None, Served] = {}
+
+    @classmethod
+    def of(cls, engine: EngineProtocol, settings: ServerSettings) -> ServedModels:
+        """One model that is there and stays."""
+        info = engine.info
+        seqs = info.limits.max_num_seqs
+        condition = ModelCondition(
+            name=info.model_name, state="loaded", at_start=True, max_num_seqs=seqs
+        )
+        models = cls([condition], settings)
+        models.attach(info.model_name, engine)
+        return models
+
+    # ------------------------------------------------------------------ for requests
 
     def find(self, name: str | None) -> Served:
-        """The model that a request names. Raises ModelNotFoundError."""
-        served = self._by_name.get(name)
+        """The model that a request names. Raises ModelNotFoundError or ModelNotLoadedError."""
+        served = self._loaded.get(name)
         if served is None:
-            raise self._unknown(str(name))
+            raise self._absent(name)
         return served
 
-    def all(self) -> list[Served]:
-        """Each model once, the first one first."""
-        return list(dict.fromkeys(self._by_name.values()))
+    def entry(self, name: str | None) -> Entry:
+        """The model by its name, loaded or not. Raises ModelNotFoundError."""
+        entry = self._entries.get(self._first if name is None else name)
+        if entry is None:
+            raise self._unknown(str(name))
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """All models, the first one first."""
+        return list(self._entries.values())
+
+    def loaded(self) -> list[Served]:
+        """Those that can be asked now."""
+        return [served for name, served in self._loaded.items() if name is not None]
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether a request can come: there is a model that runs, or that can be loaded."""
+        if any(served.engine.is_alive for served in self._loaded.values()):
+            return True
+        return len(self.loaded()) < len(self._entries)
+
+    # ------------------------------------------------------------------ models that come and go
+
+    def attach(self, name: str, engine: EngineProtocol) -> None:
+        """The model was loaded for the first time: this is its engine, for good."""
+        entry = self._entries[name]
+        tokenizer = engine.tokenizer
+        formats = choose_formats(
+            tokenizer.chat_template_text,
+            tokenizer.chat_variables,
+            tools=self._settings.tool_call_parser,
+            reasoning=self._settings.reasoning_parser,
+        )
+        entry.served = Served(name, engine, formats, entry.admission)
+        entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
+        for on_new in self._on_new:
+            on_new(engine)
+        self.tell(entry.condition)
+
+    def tell(self, condition: ModelCondition) -> None:
+        """The model is like this now."""
+        entry = self._entries[condition.name]
+        entry.condition = condition
+        names = (entry.name, None) if entry.name == self._first else (entry.name,)
+        for name in names:
+            if entry.is_usable and entry.served is not None:
+                self._loaded[name] = entry.served
+            else:
+                self._loaded.pop(name, None)
 
     def follow(self, on_new: Callable[[EngineProtocol], None]) -> None:
         """Tell of each engine, those of now and those to come."""
-        for served in self.all():
-            on_new(served.engine)
-
-    @property
-    def is_any_alive(self) -> bool:
-        """Whether there is a model that can answer now."""
-        return any(served.engine.is_alive for served in self._by_name.values())
-
-    @property
-    def entrance(self) -> Admission:
-        """Where requests are counted while it is not known yet which model they name."""
-        return self.first.admission
+        self._on_new.append(on_new)
+        for entry in self._entries.values():
+            if entry.served is not None:
+                on_new(entry.served.engine)
 
     async def close(self) -> None:
         """Leave all engines."""
-        for served in self.all():
-            await served.engine.close()
+        for entry in self._entries.values():
+            if entry.served is not None:
+                await entry.served.engine.close()
+
+    def _capacity(self, condition: ModelCondition, max_kv_tokens: int | None = None) -> Capacity:
+        """Its part of what the settings let in. Tokens are counted once the KV cache is known."""
+        return Capacity.share(
+            condition.max_num_seqs,
+            max_kv_tokens,
+            self._settings.max_queued_requests,
+            self._settings.max_queued_tokens,
+            self._settings.api_server_count,
+        )
+
+    def _absent(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
+        if name is not None and name not in self._entries:
+            return self._unknown(name)
+        found = self.entry(name).condition
+        return ModelNotLoadedError(
+            found.name,
+            found.failure or f"model {found.name} is {found.state}; send the request again later",
+            retry_after=found.retry_after,
+        )
 
     def _unknown(self, name: str) -> ModelNotFoundError:
-        known = " or ".join(repr(served.name) for served in self.all())
+        known = " or ".join(map(repr, self._entries))
         return ModelNotFoundError(
             f"model: {name[:128]!r} is not served here; use {known}, or leave it out"
         )
+
+
+def _sum(shares: Sequence[Capacity]) -> Capacity:
+    """What all models together take in. Prompt tokens are each model's own matter."""
+    if len(shares) == 1:
+        return shares[0]
+    return Capacity(
+        max_running=sum(share.max_running for share in shares),
+        max_waiting=sum(share.max_waiting for share in shares),
+    )

@@ -21,7 +21,12 @@ _LEAST = {
     "shutdown_timeout": 0,
     "max_queued_requests": 0,
     "max_queued_tokens": 0,
+    "model_memory_bytes": 1,
 }
+_SECONDS = (
+    *("queue_timeout", "request_timeout", "slow_reader_timeout"),
+    *("model_load_timeout", "idle_unload_seconds"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +72,18 @@ class ServerSettings:
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
         "auto", "how the model marks its thoughts; auto: as its chat template shows"
     )
+    model_load: Literal["at_start", "on_demand"] = _setting(
+        "at_start", "when models are loaded; on_demand: by the first request that names one"
+    )
+    model_memory_bytes: int | None = _setting(
+        None, "memory of all loaded models; for more, idle ones are unloaded, default: no limit"
+    )
+    model_load_timeout: float = _setting(
+        300.0, "seconds that a request waits for its model to be loaded"
+    )
+    idle_unload_seconds: float | None = _setting(
+        None, "seconds after which an idle model that was loaded on demand is unloaded"
+    )
     max_body_bytes: int = _setting(4 << 20, "largest request body")
     api_server_count: int = _setting(1, "processes that speak HTTP, on one port")
     engine_hang_timeout: int = _setting(
@@ -92,7 +109,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is {value}; give {least} or more")
-        for name in ("queue_timeout", "request_timeout", "slow_reader_timeout"):
+        for name in _SECONDS:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; give a positive number of seconds")

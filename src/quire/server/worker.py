@@ -1,7 +1,7 @@
 """The API process: `python -m quire.server.worker`, started by the supervisor alone.
 
 HTTP on a socket that the parent holds, engines in other processes. Owns how the two are joined:
-the application is built when the engine can be reached, and told when it dies or comes back.
+the application is told of each engine that can be reached, and when it dies or comes back.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import uvloop
@@ -23,6 +24,8 @@ from quire.engine.control import (
     Control,
     EngineDown,
     EngineUp,
+    LeaveModel,
+    ModelCondition,
     ParentLine,
     StartFailed,
     StartWorker,
@@ -32,8 +35,10 @@ from quire.engine.ipc import ProcessLink
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder
 from quire.logs import configure_logging
-from quire.server.app import build_app
+from quire.server.app import build_server
 from quire.server.listen import Server
+from quire.server.loading import Loader
+from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -60,48 +65,83 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
     if start.client.partition(".")[0] != "0":  # of several processes, one has the admin endpoints
         settings = replace(settings, admin_port=None, admin_uds=None)
-    engines = Engines(start.client)
+    models = ServedModels(start.models, settings)
+    fronts = Fronts(start.client, line, Loader(models, line.send))
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper"))
-    line.follow(lambda message: _call(loop, engines, message))
-    app = build_app(await engines.first, settings, Path(start.metrics_folder))
-    server = Server(app, settings, on_ready=lambda: line.send(WorkerReady()))
+    line.follow(lambda message: _call(loop, fronts, message))
+    app = build_server(fronts.loader, settings, Path(start.metrics_folder))
+    server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
     with socket.socket(fileno=start.listener) as listener:
         await server.serve(sockets=[listener])
 
 
-class Engines:
-    """The engines that this process knows. first: the engine, once it can be reached."""
+async def _say_ready(fronts: Fronts, line: ParentLine) -> None:
+    await fronts.are_complete.wait()
+    line.send(WorkerReady())
 
-    def __init__(self, client: str) -> None:
-        self.first: asyncio.Future[AsyncEngine] = asyncio.get_running_loop().create_future()
+
+class Fronts:
+    """This process's ends of the engines. are_complete: it has those of the server's start."""
+
+    def __init__(self, client: str, line: ParentLine, loader: Loader) -> None:
+        self.loader = loader
+        self.are_complete = asyncio.Event()
         self._client = client
+        self._line = line
         self._links: dict[str, ProcessLink] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._check_complete()
+
+    def begin(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run something beside."""
+        task = asyncio.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
 
     def handle(self, message: Control) -> None:
-        """Take news from the supervisor."""
+        """Take news from the parent."""
         match message:
             case EngineUp() if message.name in self._links:
                 self._links[message.name].engine_returned(
                     message.info, message.address, message.page_path
                 )
             case EngineUp():
-                self._meet(message)
+                link = ProcessLink(self._client, message.address, message.page_path)
+                self._links[message.name] = link
+                self.begin(self._meet(link, message))
             case EngineDown() if message.name in self._links:
-                self._links[message.name].engine_died(will_return=message.will_return)
+                link = self._links[message.name]
+                link.engine_died(will_return=message.will_return, why=message.why)
+            case ModelCondition():
+                self.loader.tell(message)
+            case LeaveModel():
+                self.begin(self.loader.leave(message))
 
-    def _meet(self, up: EngineUp) -> None:
-        link = self._links[up.name] = ProcessLink(self._client, up.address, up.page_path)
+    async def _meet(self, link: ProcessLink, up: EngineUp) -> None:
+        """An engine that was not known before; its tokenizer is read beside the loop."""
         try:
-            tokenizer = Tokenizer.from_folder(tokenizer_folder(up.config))
+            folder = tokenizer_folder(up.config)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         except QuireError as error:
-            self.first.set_exception(error)
+            if self.loader.models.entry(up.name).condition.at_start:
+                self._line.send(StartFailed(kind=type(error).__name__, message=str(error)))
+            else:
+                await self._links.pop(up.name).close()
+                self.loader.give_up(up.name, str(error))
             return
-        self.first.set_result(AsyncEngine(link, tokenizer, up.info, up.config.model.seed))
+        engine = AsyncEngine(link, tokenizer, up.info, up.config.model.seed)
+        self.loader.attach(up.name, engine)
+        self._check_complete()
+
+    def _check_complete(self) -> None:
+        entries = self.loader.models.entries()
+        if all(entry.served is not None for entry in entries if entry.condition.at_start):
+            self.are_complete.set()
 
 
-def _call(loop: asyncio.AbstractEventLoop, engines: Engines, message: Control) -> None:
-    loop.call_soon_threadsafe(engines.handle, message)
+def _call(loop: asyncio.AbstractEventLoop, fronts: Fronts, message: Control) -> None:
+    loop.call_soon_threadsafe(fronts.handle, message)
 
 
 def _leave(*_: object) -> NoReturn:

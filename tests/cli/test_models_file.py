@@ -1,0 +1,118 @@
+"""Several models on the command line and in a file; each mistake is told with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.cli.models_file import read_models
+from quire.cli.serve import make_parser, model_plans
+from quire.engine.fleet import ModelPlan
+from quire.errors import ConfigError
+from quire.server.settings import ServerSettings
+
+
+def plans(*words: str, **settings: str) -> list[ModelPlan]:
+    return model_plans(make_parser().parse(words), ServerSettings(**settings))  # type: ignore[arg-type]
+
+
+def test_one_model_as_ever() -> None:
+    (plan,) = plans("./folder", "--served-model-name", "mine", "--num-blocks", "7")
+    assert (plan.name, plan.at_start, plan.config.model.model) == ("mine", True, "./folder")
+    assert plan.config.cache.num_blocks == 7
+    assert plans()[0].name == "quire-tiny"
+
+
+def test_several_share_the_options(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    words = ("--model", "chat=quire-tiny", "--model", "org/small", "--model", str(odd))
+    found = plans(*words, "--num-blocks", "9", model_load="on_demand")
+    assert [plan.name for plan in found] == ["chat", "org/small", str(odd)]
+    assert [plan.config.model.model for plan in found] == ["quire-tiny", "org/small", str(odd)]
+    assert {plan.config.cache.num_blocks for plan in found} == {9}
+    assert not any(plan.at_start for plan in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("quire-tiny", "--model", "b"), "give one of them"),
+        (("--config", "x", "--model", "b"), "give one of them"),
+        (("--model", "a=x", "--model", "a=y"), "two models have the name 'a'"),
+        (("--model", "=x"), "give NAME=MODEL"),
+        (("--model", "a="), "give NAME=MODEL"),
+        (("--model", "a", "--served-model-name", "b"), "--model NAME=MODEL"),
+        (("--config", "/nowhere.yaml"), "cannot be read"),
+    ],
+)
+def test_wrong_words(words: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        plans(*words)
+
+
+GOOD = """\
+models:
+  - name: chat
+    model: quire-tiny
+    kv_cache_memory_bytes: 2M
+    enable_prefix_caching: false
+    itl_target_ms: 50
+  - model: quire-tiny-draft
+    load: on_demand
+    max_num_seqs: 4_0
+"""
+
+
+def test_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(GOOD)
+    first, second = read_models(str(file), {"max_num_seqs": 8, "seed": 5}, "at_start")
+    assert (first.name, first.at_start) == ("chat", True)
+    assert first.config.model.served_model_name == "chat"
+    assert first.config.cache.kv_cache_memory_bytes == 2 << 20
+    assert first.config.cache.enable_prefix_caching is False
+    assert first.config.scheduler.itl_target_ms == 50
+    assert (second.name, second.at_start) == ("quire-tiny-draft", False)
+    assert (first.config.scheduler.max_num_seqs, second.config.scheduler.max_num_seqs) == (8, 40)
+    assert second.config.model.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("", None, "begin it with the line `models:`"),
+        ("- a\n", None, "begin it with the line `models:`"),
+        ("models:\n", 1, "models must be a list"),
+        ("models: []\n", 1, "models must be a list"),
+        ("model: x\n", 1, "unknown field model; did you mean models?"),
+        ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
+        ("models:\n  - name: a\n", 2, r"models\[0\] has no model"),
+        ("models:\n  - model: a\n    num_block: 3\n", 3, "num_block; did you mean num_blocks?"),
+        (
+            "models:\n  - model: a\n    num_blocks: many\n",
+            3,
+            "num_blocks: 'many' is not an integer",
+        ),
+        ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks is 0; give at least 1"),
+        ("models:\n  - model: a\n    num_blocks: [1]\n", 3, "num_blocks must be one value"),
+        ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype is 'int3'; give one of"),
+        ("models:\n  - model: a\n\n    load: later\n", 4, "load is 'later'; give one of at_start"),
+        ("models:\n  - model: a\n    model: b\n", 3, "model stands here twice"),
+        ("models:\n  - model: a\n  - model: b\n    name: a\n", 3, "two models have the name 'a'"),
+        ("models:\n  - model: a\n    max_num_seqs: 3\n    max_num_batched_tokens: 2\n", 4, "below"),
+        ("models:\n  - model: a\n   name: [\n", 3, "it is no YAML"),
+        ("models: &x\n  - {model: *y}\n", 2, "it is no YAML"),
+        ("models: \x00", None, "it is no YAML"),
+    ],
+)
+def test_mistakes_are_told_with_their_line(
+    text: str, line: int | None, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+    where = "" if line is None else f", line {line}"
+    with pytest.raises(ConfigError, match=problem) as caught:
+        read_models(str(file), {}, "at_start")
+    assert str(caught.value).startswith(f"{file}{where}: ")

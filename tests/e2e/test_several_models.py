@@ -1,0 +1,287 @@
+"""Several models in one server: each answers as if it were alone, whatever the others do."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from quire.core.sampling_params import SamplingParams
+from quire.llm import LLM
+
+MODELS = {"chat": "quire-tiny", "small": "quire-tiny-draft"}
+PROMPTS = [f"stream number {number}" for number in range(2)]
+PATIENCE = 60.0
+LENGTH = 100
+
+
+@dataclass
+class Server:
+    """A running `quire serve` with several models."""
+
+    parent: psutil.Process
+    url: str
+    admin: Path
+
+    @property
+    def engines(self) -> list[psutil.Process]:
+        """By age, so in the order of loading."""
+        children = [p for p in self.parent.children() if "quire.engine.process" in p.cmdline()]
+        return sorted(children, key=lambda process: (process.create_time(), process.pid))
+
+    def ask(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error) | {"headers": dict(error.headers)}
+
+    def complete(self, model: str, prompt: str, **fields: Any) -> str:
+        wishes = {"max_tokens": LENGTH, "ignore_eos": True, "temperature": 0} | fields
+        status, reply = self.ask("/v1/completions", model=model, prompt=prompt, **wishes)
+        assert status == 200, reply
+        return str(reply["choices"][0]["text"])
+
+    def states(self) -> dict[str, str]:
+        return {m["name"]: m["state"] for m in self.order("GET", "/admin/models")["models"]}
+
+    def order(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        """One request to the admin endpoints."""
+        data = json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(PATIENCE)
+            sock.connect(str(self.admin))
+            sock.sendall(head.encode() + data)
+            reply = b"".join(iter(lambda: sock.recv(65536), b""))
+        return json.loads(reply.partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
+
+
+class Stream(threading.Thread):
+    """Reads one streamed completion."""
+
+    def __init__(self, server: Server, model: str, prompt: str, length: int = LENGTH) -> None:
+        super().__init__(daemon=True)
+        wishes = {"max_tokens": length, "ignore_eos": True, "temperature": 0, "stream": True}
+        self._request = urllib.request.Request(
+            server.url + "/v1/completions",
+            json.dumps({"model": model, "prompt": prompt} | wishes).encode(),
+            {"Content-Type": "application/json"},
+        )
+        self.text, self.num_events, self.gaps = "", 0, [0.0]
+        self.error: dict[str, Any] = {}
+        self.start()
+
+    def run(self) -> None:
+        with urllib.request.urlopen(self._request, timeout=PATIENCE) as response:
+            for line in response:
+                data = line.removeprefix(b"data: ").strip()
+                if data and data != b"[DONE]":
+                    chunk = json.loads(data)
+                    self.error = chunk.get("error", {})
+                    self.text += "" if self.error else chunk["choices"][0]["text"]
+                    self.num_events += 1
+
+
+@contextmanager
+def serve(admin: Path, *options: str) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "quire",
+            "serve",
+            "--port",
+            "0",
+            "--admin-uds",
+            str(admin),
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+        assert ready is not None
+        yield Server(psutil.Process(process.pid), ready[1], admin)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+# ---------------------------------------------------------------------- real models
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, str], str]:
+    """What each model says when nothing else runs."""
+    sampling = SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.0)
+    torch.set_num_threads(1)
+    answers = {}
+    for name, model in MODELS.items():
+        llm = LLM(model=model, num_blocks=200)
+        for prompt, output in zip(
+            PROMPTS, llm.generate(PROMPTS, sampling, use_tqdm=False), strict=True
+        ):
+            answers[name, prompt] = output.outputs[0].text
+    return answers
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    words = [word for name, model in MODELS.items() for word in ("--model", f"{name}={model}")]
+    admin = tmp_path_factory.mktemp("admin") / "sock"
+    with serve(admin, *words, "--num-blocks", "200") as server:
+        yield server
+
+
+def test_models_at_the_same_time_answer_as_alone(
+    server: Server, alone: dict[tuple[str, str], str]
+) -> None:
+    with ThreadPoolExecutor(len(alone)) as pool:
+        texts = pool.map(lambda key: server.complete(*key), alone)
+    assert dict(zip(alone, texts, strict=True)) == alone
+
+
+def test_memory_is_as_it_was_told(server: Server) -> None:
+    """Pages of libraries are shared and the KV cache is not touched yet: not to the byte."""
+    told = {m["name"]: m["num_bytes"] for m in server.order("GET", "/admin/models")["models"]}
+    measured = sorted(engine.memory_info().rss for engine in server.engines)
+    for size, name in zip(measured, ("small", "chat"), strict=True):
+        assert 0.7 < size / told[name] < 1.3
+
+
+def test_a_killed_engine_is_nothing_to_the_others(
+    server: Server, alone: dict[tuple[str, str], str]
+) -> None:
+    streams = {key: Stream(server, *key) for key in alone}
+    wait_until(lambda: all(stream.num_events >= 1 for stream in streams.values()))
+    sizes = {engine.memory_info().rss: engine for engine in server.engines}
+    victim, other = sizes[min(sizes)], sizes[max(sizes)]
+    victim.kill()
+    for stream in streams.values():
+        stream.join(PATIENCE)
+    assert {key: stream.text for key, stream in streams.items()} == alone
+    assert other in server.engines
+    assert victim not in server.engines
+
+
+# ---------------------------------------------------------------------- on demand, without models
+
+MIB = 1 << 20
+NULL = ["--load-format", "null", "--model-load", "on_demand"]
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Three models of 256 MiB each, and memory for two."""
+    admin = tmp_path_factory.mktemp("admin") / "sock"
+    words = [word for name in "abc" for word in ("--model", f"{name}=quire-tiny")]
+    limits = ("--model-memory-bytes", str(600 * MIB), "--api-server-count", "2")
+    with serve(admin, *words, *NULL, *limits) as server:
+        yield server
+
+
+def num_tokens(server: Server, model: str) -> float:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=PATIENCE) as response:
+        text = response.read().decode()
+    pattern = rf'^vllm:generation_tokens_total\{{.*"{model}"\}} (\S+)'
+    found = re.search(pattern, text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_the_least_recently_used_one_leaves(narrow: Server) -> None:
+    assert set(narrow.states().values()) == {"unloaded"}
+    assert not narrow.engines
+    narrow.complete("a", "x")
+    narrow.complete("b", "x")
+    assert narrow.states() == {"a": "loaded", "b": "loaded", "c": "unloaded"}
+    narrow.complete("a", "x")
+    narrow.complete("c", "x")
+    assert narrow.states() == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+    assert len(narrow.engines) == 2
+    with ThreadPoolExecutor(12) as pool:  # all of them, each waiting for its turn or served
+        texts = list(pool.map(lambda n: narrow.complete("abc"[n % 2], "x"), range(12)))
+    assert len(set(texts)) == 1
+    wait_until(lambda: num_tokens(narrow, "b") == LENGTH * 7)  # of both its processes
+
+
+def test_models_in_use_stay(narrow: Server) -> None:
+    narrow.complete("a", "x")
+    narrow.complete("c", "x")
+    streams = [Stream(narrow, name, "x", length=4000) for name in "ac"]
+    wait_until(lambda: all(stream.num_events for stream in streams))
+    status, reply = narrow.ask("/v1/completions", model="b", prompt="x")
+    assert (status, reply["error"]["code"]) == (503, "model_not_loaded")
+    assert f"of {600 * MIB:,} bytes" in reply["error"]["message"]
+    assert int(reply["headers"]["retry-after"]) >= 1
+    assert all(stream.is_alive() for stream in streams), "too late: make the answers longer"
+    for stream in streams:
+        stream.join(PATIENCE)
+        assert not stream.error
+    assert narrow.complete("b", "x")
+
+
+def test_an_administrator_unloads_a_model_when_its_requests_are_done(narrow: Server) -> None:
+    narrow.complete("a", "x")
+    running = Stream(narrow, "a", "x", length=2000)
+    wait_until(lambda: running.num_events > 0)
+    reply = narrow.order("POST", "/admin/models/unload", model="a")
+    assert (reply["state"], running.error) == ("unloaded", {})
+    running.join(PATIENCE)
+    assert running.text
+    endless = Stream(narrow, "a", "x", length=4000)
+    wait_until(lambda: endless.num_events > 0)
+    narrow.order("POST", "/admin/models/unload", model="a", grace=0)
+    endless.join(PATIENCE)
+    assert "unloaded" in endless.error["message"]
+    reply = narrow.order("POST", "/admin/models/load", model="a")
+    assert reply["state"] == "loaded"
+
+
+def test_idle_models_leave(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - {name: a, model: quire-tiny, load: at_start}\n"
+                    "  - {name: b, model: quire-tiny}\n")  # fmt: skip
+    with serve(
+        tmp_path / "sock", "--config", str(file), *NULL, "--idle-unload-seconds", "0.5"
+    ) as s:
+        assert s.states() == {"a": "loaded", "b": "unloaded"}
+        s.complete("b", "x")
+        wait_until(lambda: s.states()["b"] == "unloaded")
+        assert s.states()["a"] == "loaded"
