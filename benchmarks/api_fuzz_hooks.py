@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ RULES = {
     "roles": r"last one is the assistant|only the (assistant|user) has this",
     "effort": r"^reasoning(_effort|\.effort)",
     "variables": r"^chat_template_kwargs",
+    "dimensions": r"^dimensions",
     "thinking": r"^thinking",
 }
 
 _seen = Counter[str]()
+_timeouts = count(1)
 _counts = os.environ.get("API_FUZZ_COUNTS")
 
 
@@ -71,9 +74,8 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
 
 def _patient(value: Any) -> Any:
     """Mostly enough seconds to answer in."""
-    _seen["timeouts"] += 1
     is_short = isinstance(value, int | float) and 0 < value < ENOUGH_SECONDS
-    return ENOUGH_SECONDS if is_short and _seen["timeouts"] % 8 else value
+    return ENOUGH_SECONDS if is_short and next(_timeouts) % 8 else value
 
 
 def _near(value: Any) -> Any:

@@ -133,6 +133,26 @@ def _two_columns(rows: dict[str, str]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)])
 
 
+def api_fuzz(result: Result) -> str:
+    """What the servers answered to generated requests."""
+    lines = [
+        "| server | requests | valid ones | 2xx | 4xx | 503 | 504 | other 5xx | failed checks |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        seen = {int(k.split()[1]): n for k, n in row["seen"].items() if k.startswith("status ")}
+        of = {
+            hundred: sum(n for s, n in seen.items() if s // 100 == hundred) for hundred in (2, 4, 5)
+        }
+        others = of[5] - seen.get(503, 0) - seen.get(504, 0)
+        figures = (
+            row["cases"]["generated"], row["seen"]["positive"], of[2], of[4], seen.get(503, 0),
+            seen.get(504, 0), others, row["cases"]["unique_failures"],
+        )  # fmt: skip
+        lines.append(f"| {row['model']} | " + " | ".join(f"{n:,}" for n in figures) + " |")
+    return "\n".join(lines)
+
+
 def source(name: str, result: Result, up: str) -> str:
     """Where the figures come from. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
@@ -148,6 +168,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_model_amx": cpu_model,
     "prefix_caching": prefix_caching,
+    "api_fuzz": api_fuzz,
     "faults": faults,
     "overload": overload,
     "soak": soak,
