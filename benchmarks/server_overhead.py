@@ -1,8 +1,12 @@
 """What the server costs around a model: HTTP, tokens, the hop to the engine, scheduling, SSE.
 
-Runs `quire serve --load-format null` and keeps it busy over kept-alive connections from another
-process. Besides the wall clock, which other work on the machine disturbs, it reports what one core
-can do: work done per second of processor time that the API process, and the engine, have used.
+Keeps `quire serve --load-format null` busy over kept-alive connections from another process, and in
+turns with it the bare stacks of bare_stacks.py, with the same client. The measure is work done per
+second of processor time that the API process, or the engine, has used: the wall clock would tell
+of other work on the machine. Absolute figures still follow the machine's mood; the ratios to the
+bare stacks, taken round by round, do not.
+
+--profile samples the API process with py-spy and tells where its time goes.
 """
 
 from __future__ import annotations
@@ -12,11 +16,15 @@ import asyncio
 import json
 import re
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from typing import IO, Any, cast
 
 import psutil
 import record
@@ -26,13 +34,16 @@ ANSWER_TOKENS = 15
 STREAM_TOKENS = 200
 PROMPT = "rewrite this query: red runing shoes for wimen"
 SERVE = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
+BARE = [sys.executable, str(Path(__file__).parent / "bare_stacks.py")]
 
 
 @dataclass
 class Count:
-    """What one kind of load has brought."""
+    """What a load has brought. left: requests that are still to be sent; done: all are answered."""
 
-    requests: int = 0
+    left: int
+    pending: int
+    done: asyncio.Future[None]
     events: int = 0
     errors: int = 0
 
@@ -57,7 +68,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
+        self._send()
+
+    def _send(self) -> None:
+        if self._count.left:
+            self._count.left -= 1
+            self._transport.write(self._request)
+        else:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._stream:
@@ -73,80 +91,168 @@ class Connection(asyncio.Protocol):
                 return
             self._count.errors += not head.startswith(b"HTTP/1.1 200")
         self._unread = b""
-        self._count.requests += 1
-        self._transport.write(self._request)
+        self._count.pending -= 1
+        if not self._count.pending:
+            self._count.done.set_result(None)
+        self._send()
 
 
-async def load(url: str, connections: int, seconds: float, *, stream: bool) -> Count:
-    """Keep the server busy for some seconds."""
+async def load(url: str, connections: int, requests: int, *, stream: bool) -> Count:
+    """Send so many requests, and wait for all answers: nothing is cut, so nothing is guessed."""
     host, port = url.removeprefix("http://").split(":")
-    count, loop = Count(), asyncio.get_running_loop()
-    data = request_bytes(host, stream=stream)
-    made = [
+    loop = asyncio.get_running_loop()
+    count, data = (
+        Count(requests, requests, loop.create_future()),
+        request_bytes(host, stream=stream),
+    )
+    for _ in range(connections):
         await loop.create_connection(lambda: Connection(data, count, stream=stream), host, port)
-        for _ in range(connections)
-    ]
-    await asyncio.sleep(seconds)
-    for transport, _ in made:
-        transport.close()
+    await count.done
     return count
 
 
-def seconds_used(process: psutil.Process) -> float:
+def seconds_used(process: psutil.Process | None) -> float:
+    if process is None:
+        return 0.0
     times = process.cpu_times()
     return times.user + times.system
 
 
-def measure(
-    url: str, api: psutil.Process, engine: psutil.Process, args: argparse.Namespace, *, stream: bool
-) -> dict[str, Any]:
-    uvloop.run(load(url, args.connections, 1.0, stream=stream))  # warm up
-    begin = time.monotonic(), seconds_used(api), seconds_used(engine)
-    count = uvloop.run(load(url, args.connections, args.seconds, stream=stream))
-    wall, api_used, engine_used = (
-        end - start
-        for end, start in zip(
-            (time.monotonic(), seconds_used(api), seconds_used(engine)), begin, strict=True
-        )
-    )
-    tokens = count.requests * (STREAM_TOKENS if stream else ANSWER_TOKENS)
+@dataclass
+class Server:
+    """A server under load. api, engine: the processes whose time counts; a bare stack has one."""
+
+    name: str
+    url: str
+    parent: subprocess.Popen[str]
+    api: psutil.Process
+    engine: psutil.Process | None = None
+
+    def stop(self) -> None:
+        self.parent.send_signal(signal.SIGINT)
+        self.parent.wait()
+
+
+def start(name: str, command: list[str], log: IO[str]) -> Server:
+    """Start a server and wait until it is ready. log: takes what it says of its requests."""
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert parent.stdout is not None
+    found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
+    assert found is not None, f"{name} did not start"
+    process = psutil.Process(parent.pid)
+    server = Server(name, found[1], parent, process)
+    for child in process.children():
+        if "quire.server.worker" in child.cmdline():
+            server.api = child
+        elif "quire.engine.process" in child.cmdline():
+            server.engine = child
+    return server
+
+
+def measure(server: Server, args: argparse.Namespace, *, stream: bool) -> dict[str, float]:
+    """One round: what a core-second of each process brought."""
+    requests = args.streams if stream else args.requests
+    if server.engine is None:  # a bare stack is done too soon for its clock
+        requests *= 4
+    before = seconds_used(server.api), seconds_used(server.engine)
+    begin = time.monotonic()
+    count = uvloop.run(load(server.url, args.connections, requests, stream=stream))
+    wall = time.monotonic() - begin
+    api = seconds_used(server.api) - before[0]
+    engine = seconds_used(server.engine) - before[1]
+    tokens = requests * (STREAM_TOKENS if stream else ANSWER_TOKENS)
+    row = {
+        "requests_per_second": requests / wall,
+        "requests_per_api_core_second": requests / api,
+        "tokens_per_api_core_second": tokens / api,
+        "tokens_per_event": tokens / count.events if count.events else 0.0,
+        "errors": count.errors,
+    }
+    if engine:
+        row["requests_per_engine_core_second"] = requests / engine
+        row["tokens_per_engine_core_second"] = tokens / engine
+    return row
+
+
+def compare(servers: list[Server], args: argparse.Namespace, *, stream: bool) -> dict[str, Any]:
+    """Rounds in turns; medians of each server, and of the ratios of Quire to each bare stack."""
+    rounds = [
+        {server.name: measure(server, args, stream=stream) for server in servers}
+        for _ in range(args.rounds + 1)
+    ][1:]  # the first one warms up
+    unit = "tokens_per_api_core_second" if stream else "requests_per_api_core_second"
+    names = [server.name for server in servers]
     return {
         "stream": stream,
-        "connections": args.connections,
-        "errors": count.errors,
-        "requests_per_second": round(count.requests / wall),
-        "tokens_per_second": round(tokens / wall),
-        "tokens_per_event": round(tokens / count.events, 2) if count.events else None,
-        "api_share_of_a_core": round(api_used / wall, 2),
-        "engine_share_of_a_core": round(engine_used / wall, 2),
-        "requests_per_api_core_second": round(count.requests / api_used),
-        "tokens_per_api_core_second": round(tokens / api_used),
-        "requests_per_engine_core_second": round(count.requests / engine_used),
-        "tokens_per_engine_core_second": round(tokens / engine_used),
+        "servers": {
+            name: {
+                key: round(statistics.median(found[name][key] for found in rounds), 2)
+                for key in rounds[0][name]
+            }
+            for name in names
+        },
+        "ratios": {
+            name: round(statistics.median(r["quire"][unit] / r[name][unit] for r in rounds), 3)
+            for name in names[1:]
+        },
     }
+
+
+def profile(server: Server, args: argparse.Namespace, *, stream: bool) -> list[tuple[str, float]]:
+    """Where the API process spends its time: (file: function, share of the samples) by own time."""
+    command = [sys.executable, __file__, "--load", server.url]
+    client = subprocess.Popen([*command, *(["--stream"] if stream else [])])
+    time.sleep(1.0)
+    with tempfile.NamedTemporaryFile("r") as found:
+        spy = ["py-spy", "record", "--pid", str(server.api.pid), "--duration", "5", "--rate", "400"]
+        spy += ["--format", "raw", "--function", "--output", found.name]
+        subprocess.run(spy, check=True, capture_output=True)
+        samples = Counter[str]()
+        for line in found:
+            stack, _, count = line.rpartition(" ")
+            if "worker.py" in stack:  # the event loop's thread; others only wait
+                samples[stack.rpartition(";")[2]] += int(count)
+    client.terminate()
+    client.wait()
+    total = sum(samples.values())
+    return [(name, round(count / total, 3)) for name, count in samples.most_common(args.profile)]
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryFile("w") as log:
+        servers = [start("quire", SERVE, log)]
+        try:
+            servers += [start(name, [*BARE, name], log) for name in ("raw", "starlette")]
+            kinds = (False, True)
+            found = {"rows": [compare(servers, args, stream=stream) for stream in kinds]}
+            if args.profile:
+                found["profiles"] = [profile(servers[0], args, stream=s) for s in kinds]
+            return found
+        finally:
+            for server in servers:
+                server.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--requests", type=int, default=2048, help="in each round")
+    parser.add_argument("--streams", type=int, default=256, help="in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--profile", type=int, default=0, metavar="N", help="tell the N dearest functions"
+    )
     parser.add_argument("--save", action="store_true", help="write results/server_overhead.json")
+    parser.add_argument("--load", metavar="URL", help="only keep this server busy")
+    parser.add_argument("--stream", action="store_true", help="with --load: ask for streams")
     args = parser.parse_args()
-    server = subprocess.Popen(SERVE, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    found = re.search(r"ready at (http://\S+)", server.stdout.readline())
-    assert found is not None
-    children = psutil.Process(server.pid).children()
-    (api,) = (child for child in children if "quire.server.worker" in child.cmdline())
-    (engine,) = (child for child in children if "quire.engine.process" in child.cmdline())
-    try:
-        rows = [measure(found[1], api, engine, args, stream=stream) for stream in (False, True)]
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait()
-    print(json.dumps(rows, indent=1))
+    if args.load:
+        uvloop.run(load(args.load, args.connections, 1 << 20, stream=args.stream))
+        return
+    found = run(args)
+    print(json.dumps(found, indent=1))
     if args.save:
-        record.save("server_overhead", {"rows": rows})
+        record.save("server_overhead", found)
 
 
 if __name__ == "__main__":

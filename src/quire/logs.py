@@ -29,6 +29,7 @@ def configure_logging(options: LogOptions) -> None:
     """Log to stderr like this, in this process."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
+    logging.logThreads = logging.logMultiprocessing = False  # costly, and no line tells them
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel("WARNING")  # what it says at start and end, we say
     if options.level != "debug":

@@ -114,17 +114,23 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     embedding: bytes | None = None
 
     def join(self, later: RequestDelta) -> None:
-        """Take what came after this."""
+        """Take what came after this; mostly that is one more token and nothing else."""
         self.token_ids += later.token_ids
-        self.logprobs += later.logprobs
-        self.prompt_logprobs += later.prompt_logprobs
         self.num_cached_tokens = later.num_cached_tokens
+        if later.logprobs or later.prompt_logprobs:
+            self.logprobs += later.logprobs
+            self.prompt_logprobs += later.prompt_logprobs
+        if later.timing is not None:
+            self.timing = later.timing
+        if later.finish_reason is not None:
+            self._end_as(later)
+
+    def _end_as(self, later: RequestDelta) -> None:
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
         self.whole = later.whole
         self.error = later.error
         self.error_kind = later.error_kind
-        self.timing = later.timing or self.timing
         self.embedding = later.embedding
 
 

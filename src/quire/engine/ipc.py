@@ -151,7 +151,7 @@ class EngineConnection:
         if self._outgoing and self._is_open:
             frame = self._encoder.encode(self._outgoing)
             self._outgoing, self._num_bytes = [], 0
-            self._socket.send(frame, zmq.NOBLOCK, copy=False)
+            self._socket.send(frame, zmq.NOBLOCK)
             self._read()  # sending may swallow the sign that something has come
 
     def _read(self) -> None:
