@@ -211,7 +211,7 @@ def profile(server: Server, args: argparse.Namespace, *, stream: bool) -> list[t
         for line in found:
             stack, _, count = line.rpartition(" ")
             if "worker.py" in stack:  # the event loop's thread; others only wait
-                samples[stack.rpartition(";")[2]] += int(count)
+                samples[re.sub(r":\d+\)$", ")", stack.rpartition(";")[2])] += int(count)
     client.terminate()
     client.wait()
     total = sum(samples.values())
@@ -224,7 +224,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         try:
             servers += [start(name, [*BARE, name], log) for name in ("raw", "starlette")]
             kinds = (False, True)
-            found = {"rows": [compare(servers, args, stream=stream) for stream in kinds]}
+            found: dict[str, Any] = {"connections": args.connections, "rounds": args.rounds}
+            found["rows"] = [compare(servers, args, stream=stream) for stream in kinds]
             if args.profile:
                 found["profiles"] = [profile(servers[0], args, stream=s) for s in kinds]
             return found

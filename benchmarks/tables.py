@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ["README.md", "docs/reliability.md"]
+DOCUMENTS = ["README.md", "docs/reliability.md", "docs/serving.md"]
 
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
@@ -129,6 +129,36 @@ def soak(result: Result) -> str:
     return _two_columns(rows)
 
 
+def server_overhead(result: Result) -> str:
+    """Work per core-second of the API process, beside bare stacks, and where its time goes."""
+    lines = [
+        f"Per second of processor time, {result['connections']} connections, medians of "
+        f"{result['rounds']} rounds in turns and of their ratios:",
+        "",
+        "| | Quire's API process | raw ASGI | ratio | starlette, msgspec | ratio | the engine |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, (unit, name) in zip(
+        result["rows"],
+        (("requests", "requests of 15 tokens"), ("tokens", "streamed tokens")),
+        strict=True,
+    ):
+        servers, key = row["servers"], f"{unit}_per_api_core_second"
+        cells = [name, f"{servers['quire'][key]:,.0f}"]
+        for stack in ("raw", "starlette"):
+            cells += [f"{servers[stack][key]:,.0f}", f"{row['ratios'][stack]:.2f}"]
+        cells.append(f"{servers['quire'][f'{unit}_per_engine_core_second']:,.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    if not result.get("profiles"):
+        return "\n".join(lines)
+    lines += ["", "What remains, by own time of the event loop's thread:", ""]
+    lines += ["| whole requests | share | streams | share |", "|---|---|---|---|"]
+    for pair in zip(*result["profiles"], strict=True):
+        cells = [cell for name, share in pair for cell in (f"`{name}`", f"{share:.1%}")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _two_columns(rows: dict[str, str]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)])
 
@@ -172,6 +202,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "faults": faults,
     "overload": overload,
     "soak": soak,
+    "server_overhead": server_overhead,
 }
 
 
