@@ -101,6 +101,16 @@ def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Ap
         checker.check(StructuredOutputs(regex="("))
 
 
+def test_a_process_that_gets_no_turn_says_nothing_of_the_form(apart: Apart) -> None:
+    checker = GrammarChecker(apart, seconds=0.4)
+    checker.check(StructuredOutputs(regex="a"))
+    assert apart.pid is not None
+    os.kill(apart.pid, signal.SIGSTOP)  # a machine that is busy with others
+    with pytest.raises(OverloadedError, match="at the moment"):
+        checker.check(StructuredOutputs(regex="ab"))
+    checker.check(StructuredOutputs(regex="ab"))
+
+
 def test_a_process_that_dies_is_replaced(apart: Apart) -> None:
     assert apart.problem(StructuredOutputs(regex="a")) == ""
     assert apart.pid is not None

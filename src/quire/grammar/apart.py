@@ -7,10 +7,12 @@ stopped. Owns the child process and the limit on its time; what a form means is 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -22,6 +24,7 @@ from quire.grammar.vocabulary import Vocabulary
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0  # for the process to be there, on however busy a machine
+BUSY_FACTOR = 4  # so many times longer may a form take on a machine that is busy with others
 LENGTH_BYTES = 4
 NOT_NOW = "forms cannot be compiled at the moment; send it again later"
 TOO_MUCH = "it takes too much memory to compile; make it simpler"
@@ -30,7 +33,7 @@ TOO_MUCH = "it takes too much memory to compile; make it simpler"
 class SentVocabulary(msgspec.Struct, frozen=True):
     """What the child is told first: the vocabulary, and after how long to give itself up.
 
-    seconds: of one form; the child dies of itself if nobody kills it after twice that.
+    seconds: of work on one form; the child dies of itself if nobody kills it after twice that.
     """
 
     tokens: list[bytes]
@@ -43,6 +46,7 @@ class Apart:
     """Asks a child process what is wrong with forms; one caller at a time.
 
     vocabulary: called when a process is started, which is when there is something to ask.
+    seconds: of the child's work on one form.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float) -> None:
@@ -63,7 +67,7 @@ class Apart:
         child = self._child or self._start()
         try:
             _send(child, msgspec.msgpack.encode(wish))
-            answer = _receive(child, self._seconds)
+            answer = self._answer(child)
         except (EOFError, BrokenPipeError):
             status = child.wait()
             self.close()
@@ -84,6 +88,21 @@ class Apart:
             for pipe in (child.stdin, child.stdout):
                 assert pipe is not None
                 pipe.close()
+
+    def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
+        """Raises TimeoutError if the child works for too long, OverloadedError if it cannot."""
+        begun = _worked_seconds(child.pid)
+        last = time.monotonic() + BUSY_FACTOR * self._seconds
+        left = self._seconds
+        while True:
+            try:
+                return _receive(child, left)
+            except TimeoutError:
+                left = begun + self._seconds - _worked_seconds(child.pid)
+                if left <= 0.0:
+                    raise
+                if time.monotonic() > last:  # which says nothing of the form
+                    raise OverloadedError(NOT_NOW) from None
 
     def _start(self) -> subprocess.Popen[bytes]:
         known = self._vocabulary()
@@ -107,6 +126,13 @@ class Apart:
         return child
 
 
+def _worked_seconds(pid: int) -> float:
+    """The processor time that a process has had, in steps of some milliseconds."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _send(child: subprocess.Popen[bytes], frame: bytes) -> None:
     assert child.stdin is not None
     data = memoryview(len(frame).to_bytes(LENGTH_BYTES) + frame)
@@ -119,7 +145,7 @@ def _receive(child: subprocess.Popen[bytes], seconds: float) -> bytes:
     assert child.stdout is not None
     poller = select.poll()  # select() itself knows no file descriptors above 1023
     poller.register(child.stdout, select.POLLIN)
-    if not poller.poll(seconds * 1000.0):
+    if not poller.poll(max(1.0, seconds * 1000.0)):
         raise TimeoutError
     return read_frame(child.stdout.read)
 
