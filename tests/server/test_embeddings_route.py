@@ -125,7 +125,7 @@ def test_another_model_is_not_found(app: Starlette) -> None:
 def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
     """No more than the window are with the engine, or counted, so that others may come."""
     app = build_app(engine, ServerSettings(max_queued_requests=embeddings.MOST_AT_ONCE))
-    admission = app.state.models.first.admission
+    admission = app.state.models.find(None).admission
     watch = Watch(engine, admission)
     reply = embed(app, input=["ab", "c"] * (embeddings.MAX_INPUTS // 2), encoding_format="base64")
     assert [item["index"] for item in reply.json()["data"]] == list(range(embeddings.MAX_INPUTS))
@@ -170,7 +170,7 @@ def test_who_leaves_aborts(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, PATH, {"input": ["a", "b"]}, leave_after=0)
     assert reply.status == 0
     assert len(engine.aborted) == len(engine.calls)
-    assert app.state.models.first.admission.num_answers == 0
+    assert app.state.models.find(None).admission.num_answers == 0
 
 
 def test_a_deadline_holds(app: Starlette, engine: FakeEngine) -> None:
