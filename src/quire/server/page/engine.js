@@ -26,6 +26,14 @@ export function startEngine(live) {
   });
 }
 
+/** Offer the models whose engines can be looked at, if there are several. */
+export function showLiveModels(names, live) {
+  const select = byId("live-model");
+  byId("live-model-label").hidden = names.length < 2;
+  select.replaceChildren(...names.map((name) => el("option", {}, name)));
+  select.addEventListener("change", () => live.setModel(select.value));
+}
+
 function showFacts({ model, blocks }) {
   const facts = [
     model,

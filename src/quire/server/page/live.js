@@ -15,6 +15,7 @@ export class Live {
   #listeners = [];
   #timer = null;
   #isQuick = false;
+  #path = "live";
 
   /** Call listener(snapshot, history) after each look, or (null, history, error) where it failed. */
   subscribe(listener) {
@@ -34,6 +35,13 @@ export class Live {
     this.#soon(0);
   }
 
+  /** Look at this model from now on; its history begins anew. */
+  setModel(name) {
+    this.#path = `live?model=${encodeURIComponent(name)}`;
+    this.history = new History();
+    this.#soon(0);
+  }
+
   setPaused(paused) {
     this.paused = paused;
     this.#soon(0);
@@ -45,12 +53,14 @@ export class Live {
   }
 
   async #look() {
+    const path = this.#path;
     try {
-      const snapshot = snapshotOf(await getJson("live", { ask: false }));
+      const snapshot = snapshotOf(await getJson(path, { ask: false }));
+      if (path !== this.#path) return; // another model was chosen meanwhile, and is asked for
       this.history.add(snapshot);
       this.#tell(snapshot, null);
     } catch (error) {
-      this.#tell(null, error);
+      if (path === this.#path) this.#tell(null, error);
     }
     this.#soon(this.#isQuick ? QUICK : SLOW);
   }

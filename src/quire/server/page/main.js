@@ -3,7 +3,7 @@
 import { getJson } from "./api.js";
 import { showExamples, startChat } from "./chat.js";
 import { byId } from "./dom.js";
-import { startEngine } from "./engine.js";
+import { showLiveModels, startEngine } from "./engine.js";
 import { Live } from "./live.js";
 import { showModels, showSettings } from "./settings.js";
 
@@ -27,7 +27,9 @@ function showView() {
 async function loadModels() {
   try {
     const { data } = await getJson("v1/models");
-    showModels(data.map(({ id }) => id));
+    const names = data.map(({ id }) => id);
+    showModels(names);
+    showLiveModels(names, live);
   } catch {
     showModels([]); // the first message will say what is wrong
   }
