@@ -52,8 +52,21 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_rows, padded_rows = len(x), padded(len(x))
+    if padded_rows > num_rows:
+        x = F.pad(x, (0, 0, 0, padded_rows - num_rows))
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return out
+    return out[:num_rows]
+
+
+def padded(num_rows: int) -> int:
+    """The number of rows that a product is made with: at most an eighth more.
+
+    oneDNN compiles a kernel for each number of rows and keeps it; steps have any number, and after
+    some hundred of them that was a gigabyte.
+    """
+    step = 1 << max(0, num_rows.bit_length() - 4)
+    return -(-num_rows // step) * step
 
 
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
