@@ -27,7 +27,7 @@ TIMEOUT = "X-Request-Timeout"
 # rule → what a refusal of a body that its schema takes says then
 RULES = {
     "context": r"context|KV cache|for the answer|characters",
-    "vocabulary": r"vocabulary|no token|has no tokens|is empty",
+    "vocabulary": r"vocabulary|token ids go from|no token|has no tokens|is empty",
     "integers": r"expected int.*, got float",
     "template": r"chat template|the template|messages: .*render",
     "arguments": r"not JSON|JSON object|arguments",
@@ -43,6 +43,7 @@ RULES = {
     "effort": r"^reasoning(_effort|\.effort)",
     "variables": r"^chat_template_kwargs",
     "dimensions": r"^dimensions",
+    "texts": r"U\+FDD0",
     "thinking": r"^thinking",
 }
 
@@ -65,7 +66,7 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if type(body.get(name)) is int and MOST_TOKENS < body[name] < 2**31:
             body[name] = MOST_TOKENS
-    for name in ("prompt", "tokens", "stop_token_ids"):
+    for name in ("prompt", "input", "tokens", "stop_token_ids"):
         if name in body:
             body[name] = _near(body[name])
     if isinstance(body.get("model"), str):  # any other name than the served one is a 404

@@ -70,7 +70,8 @@ _STREAM = "`stream_options` need `stream`, which goes with no `prompt_logprobs`.
 _TOKENS = "`min_tokens` is at most `max_tokens`."
 _PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
 _LAST = "The last message is the user's; tool results are the user's, calls the assistant's."
-_CHAT_RULES = (_TEMPLATE, _ARGUMENTS, _TOOLS, _SIZES)
+_TEXTS = "Texts of a conversation hold no U+FDD0."
+_CHAT_RULES = (_TEMPLATE, _ARGUMENTS, _TOOLS, _SIZES, _TEXTS)
 
 _USER = {"role": "user", "content": "hello"}
 
