@@ -25,6 +25,8 @@ def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, Request
 
 async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one whole output per prompt, its answers in order."""
+    if len(job.prompts) == 1:
+        return [await _gather_one(job, engine, usage)]
     whole: dict[int, RequestOutput] = {}
     async with aclosing(run(job, engine)) as news:
         async for place, item in news:
@@ -34,6 +36,20 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
             else:
                 whole[place] = item
     return [whole[place] for place in sorted(whole)]
+
+
+async def _gather_one(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> RequestOutput:
+    """The same for the usual single prompt, whose news mostly come in one piece."""
+    whole: RequestOutput | None = None
+    async with aclosing(_start(job, 0, engine)) as news:
+        async for item in news:
+            usage.add(0, item)
+            if whole is None:
+                whole = item
+            else:
+                whole.append(item)
+    assert whole is not None
+    return whole
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:

@@ -7,6 +7,7 @@ the application is told of each engine that can be reached, and when it dies or 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -78,6 +79,8 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
 
 async def _say_ready(fronts: Fronts, line: ParentLine) -> None:
     await fronts.are_complete.wait()
+    gc.collect()
+    gc.freeze()  # what is there now stays; each full collection would look through all of it
     line.send(WorkerReady())
 
 

@@ -64,7 +64,8 @@ class ChatTemplate:
         map_text: applied to each string that comes from the caller, roles apart.
         Raises InvalidRequestError, also with the words of the template's own `raise_exception`.
         """
-        self._check_option_names(options)
+        if options:
+            self._check_option_names(options)
         if type(add_generation_prompt) is not bool:
             kind = type(add_generation_prompt).__name__
             raise wrong("add_generation_prompt", f"{kind} is not a bool; give True or False")
@@ -73,7 +74,7 @@ class ChatTemplate:
             raise wrong("tools", problem)
         variables = self._special_tokens | {
             "documents": None,
-            **plain(dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"),
+            **(_plain_options(options, map_text) if options else {}),
             "messages": prepare_messages(messages, map_text, self._names),
             "tools": prepare_tools(tools, map_text),
             "add_generation_prompt": add_generation_prompt,
@@ -105,3 +106,10 @@ class ChatTemplate:
                 "them in another form"
             )
         raise InvalidRequestError(f"messages: {problem}", param="messages", code="invalid_value")
+
+
+def _plain_options(options: Mapping[str, Any], map_text: TextMap) -> dict[str, Any]:
+    checked: dict[str, Any] = plain(
+        dict(options), map_text, "chat_template_kwargs", "chat_template_kwargs"
+    )
+    return checked
