@@ -183,7 +183,7 @@ def test_an_unread_answer_does_not_hold_a_connection_for_ever(
         body = LONG | {"stream": False, "prompt": ["a"] * 16}
         sock.sendall(raw_post(body, headers=b"connection: close\r\n"))
         assert wait_for(lambda: len(engine.calls) == 16)
-        assert wait_for(lambda: server.num_connections == 0)
+        assert wait_for(lambda: server.num_connections == 0, 20.0)
 
 
 def test_a_slow_reader_that_goes_on_reading_gets_everything(
