@@ -89,18 +89,23 @@ async def best_goodput(url: str, seconds: float) -> float:
 
 
 async def flood(url: str, rate: float, seconds: float) -> tuple[Seen, float]:
-    """Requests at random moments, `rate` a second; what was seen, and completed per second."""
+    """Requests at random moments, `rate` a second; what was seen, and completed per second.
+
+    The first answers take their time to come, so the first sixth is not counted.
+    """
     clients, rng = Clients(url), random.Random(7)
     begin = due = time.perf_counter()
-    num_at_end = 0
+    counted_from, num_before = begin + seconds / 6, 0
     async with asyncio.TaskGroup() as group:
         while due < begin + seconds:
             due += rng.expovariate(rate)
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             group.create_task(clients.request(due))
-        num_at_end = clients.seen.num_whole
-        goodput = num_at_end / (time.perf_counter() - begin)
+            if due < counted_from:
+                num_before = clients.seen.num_whole
+        counted = clients.seen.num_whole - num_before
+        goodput = counted / (time.perf_counter() - counted_from)
     return clients.seen, goodput
 
 
