@@ -253,6 +253,28 @@ def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
+def test_an_answer_too_long_to_go_on_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(front: Front) -> None:
+        front.server.pause = 0.001
+        long = SamplingParams(max_tokens=2000, n=2)
+        stream = front.engine.generate([7] * 2000, long)
+        await anext(stream)
+        short = [asyncio.create_task(front.collect(300)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        front.lose()
+        monkeypatch.setattr(ipc, "MAX_FRAME_BYTES", 4000)
+        front.restart()
+        with pytest.raises(EngineError, match="too large to go on"):
+            async for _ in stream:
+                pass
+        assert [len(tokens(await task)) for task in short] == [300, 300]
+        assert not front.server.core.has_work  # nor does its other answer go on
+
+    run(tmp_path, scenario)
+
+
 def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001

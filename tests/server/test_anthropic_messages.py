@@ -47,7 +47,7 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
     reply = ask(app, system="be kind").json()
     assert "".join(map(chr, engine.calls[0]["ids"])) == "<system>be kind<user>hi<assistant>"
-    assert reply.pop("id").startswith("msg-")
+    assert reply.pop("id").startswith("msg_")
     assert reply == {
         "type": "message",
         "role": "assistant",
@@ -230,7 +230,8 @@ def test_refusals_in_anthropics_shape(app: Starlette, fields: dict[str, Any], wo
     reply = ask(app, **fields)
     assert reply.status == 400
     found = reply.json()
-    assert set(found) == {"type", "error"}
+    assert set(found) == {"type", "error", "request_id"}
+    assert found["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
     assert found["type"] == "error"
     assert found["error"]["type"] == "invalid_request_error"
     assert found["error"]["message"].startswith(words)
@@ -258,3 +259,4 @@ def test_a_broken_stream_ends_with_an_error_event(app: Starlette, engine: FakeEn
     assert told[-1]["error"]["type"] == "api_error"
     assert "secret" not in told[-1]["error"]["message"]
     assert "message_stop" not in [event["type"] for event in told]
+    assert told[-1]["request_id"]

@@ -73,6 +73,16 @@ def test_slow_loris_is_closed_in_time(server: Running, engine: FakeEngine, begin
     assert len(engine.calls) == 1
 
 
+def test_a_slow_body_is_refused_in_the_words_of_its_api(server: Running) -> None:
+    head = HEAD.replace(b"/v1/completions", b"/v1/messages")
+    with server.connect() as sock:
+        sock.sendall(head + b"content-length: 500\r\n\r\n{")
+        head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    told = json.loads(body)
+    assert (told["type"], told["error"]["type"]) == ("error", "timeout_error")
+    assert f"request-id: {told['request_id']}".encode() in head.split(b"\r\n")
+
+
 def test_a_large_body_may_take_longer_while_it_flows(server: Running) -> None:
     body = raw_post({"prompt": "a", "user": "u" * 500, "cache_salt": "s" * 512})
     with server.connect() as sock:

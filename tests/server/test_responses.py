@@ -46,6 +46,7 @@ def events(reply: Reply) -> list[dict[str, Any]]:
 def test_whole_answer(app: Starlette, engine: FakeEngine) -> None:
     reply = ask(app, instructions="be kind", metadata={"a": "b"}, max_output_tokens=50).json()
     assert "".join(map(chr, engine.calls[0]["ids"])) == "<system>be kind<user>hi<assistant>"
+    assert reply["id"].startswith("resp_")
     (message,) = reply["output"]
     assert message.pop("id").startswith("msg_")
     assert message == {

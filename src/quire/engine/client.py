@@ -14,7 +14,15 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, EngineStats, EngineView, ResetPrefixCache, StepOutput
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineStats,
+    EngineView,
+    RequestDelta,
+    ResetPrefixCache,
+    StepOutput,
+)
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import FinishReason
@@ -25,7 +33,7 @@ from quire.engine.link import Link, ThreadLink
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
 from quire.engine.watching import Watcher
-from quire.errors import EngineError, OverloadedError, QuireError
+from quire.errors import EngineError, InvalidRequestError, OverloadedError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -33,6 +41,11 @@ logger = logging.getLogger(__name__)
 
 # Longer texts are encoded beside the event loop, so that they hold nobody up.
 ENCODE_IN_THREAD_CHARS = 4096
+
+TOO_LONG_TO_GO_ON = (
+    "the engine died while it ran this request, and with its answer so far it is too large to go "
+    "on in another; send it again, or a shorter one"
+)
 
 
 class Mailbox:
@@ -265,8 +278,11 @@ class AsyncEngine:
         self.stats, self._last_news = step.stats, time.monotonic()
         if step.view is not None:
             self._watcher.put(step.view)
+        self._deliver(step.deltas)
+
+    def _deliver(self, deltas: list[RequestDelta]) -> None:
         try:
-            processed = self._outputs.process(step.deltas)
+            processed = self._outputs.process(deltas)
         except Exception:  # nobody knows any more who got what
             logger.exception("a step's results could not be delivered")
             self.on_failure("the engine's results could not be delivered; restart the server")
@@ -296,7 +312,17 @@ class AsyncEngine:
         self._inputs.follow(info.limits)
         self._watcher.ask_again()
         for message in self._outputs.unfinished():
-            self._link.send(message)
+            if self._outputs.follows(message.request_id):  # its other answers may have failed it
+                self._go_on(message)
+
+    def _go_on(self, continuation: AddRequest) -> None:
+        """Send a request again; one that has grown too large for the way fails alone."""
+        try:
+            self._link.send(continuation)
+        except InvalidRequestError:
+            self._deliver(
+                [RequestDelta(request_id=continuation.request_id, error=TOO_LONG_TO_GO_ON)]
+            )
 
     def on_failure(self, message: str) -> None:
         """The engine is gone, unless another one is started some day: end every stream."""

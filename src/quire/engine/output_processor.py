@@ -139,6 +139,10 @@ class OutputProcessor:
             self._metrics.finish(self._answers.pop(answer_id).times, reason.value, now)
         return sorted(caller.unfinished)
 
+    def follows(self, answer_id: str) -> bool:
+        """Whether somebody still waits for an answer, by its engine request id."""
+        return answer_id in self._answers
+
     def unfinished(self) -> list[AddRequest]:
         """What another engine has to be asked to finish everything, oldest first."""
         return [answer.continuation() for answer in self._answers.values()]

@@ -65,7 +65,7 @@ def _prepare(body: bytes, models: ServedModels) -> CompletionDialect:
     request = protocol.parse_completion(body)
     served = models.find(request.model)
     sampling = protocol.completion_sampling(request)
-    job = make_job("cmpl", request, protocol.prompts(request), sampling, served.name)
+    job = make_job("cmpl-", request, protocol.prompts(request), sampling, served.name)
     return CompletionDialect(job, request, served.engine.tokenizer)
 
 

@@ -76,10 +76,10 @@ def prepare(
     request: protocol.ChatRequest,
     served: Served,
     *,
-    prefix: str = "chatcmpl",
+    id_prefix: str = "chatcmpl-",
     names: FieldNames = SAME,
 ) -> Conversation:
-    """Check, render and encode a conversation for a model. prefix: of the reply's id.
+    """Check, render and encode a conversation for a model. id_prefix: of the reply's id.
 
     Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
     Raises InvalidRequestError or ContextLengthError.
@@ -93,7 +93,7 @@ def prepare(
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
         _check_fit(token_ids, sampling, engine.info.limits)
-        job = make_job(prefix, request, [token_ids], sampling, served.name)
+        job = make_job(id_prefix, request, [token_ids], sampling, served.name)
     if reading.most_calls is not None and reading.tool_format is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
     hides = request.include_reasoning is False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.body import first_headers
-from quire.server.http_errors import describe, send_error
+from quire.server.http_errors import describe, id_headers, send_error
 from quire.server.keys import Keys
 from quire.server.record import RequestRecord
 
@@ -21,7 +21,8 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Envelope:
     """ASGI middleware, the outermost one.
 
-    The response carries `x-request-id`: the client's own if it is a plain label, else a new one.
+    The response carries `x-request-id` (on Anthropic's paths `request-id`, too): the client's own if
+    it is a plain label, else a new one.
     Access is decided on the path that the router will use, never on one rebuilt from headers.
     open_paths: need no key; all others do, whether they exist or not. on_end: told of each request
     that has ended.
@@ -58,8 +59,8 @@ class Envelope:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                own = (b"x-request-id", request_id.encode())
-                message = {**message, "headers": [*message.get("headers", ()), own]}
+                own = id_headers(record.path, request_id)
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         try:

@@ -34,6 +34,7 @@ ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     500: "api_error",
@@ -75,6 +76,7 @@ class ErrorReply(msgspec.Struct):
     status: int
     error: ErrorBody
     headers: dict[str, str]
+    request_id: str | None = None
 
     def body(self, path: str = "") -> bytes:
         """The JSON text: OpenAI's `{"error": {...}}`, or Anthropic's on the paths of its API."""
@@ -100,12 +102,13 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
     """Anthropic's form of a failure, as a body and as a stream's last event."""
 
     error: AnthropicErrorBody
+    request_id: str | None = None
 
     @classmethod
     def of(cls, reply: ErrorReply) -> AnthropicError:
         """The same failure in Anthropic's words, which follow from the status."""
         kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
-        return cls(AnthropicErrorBody(kind, reply.error.message))
+        return cls(AnthropicErrorBody(kind, reply.error.message), reply.request_id)
 
 
 _encoder = msgspec.json.Encoder()
@@ -114,13 +117,27 @@ _JSON_TYPE = (b"content-type", b"application/json")
 
 def describe(error: Exception, request_id: str) -> ErrorReply:
     """Map an exception to what the client is told; unknown ones are logged with their traceback."""
+    reply = _described(error, request_id)
+    reply.request_id = request_id
+    return reply
+
+
+def id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
+    """The headers that tell a request's id; Anthropic's clients read another one."""
+    value = request_id.encode()
+    if path.startswith(ANTHROPIC_PATHS):
+        return [(b"x-request-id", value), (b"request-id", value)]
+    return [(b"x-request-id", value)]
+
+
+def _described(error: Exception, request_id: str) -> ErrorReply:
     match error:
         case HttpError():
             return _reply(error.status, error.kind, error, headers=error.headers)
         case InvalidRequestError():
             return _reply(error.status, INVALID_REQUEST, error)
         case HTTPException():
-            return describe(_from_router(error), request_id)
+            return _described(_from_router(error), request_id)
         case OverloadedError():
             return _come_back(error)
         case DeadlineError():

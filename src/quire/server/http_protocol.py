@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
-from quire.server.http_errors import HttpError, describe
+from quire.server.http_errors import HttpError, describe, id_headers
 from quire.server.record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if record is None:
             record = RequestRecord("-", "-", uuid.uuid4().hex)
         reply = describe(refusal, record.request_id)
-        self.transport.write(_raw(refusal.status, record.request_id, reply.body()))
+        self.transport.write(_raw(refusal.status, record, reply.body(record.path)))
         record.status, record.error_code = refusal.status, reply.error.code
         if is_new:
             self._on_refusal(record)
@@ -268,13 +268,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-def _raw(status: int, request_id: str, body: bytes) -> bytes:
+def _raw(status: int, record: RequestRecord, body: bytes) -> bytes:
     """A whole response, ready for the wire."""
-    headers = (
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
-    )
-    return STATUS_LINE[status] + headers.encode() + body
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *id_headers(record.path, record.request_id),
+        (b"connection", b"close"),
+    ]
+    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+    return STATUS_LINE[status] + lines + b"\r\n" + body
 
 
 def _malformed() -> HttpError:

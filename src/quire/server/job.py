@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_job(
-    prefix: str,
+    id_prefix: str,
     request: GenerationRequest,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
@@ -43,7 +43,7 @@ def make_job(
 ) -> Job:
     """Join a request's own fields to what was made of the rest.
 
-    Raises InvalidRequestError for too many answers.
+    id_prefix: of the reply's id, such as "cmpl-". Raises InvalidRequestError for too many answers.
     """
     if len(prompts) * sampling.n > MAX_CHOICES:
         text = f"prompt: {len(prompts)} prompts with n={sampling.n} are too many answers for one "
@@ -51,7 +51,7 @@ def make_job(
         raise InvalidRequestError(text, param="prompt", code="invalid_value")
     options = request.stream_options
     return Job(
-        reply_id=f"{prefix}-{secrets.token_hex(16)}",
+        reply_id=f"{id_prefix}{secrets.token_hex(16)}",
         model=model,
         prompts=prompts,
         sampling=sampling,

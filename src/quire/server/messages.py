@@ -147,7 +147,7 @@ def prepare(data: bytes, models: ServedModels) -> MessagesDialect:
     request = messages_protocol.parse(data)
     served = models.find(request.model)
     chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
-    return MessagesDialect(conversation.prepare(chat, served, prefix="msg", names=_NAMES))
+    return MessagesDialect(conversation.prepare(chat, served, id_prefix="msg_", names=_NAMES))
 
 
 def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.health import HealthReply
-from quire.server.http_errors import AnthropicError, ErrorChunk
+from quire.server.http_errors import AnthropicError, ErrorChunk, id_headers
 from quire.server.openapi_schemas import Schema, Schemas
 from quire.server.operations import OPERATIONS, Operation
 from quire.version import __version__
@@ -107,7 +107,7 @@ def _described(operation: Operation, schemas: Schemas) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer.",
-                "headers": {"x-request-id": _component("headers", "request-id")},
+                "headers": _id_headers(operation),
                 "content": _content(operation, schemas),
             },
             **{
@@ -181,7 +181,7 @@ def _failure_name(operation: Operation, status: int) -> str:
 
 
 def _failure(operation: Operation, status: int, schemas: Schemas) -> dict[str, Any]:
-    headers = {"x-request-id": _component("headers", "request-id")}
+    headers = _id_headers(operation)
     if status in (429, 503):
         headers["Retry-After"] = _component("headers", "retry-after")
     schema = schemas.ref(_failure_kind(operation, status))
@@ -190,6 +190,11 @@ def _failure(operation: Operation, status: int, schemas: Schemas) -> dict[str, A
         "headers": headers,
         "content": {"application/json": {"schema": schema}},
     }
+
+
+def _id_headers(operation: Operation) -> dict[str, Any]:
+    sent = id_headers(operation.path, "")
+    return {name.decode(): _component("headers", "request-id") for name, _ in sent}
 
 
 def _component(kind: str, name: str) -> dict[str, Any]:

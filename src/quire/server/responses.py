@@ -40,7 +40,7 @@ def prepare(data: bytes, models: ServedModels) -> ResponsesDialect:
     request = responses_protocol.parse(data)
     served = models.find(request.model)
     chat = responses_protocol.to_chat(request)
-    made = conversation.prepare(chat, served, prefix="resp", names=_NAMES)
+    made = conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
     return ResponsesDialect(made, request)
 
 
