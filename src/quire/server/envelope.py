@@ -21,8 +21,8 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Envelope:
     """ASGI middleware, the outermost one.
 
-    The response carries `x-request-id` (on Anthropic's paths `request-id`, too): the client's own if
-    it is a plain label, else a new one.
+    The response carries `x-request-id` (on Anthropic's paths `request-id`, too): the client's own
+    if it is a plain label, else a new one.
     Access is decided on the path that the router will use, never on one rebuilt from headers.
     open_paths: need no key; all others do, whether they exist or not. on_end: told of each request
     that has ended.
