@@ -57,11 +57,13 @@ async def request(
     method: str | None = None,
     headers: dict[str, str] | None = None,
     chunks: list[bytes] | None = None,
+    pause: float = 0.0,
     leave_after: int | None = None,
     query: str = "",
 ) -> Reply:
     """Send one request. body: bytes, or something to be sent as JSON. chunks: the body in parts.
 
+    pause: seconds before the last part of the body.
     leave_after: parts of the answer after which the client leaves (0: right after the body).
     """
     if body is not None and not isinstance(body, bytes):
@@ -75,6 +77,8 @@ async def request(
 
     async def receive() -> Message:
         if waiting:
+            if len(waiting) == 1 and pause:
+                await asyncio.sleep(pause)
             part = waiting.pop(0)
             return {"type": "http.request", "body": part, "more_body": bool(waiting)}
         await gone.wait()

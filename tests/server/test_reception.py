@@ -68,6 +68,47 @@ def test_who_is_refused_is_refused_before_the_body_is_read(engine: FakeEngine) -
     assert call(app, "/v1/completions", chunks=body).status == 400
 
 
+SLOW_PATHS = ["/v1/completions", "/tokenize"]
+
+
+@pytest.mark.parametrize("path", SLOW_PATHS)
+def test_slow_bodies_keep_nobody_out(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("quire.server.reception.MAX_LOOKS", 2)
+    app = small(engine, max_queued_requests=0)
+
+    async def crowd() -> tuple[Reply, int, list[Reply]]:
+        slow = [request(app, path, chunks=[b" ", b'{"prompt": "a"}'], pause=0.3) for _ in range(20)]
+        waiting = asyncio.gather(*slow)
+        await asyncio.sleep(0.1)
+        held = admission_of(app).num_answers
+        return await request(app, path, {"prompt": "abc"}), held, await waiting
+
+    quick, held, late = asyncio.run(crowd())
+    assert (quick.status, held) == (200, 0)
+    assert late[0].status == 200
+    assert {reply.status for reply in late} <= {200, 429}  # they come whole at one moment
+    assert admission_of(app).num_answers == 0
+
+
+@pytest.mark.parametrize("path", SLOW_PATHS)
+def test_bodies_that_arrive_have_a_bound(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("quire.server.reception.MAX_ARRIVING", 3)
+    app = small(engine)
+
+    async def crowd() -> list[Reply]:
+        slow = [request(app, path, chunks=[b" ", b'{"prompt": "a"}'], pause=0.1) for _ in range(5)]
+        return await asyncio.gather(*slow)
+
+    replies = asyncio.run(crowd())
+    assert [reply.status for reply in replies] == [200] * 3 + [429] * 2
+    assert "3 requests are being received already" in replies[3].error["message"]
+    assert call(app, path, {"prompt": "abc"}).status == 200
+
+
 def test_answers_and_tokens_count(engine: FakeEngine) -> None:
     app = small(engine, max_queued_tokens=0)
     with admission_of(app).enter():

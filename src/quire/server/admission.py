@@ -60,7 +60,7 @@ class Admission:
     """Counts what is in the house.
 
     house: what it is a part of, if it is: there everything is counted, too. clock: seconds that
-    only go forward. jitter: numbers between -1 and 1.
+    only go forward. jitter: numbers between -1 and 1. waiters: who is told to wait, "answers wait".
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
         house: Admission | None = None,
+        waiters: str = "answers wait",
     ) -> None:
+        self._waiters = waiters
         self.capacity = capacity
         self._house = house
         self.num_answers = 0
@@ -92,21 +94,26 @@ class Admission:
         wait = self._rate.seconds_for(max(1, self.num_waiting))
         return min(MAX_RETRY, max(MIN_RETRY, wait * (1.0 + JITTER * self._jitter())))
 
-    def take(self, num_answers: int, num_prompt_tokens: int) -> None:
-        """Count in, or raise QueueFullError with nothing counted. Alone, anything may enter."""
+    def check(self, num_answers: int = 1, num_prompt_tokens: int = 0) -> None:
+        """Raises QueueFullError if so much has no place now. Alone, anything may enter."""
         capacity, is_alone = self.capacity, self.num_answers == 0
         answers = self.num_answers + num_answers
         tokens = self.num_prompt_tokens + num_prompt_tokens
         if answers > capacity.max_running + capacity.max_waiting and not is_alone:
-            self._refuse(f"{self.num_waiting} answers wait already")
+            self._refuse(f"{self.num_waiting} {self._waiters} already")
         limit = capacity.max_prompt_tokens
         if limit is not None and tokens > limit and not is_alone:
             self._refuse(f"{self.num_prompt_tokens} prompt tokens are being served already")
+
+    def take(self, num_answers: int, num_prompt_tokens: int) -> None:
+        """Count in, or raise QueueFullError with nothing counted."""
+        self.check(num_answers, num_prompt_tokens)
         if self._house is not None:
             self._house.take(num_answers, num_prompt_tokens)
-        if is_alone:
+        if self.num_answers == 0:
             self._rate.resume()
-        self.num_answers, self.num_prompt_tokens = answers, tokens
+        self.num_answers += num_answers
+        self.num_prompt_tokens += num_prompt_tokens
 
     def give_back(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count out."""

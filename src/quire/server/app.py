@@ -144,6 +144,7 @@ class _Run(Generic[T]):
                 body = await read_body(scope, receive, self._limit)
             except ClientDisconnect:
                 return
+            visit.line_up()
             await unless_disconnected(scope, receive, self._answer(body, send, visit))
 
     async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
@@ -185,7 +186,7 @@ class _Look:
                 body = await read_body(scope, receive, self._limit)
             except ClientDisconnect:
                 return
-            ticket.charge(1, 0)
+            ticket.charge(1, 0, at=self._reception.looks)
             async with deadline.kept():
                 try:
                     reply = await self._reply(body)

@@ -29,27 +29,37 @@ from quire.server.settings import ServerSettings
 
 TIMEOUT_HEADER = "x-request-timeout"
 _TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
+MAX_ARRIVING = 2048  # bodies that one process receives at once; slow ones hold up nobody else
 MAX_LOOKS = 64  # at once, in one process; each may hold a whole body and what was made of it
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to count by
 
 
 class Visit:
-    """One request that has been let in, until its `with` block ends."""
+    """One request that has been let in, until its `with` block ends. ticket: what it counts as."""
 
     def __init__(
-        self, record: RequestRecord, loader: Loader, tenant: str, settings: ServerSettings
+        self,
+        record: RequestRecord,
+        loader: Loader,
+        tenant: str,
+        settings: ServerSettings,
+        ticket: Ticket,
     ) -> None:
         self.record = record
         self.deadline = Deadline(settings.request_timeout)
         self._loader = loader
         self._tenant = tenant
         self._queue_timeout = settings.queue_timeout
-        self._ticket = loader.models.entrance.enter()
+        self._ticket = ticket
 
     @property
     def request_id(self) -> str:
         """The label that the log and the client know it by."""
         return self.record.request_id
+
+    def line_up(self) -> None:
+        """The body is whole: it takes its place among the answers. Raises QueueFullError."""
+        self._ticket.move(self._loader.models.entrance)
 
     def begin(
         self, job: Job, *, most_answers: int | None = None, most_tokens: int | None = None
@@ -105,10 +115,14 @@ class Reception:
     def __init__(self, loader: Loader, settings: ServerSettings) -> None:
         self._loader = loader
         self._settings = settings
-        self._looks = Admission(Capacity(max_running=0, max_waiting=MAX_LOOKS))
+        self._arriving = _bounded(MAX_ARRIVING, "requests are being received")
+        self.looks = _bounded(MAX_LOOKS, "requests are being looked at")
 
     def visit(self, scope: Scope) -> Visit:
-        """Count a request in before its body is read, and out however it ends.
+        """Count a request in as one that arrives, and out however it ends.
+
+        A full queue refuses it here, before its body is read. The place in it is taken by
+        `line_up`: a client that sends slowly must not hold one while the engine is idle.
 
         Raises OverloadedError, or InvalidRequestError for a deadline that is none.
         """
@@ -117,19 +131,24 @@ class Reception:
         asked = _asked_timeout(scope)
         state = scope["state"]
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
-        visit = Visit(state["record"], self._loader, tenant, self._settings)
+        self._loader.models.entrance.check()
+        ticket = self._arriving.enter()
+        visit = Visit(state["record"], self._loader, tenant, self._settings, ticket)
         visit.deadline.shorten(asked)
         return visit
 
     @contextmanager
     def look(self, scope: Scope) -> Iterator[tuple[Deadline, Ticket]]:
-        """Count in a request that needs no engine, such as one for token counts.
+        """Count in a request that needs no engine, such as one for token counts, as it arrives.
+
+        Its place among the `looks` is taken when its body is whole.
 
         Raises QueueFullError, or InvalidRequestError for a deadline that is none.
         """
         deadline = Deadline(self._settings.request_timeout)
         deadline.shorten(_asked_timeout(scope))
-        with self._looks.enter() as ticket:
+        self.looks.check()
+        with self._arriving.enter() as ticket:
             yield deadline, ticket
 
 
@@ -184,6 +203,10 @@ class TenantEngine:
             cache_salt=salt_of(self._tenant, cache_salt),
             queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
         )
+
+
+def _bounded(most: int, waiters: str) -> Admission:
+    return Admission(Capacity(max_running=0, max_waiting=most), waiters=waiters)
 
 
 def _num_tokens(prompt: Prompt) -> int:
