@@ -51,6 +51,16 @@ def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None
     assert compiler.asked == ["ab", "("]
 
 
+def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompiler) -> None:
+    checker = GrammarChecker(Here(byte_compiler))
+    for keyword in ('"not": {}', '"oneOf": [{"type": "object"}, {"minProperties": 0}]'):
+        text = 'start: a b\na: %json {"type": "object"}\nb: %json {' + keyword + "}\n"
+        wish = StructuredOutputs(grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"})
+        with pytest.raises(InvalidRequestError, match=r"^y: (?!at)") as caught:
+            checker.check(wish)
+        assert caught.value.param == "y"
+
+
 def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> None:
     checker = GrammarChecker(Here(compiler), cache_bytes=1200)  # two entries of little text
     for pattern in ("a", "b", "a", "c", "a", "b"):

@@ -168,3 +168,26 @@ def test_any_json_object_is_answered(fields: dict[str, object]) -> None:
 def test_any_bytes_are_answered(body: bytes) -> None:
     app = build_app(FakeEngine(), ServerSettings())
     assert call(app, "/v1/chat/completions", body).status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "fix"),
+    [
+        ("messages", {"messages": [{"role": "system", "content": "a"}]}, "assistant or user"),
+        ("messages", {"output_config": {"effort": "x"}}, "high, low, max, medium or xhigh"),
+        ("messages", {"tool_choice": {"type": "x"}}, "any, auto, none or tool"),
+        ("messages", {"tools": [{"name": "a", "input_schema": {}, "type": "x"}]}, "custom"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "tool_use"),
+        ("responses", {"tool_choice": "x"}, "auto, none or required"),
+        ("embeddings", {"input": "a", "encoding_format": "x"}, "base64 or float"),
+    ],
+)
+def test_a_value_out_of_several_is_told_the_others(
+    app: Starlette, path: str, fields: dict[str, object], fix: str
+) -> None:
+    needed = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    message = call(app, f"/v1/{path}", (needed if path == "messages" else {}) | fields).json()[
+        "error"
+    ]["message"]
+    assert "; give " in message
+    assert fix in message.rpartition("; give ")[2]

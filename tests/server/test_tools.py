@@ -316,6 +316,14 @@ JSON_FORM = {
 }
 
 
+def test_each_schema_has_its_lines_in_the_grammar() -> None:
+    form = wish(tool_choice={"type": "function", "function": {"name": NOW["function"]["name"]}})
+    assert form is not None
+    ((line, field),) = (form.fields_of_lines or {}).items()
+    assert form.text.splitlines()[line - 1].startswith("arguments_0: %json")
+    assert field == "tools[1].function.parameters"
+
+
 def test_a_form_is_that_of_the_text_alone() -> None:
     form = wish(response_format=JSON_FORM)
     assert form is not None

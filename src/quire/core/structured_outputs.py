@@ -6,6 +6,7 @@ other bounds, is the grammar room's work.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -21,13 +22,17 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _MAX_BYTES = {"json": MAX_GRAMMAR_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
 
 
+_AT_LINE = re.compile(r"at (\d{1,9})\(\d+\): ")  # line and column
+
+
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Exactly one of these forms, which every answer then has.
 
     json: a JSON schema, given as an object or as its text, and kept as text. regex: a regular
     expression in Rust's syntax, which the whole answer matches. choice: texts, of which the answer
     is one. grammar: a context-free grammar in llguidance's variant of Lark, or in GBNF.
-    json_object: true for any JSON object. field: what the caller calls it, for error messages.
+    json_object: true for any JSON object. field: what the caller calls it, for error messages;
+    fields_of_lines: likewise for some lines of a grammar that is made of several fields.
 
     Raises InvalidRequestError, which names the field and the fix.
     """
@@ -38,6 +43,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     grammar: str | None = None
     json_object: bool | None = None
     field: str | None = None
+    fields_of_lines: dict[int, str] | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
@@ -74,6 +80,15 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def wrong(self, problem: str) -> InvalidRequestError:
         """A refusal. problem: what is wrong and how to mend it."""
         return InvalidRequestError(f"{self.name}: {problem}", param=self.name, code="invalid_value")
+
+    def wrong_somewhere(self, problem: str) -> InvalidRequestError:
+        """A refusal in the compiler's words, which may begin with where it is in a grammar."""
+        at = _AT_LINE.match(problem)
+        field = (self.fields_of_lines or {}).get(int(at[1])) if at else None
+        if at is None or field is None:
+            return self.wrong(problem)
+        text = f"{field}: {problem[at.end() :]}"
+        return InvalidRequestError(text, param=field, code="invalid_value")
 
     def _check_text(self) -> None:
         if isinstance(self.json, dict):

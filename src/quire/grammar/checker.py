@@ -76,7 +76,7 @@ class GrammarChecker:
             problem = self._problem(wish)
             self._found.put(key, problem, _ENTRY_BYTES + len(wish.text))
         if problem:
-            raise wish.wrong(problem)
+            raise wish.wrong_somewhere(problem)
 
     def close(self) -> None:
         """Let go of the judge; waits for a form that is being compiled."""

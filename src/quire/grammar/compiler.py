@@ -174,7 +174,8 @@ def _refusal(wish: StructuredOutputs, problem: str) -> InvalidRequestError:
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
     if "coerce_one_of" in reason:  # an option of the library, which callers do not have
-        return wish.wrong(f"oneOf: {_ONE_OF}")
+        where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
+        return wish.wrong(f"{where}oneOf: {_ONE_OF}")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
     return wish.wrong(f"{reason}; mend it")

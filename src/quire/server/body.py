@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from quire.errors import InvalidRequestError
+from quire.server.allowed_values import allowed_values
 from quire.server.http_errors import HttpError
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _check_text(body)  # a name that is no text would be told as a missing one
-        raise _wrong_value(str(error), path) from None
+        raise _wrong_value(str(error), path, decoder.type) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -172,11 +173,12 @@ def _malformed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"the body is not valid JSON: {reason}; mend it", code="bad_json")
 
 
-def _wrong_value(problem: str, path: str) -> InvalidRequestError:
+def _wrong_value(problem: str, path: str, kind: Any) -> InvalidRequestError:
     """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" to "max_tokens: expected ..."."""
     what, _, where = problem.partition(" - at ")
     places = re.findall(r"\$([^`]*)", where)
-    field = path + (places[-1] if places else "")
+    inside = places[-1] if places else ""
+    field = path + inside
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
         field = f"{field}.{missing[1]}".removeprefix(".")
@@ -187,4 +189,11 @@ def _wrong_value(problem: str, path: str) -> InvalidRequestError:
     what = (what[:1].lower() + what[1:]).replace("`", "")
     if not field:
         return InvalidRequestError(f"the body: {what}; send a JSON object", code="invalid_value")
-    return InvalidRequestError(f"{field}: {what}; correct it", param=field, code="invalid_value")
+    allowed = allowed_values(kind, inside) if what.startswith("invalid") else []
+    fix = f"give {_listed(allowed)}" if allowed else "correct it"
+    return InvalidRequestError(f"{field}: {what}; {fix}", param=field, code="invalid_value")
+
+
+def _listed(values: list[str]) -> str:
+    *most, last = values
+    return f"{', '.join(most)} or {last}" if most else last

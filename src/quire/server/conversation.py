@@ -20,7 +20,7 @@ from quire.server.field_names import SAME, FieldNames
 from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
-from quire.server.parsing.grammar import NoGrammarError, answer_grammar
+from quire.server.parsing.grammar import NoGrammarError, answer_grammar, tools_of_lines
 from quire.server.parsing.parser import Parser, Reading, stop_after_calls
 from quire.server.parsing.plain import PlainParser
 from quire.server.parsing.thoughts import ThoughtCounter
@@ -202,7 +202,10 @@ def _with_grammar(
         )
     except NoGrammarError as error:
         raise _wrong(field, str(error)) from None
-    wish = StructuredOutputs(grammar=grammar, field=field)
+    places = {tool.function.name: place for place, tool in enumerate(use.shown)}
+    fields = [f"tools[{places[tool.function.name]}].function.parameters" for tool in use.allowed]
+    lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
+    wish = StructuredOutputs(grammar=grammar, field=field, fields_of_lines=lines)
     return msgspec.structs.replace(sampling, structured_outputs=wish)
 
 

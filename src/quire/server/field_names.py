@@ -33,9 +33,12 @@ class FieldNames:
     def in_form(self, sampling: SamplingParams) -> SamplingParams:
         """The same wishes; what the engine will find wrong with their form is told by its name."""
         form = sampling.structured_outputs
-        if form is None or form.field is None or (own := self.own(form.field)) == form.field:
+        if form is None or form.field is None or not self._names:
             return sampling
-        renamed = msgspec.structs.replace(form, field=own)
+        lines = {line: self.own(field) for line, field in (form.fields_of_lines or {}).items()}
+        renamed = msgspec.structs.replace(
+            form, field=self.own(form.field), fields_of_lines=lines or None
+        )
         return msgspec.structs.replace(sampling, structured_outputs=renamed)
 
     def __enter__(self) -> None:

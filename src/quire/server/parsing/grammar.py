@@ -16,6 +16,7 @@ from quire.server.parsing.formats import NAME_PLACE, CallFrame, ReasoningFormat,
 from quire.server.parsing.parser import Reading
 from quire.server.parsing.xml_call import is_readable_key, types_of
 
+_RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 _SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
 _ESCAPES = {"/": r"\/", "\n": r"\n"}
@@ -40,6 +41,12 @@ def answer_grammar(
     control_token_id: the id of a control token by its text. Raises NoGrammarError.
     """
     return _Writer(reading, control_token_id).write(must_call=must_call, form=form)
+
+
+def tools_of_lines(grammar: str) -> dict[int, int]:
+    """Line of a grammar that a tool's schema is in → the tool's place; lines count from 1."""
+    lines = enumerate(grammar.split("\n"), 1)
+    return {line: int(rule[1]) for line, text in lines if (rule := _RULE_OF_TOOL.match(text))}
 
 
 class _Writer:

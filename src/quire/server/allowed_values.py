@@ -1,0 +1,58 @@
+"""Which values a field may have, where a type lists them: what msgspec's refusals leave unsaid."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+from msgspec import inspect
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[[^\]]*\]")
+
+
+def allowed_values(kind: Any, path: str) -> list[str]:
+    """The texts that a type allows at a path such as ".messages[0].role"."""
+    found: Iterable[inspect.Type] = [_type_info(kind)]
+    *steps, last = [step[1] for step in _STEP.finditer(path)] or [None]
+    for step in steps:
+        found = [inner for outer in found for inner in _inside(outer, step)]
+    values = [value for outer in found for value in _values(outer, last)]
+    return list(dict.fromkeys(map(str, values)))
+
+
+_type_info = cache(inspect.type_info)
+
+
+def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
+    """What stands in a field of this name, or in a list."""
+    for kind in _plain(outer):
+        match kind:
+            case inspect.StructType(fields=fields) if step is not None:
+                yield from (field.type for field in fields if field.encode_name == step)
+            case inspect.ListType(item_type=inner) if step is None:
+                yield inner
+
+
+def _values(outer: inspect.Type, last: str | None) -> Iterator[Any]:
+    """What a field may hold: its literals, or the tags by which structs are told apart."""
+    for kind in _plain(outer):
+        if isinstance(kind, inspect.StructType) and kind.tag_field == last:
+            yield kind.tag
+    for inner in _inside(outer, last):
+        for kind in _plain(inner):
+            if isinstance(kind, inspect.LiteralType):
+                yield from kind.values
+
+
+def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """The alternatives of a union."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from _plain(inner)
+        case inspect.UnionType(types=types):
+            for inner in types:
+                yield from _plain(inner)
+        case _:
+            yield kind
