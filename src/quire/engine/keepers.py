@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 ENGINE_MODULE = "quire.engine.process"
 MAX_DEATHS = 5  # in a row
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
-STEADY_SECONDS = 10.0  # an API process that lived so long did not die in a row
+STEADY_SECONDS = 10.0  # a process that served for so long did not die in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +101,13 @@ class EngineKeeper:
         """Keep it running until cancelled.
 
         Raises ConfigError, CheckpointError or EngineError if it does not start, EngineError if it
-        dies again and again without having done anything.
+        dies again and again: each time before it has served for STEADY_SECONDS and ended a step.
         """
         deaths = 0
         while True:
-            num_steps = await self._live(self.epoch)
+            was_steady = await self._live(self.epoch)
             self.epoch += 1
-            deaths = 1 if num_steps else deaths + 1
+            deaths = 1 if was_steady else deaths + 1
             will_return = deaths < MAX_DEATHS
             self.up = None
             why = f"the engine died {deaths} times in a row; the log says how, start it again"
@@ -115,8 +116,8 @@ class EngineKeeper:
                 raise EngineError(why)
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
-    async def _live(self, epoch: int) -> int:
-        """One process, from its start to its end; returns how many steps it has done."""
+    async def _live(self, epoch: int) -> bool:
+        """One process, from its start to its end; returns whether it was of use for a while."""
         stem = self._place.folder / f"engine-{self._place.number}-{epoch}"
         page_path, address = stem.with_suffix(".page"), f"ipc://{stem.with_suffix('.sock')}"
         create_page(page_path)
@@ -129,10 +130,12 @@ class EngineKeeper:
             log=self._place.log,
         )
         child = self._child = await Child.spawn(ENGINE_MODULE, first)
+        begin = math.inf
         try:
             reply = await child.receive()
             if isinstance(reply, EngineStarted):
                 self._note_start(reply.info, address, page_path)
+                begin = time.monotonic()
                 await self._watch(child, page)
             elif isinstance(reply, StartFailed):
                 if not self.started.done():
@@ -141,14 +144,15 @@ class EngineKeeper:
         finally:
             self._child = None
             how = await child.end()
-            num_steps = page.num_steps
+            # steps alone say little: a fault at the first large batch comes after some
+            was_steady = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
             self._page = None
             page.close()
         if not self.started.done():
             text = f"the engine died while it was loading ({how}); it may lack memory"
             raise EngineError(text)
         logger.error("engine process %d of %s ended (%s)", child.pid, self.name, how)
-        return num_steps
+        return was_steady
 
     def _note_start(self, info: EngineInfo, address: str, page_path: Path) -> None:
         self.up = EngineUp(

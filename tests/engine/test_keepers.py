@@ -1,0 +1,91 @@
+"""When an engine that dies is started again, and when the keeper gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.core.request import RequestLimits
+from quire.engine import keepers
+from quire.engine.control import EngineDown, EngineStarted, EngineUp, StartEngine
+from quire.engine.info import EngineInfo
+from quire.engine.keepers import MAX_DEATHS, EngineKeeper, EnginePlace
+from quire.engine.status_page import StatusPage
+from quire.errors import EngineError
+from quire.logs import LogOptions
+
+
+class Mortal:
+    """In an engine process's place: starts, does a step, and dies."""
+
+    pid = 1
+
+    def __init__(self, first: StartEngine, num_steps: int, seconds: float) -> None:
+        self._page = Path(first.page_path)
+        self._num_steps = num_steps
+        self._seconds = seconds
+        self._replies: list[EngineStarted] = [EngineStarted(info=INFO)]
+
+    async def receive(self) -> EngineStarted | None:
+        if self._replies:
+            return self._replies.pop()
+        await asyncio.sleep(self._seconds)
+        page = StatusPage(self._page, writable=True)
+        page.beat(self._num_steps, has_work=True)
+        page.close()
+        return None
+
+    async def end(self) -> str:
+        return "killed"
+
+
+INFO = EngineInfo(
+    model_name="m",
+    limits=RequestLimits(max_model_len=8, max_kv_tokens=64, vocab_size=9, max_num_seqs=1),
+    eos_token_ids=[],
+    dtype="float32",
+    device="cpu",
+    num_blocks=4,
+    block_size=16,
+    kv_cache_bytes=0,
+)
+STEADY = 0.4
+
+
+@pytest.mark.parametrize(
+    ("lives", "count"),
+    [
+        ([], MAX_DEATHS),  # a step each time, and then death: nothing else will come of it
+        ([(1, 1.25 * STEADY)] * 2, 2 + MAX_DEATHS - 1),  # the last of these is the first in a row
+        ([(0, 1.25 * STEADY)] * MAX_DEATHS, MAX_DEATHS),  # it was there long, but did nothing
+    ],
+)
+def test_an_engine_that_is_of_no_use_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: list[tuple[int, float]], count: int
+) -> None:
+    spawned: list[StartEngine] = []
+
+    async def spawn(_module: str, first: StartEngine) -> Mortal:
+        num_steps, seconds = lives[len(spawned)] if len(spawned) < len(lives) else (1, 0.0)
+        spawned.append(first)
+        assert len(spawned) <= 2 * MAX_DEATHS, "it is started for ever"
+        return Mortal(first, num_steps, seconds)
+
+    news: list[EngineUp | EngineDown] = []
+
+    async def keep() -> None:
+        log = LogOptions(level="info", format="text")
+        place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
+        await EngineKeeper("m", EngineConfig(), place, news.append).run()
+
+    monkeypatch.setattr(keepers.Child, "spawn", spawn)
+    monkeypatch.setattr(keepers, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(keepers, "STEADY_SECONDS", STEADY)
+    with pytest.raises(EngineError, match="5 times in a row"):
+        asyncio.run(keep())
+    assert len(spawned) == count
+    downs = [message.will_return for message in news if isinstance(message, EngineDown)]
+    assert downs == [True] * (count - 1) + [False]
