@@ -8,6 +8,7 @@ import http.client
 import importlib
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -64,6 +65,16 @@ SURFACE = {
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
     "demo": "--url --api-key --concurrency --json",
 }
+
+
+@pytest.fixture(autouse=True)
+def _handlers_stay() -> Iterator[None]:
+    """A command's log handler would outlive its test, with a stream that is closed by then."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -290,11 +301,7 @@ def test_serve_that_cannot_load() -> None:
         assert re.fullmatch("error: .*missing.*\n", err)
 
 
-def test_port_in_use_is_said_before_loading(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # The handler of a process would outlive this test, with a stream that is closed by then.
-    monkeypatch.setattr("quire.cli.serve.configure_logging", lambda _: None)
+def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
     with bind("127.0.0.1", 0) as sock:
         assert main(["serve", "--port", str(sock.getsockname()[1])]) == 2
     assert "is in use" in capsys.readouterr().err
