@@ -83,7 +83,8 @@ def test_calls_are_forced_and_fit_their_schema(folder: Path) -> None:
             assert isinstance(json.loads(told), dict)
             bad = json.loads(json.dumps(TOOLS).replace("integer", "integr"))
             reply = await chat(tools=bad, tool_choice="required")
-            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+            param = reply.json()["error"]["param"]
+            assert (reply.status_code, param) == (400, "tools[0].function.parameters")
 
     asyncio.run(scenario())
 
