@@ -16,10 +16,10 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
 
 
-def save(name: str, measured: dict[str, Any]) -> Path:
-    """Write `results/<name>.json` and return its path."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `<name>.json` in a folder and return its path."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(_circumstances() | measured, indent=1) + "\n")
     return path
 

@@ -13,7 +13,7 @@ from twins import CASES, THROUGH, TOLERANCES
 
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
-from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select
+from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select, table_for
 
 
 @pytest.fixture(autouse=True)
@@ -61,8 +61,14 @@ def test_an_operation_without_a_twin_is_refused() -> None:
 
 
 def test_other_devices_run_the_twins() -> None:
-    assert kernels_for("cuda").attention is reference.attention
+    assert kernels_for("meta").attention is reference.attention
     assert kernels_for("cpu").attention is not reference.attention
+
+
+def test_cuda_runs_triton_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "quire.kernels.triton.attention.attention" in describe("cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert table_for("cuda") is TABLE
 
 
 def test_describe_names_each_choice() -> None:

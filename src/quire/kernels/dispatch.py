@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -62,10 +63,22 @@ def select(table: Table, device_type: str) -> Kernels:
     return Kernels(**{op: row.get(device_type, row["reference"]) for op, row in table.items()})
 
 
+def table_for(device_type: str) -> Table:
+    """TABLE, and for CUDA what Triton serves, which is imported only then and if it is there."""
+    if device_type != "cuda" or importlib.util.find_spec("triton") is None:
+        return TABLE
+    from quire.kernels.triton.operations import OPERATIONS
+
+    return {
+        op: {**row, "cuda": OPERATIONS[op]} if op in OPERATIONS else row
+        for op, row in TABLE.items()
+    }
+
+
 @functools.cache
 def kernels_for(device_type: str) -> Kernels:
     """The kernels of a device type."""
-    return select(TABLE, device_type)
+    return select(table_for(device_type), device_type)
 
 
 def describe(device: torch.device | str = "cpu") -> str:

@@ -61,6 +61,29 @@ def write_kv(
     v_cache.view(-1, *value.shape[1:]).index_copy_(0, slot_mapping, value)
 
 
+def rotary_write_kv(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Turn query and key, put key and value in their slots; the turned query [T, Hq, D].
+
+    Shapes as for `rotary` and `write_kv`.
+    """
+    write_kv(rotary(key, cos, sin), value, k_cache, v_cache, slot_mapping)
+    return rotary(query, cos, sin)
+
+
+def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of weight [V, H] by input_ids [T]: [T, H]."""
+    return F.embedding(input_ids, weight)
+
+
 def attention(
     query: Tensor,
     k_cache: Tensor,
@@ -107,3 +130,25 @@ def prepare_linear(weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N]."""
     return F.linear(x, weight, bias)
+
+
+def skinny_gemm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    silu: bool,
+) -> Tensor:
+    """What may be fused into a product, in its order: norm, product, bias, SiLU, residual.
+
+    x [T, K], normalised first if norm_weight [K] is given; weight [N, K], whose rows are gate and
+    up by turns with silu; residual as the result, [T, N] or [T, N / 2].
+    """
+    if norm_weight is not None:
+        x = rms_norm(x, norm_weight, eps)
+    out = F.linear(x, weight, bias)
+    if silu:
+        out = silu_and_mul(torch.cat([out[:, 0::2], out[:, 1::2]], dim=-1))
+    return out if residual is None else residual + out

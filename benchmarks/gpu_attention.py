@@ -1,0 +1,220 @@
+"""Times attention over paged keys and values: decodes by batch and length, prefill chunks."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_timing import (
+    DEVICE,
+    DTYPE,
+    MODELS,
+    SHARED_MEMORY,
+    Budget,
+    Model,
+    brief,
+    copies_beyond_cache,
+    precompile,
+    time_graph,
+    time_ways,
+)
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.layout import BatchLayout
+from quire.kernels.triton import attention as triton_attention
+from quire.kernels.triton import tuning
+from quire.kernels.triton.tuning import DecodeConfig, PrefillConfig
+
+
+def attention_inputs(
+    model: Model, queries: list[int], lens: list[int], block_size: int = 16
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]], BatchLayout]:
+    """(query, caches of enough layers to outgrow the L2 cache, layout) with scattered blocks."""
+    most = max(-(-n // block_size) for n in lens)
+    ids = torch.randperm(most * len(lens), dtype=torch.int32).view(len(lens), most)
+    layout = BatchLayout.build(queries, lens, ids.numpy(), block_size, DEVICE)
+    shape = (ids.numel(), block_size, model.kv_heads, model.head_dim)
+    copies = copies_beyond_cache(kv_bytes(model, lens))
+    caches = [
+        (
+            torch.randn(shape, device=DEVICE, dtype=DTYPE),
+            torch.randn(shape, device=DEVICE, dtype=DTYPE),
+        )
+        for _ in range(copies)
+    ]
+    query = torch.randn(sum(queries), model.heads, model.head_dim, device=DEVICE, dtype=DTYPE)
+    return query, caches, layout
+
+
+def kv_bytes(model: Model, lens: list[int]) -> int:
+    """Bytes of keys and values that one layer reads."""
+    return sum(lens) * model.kv_heads * model.head_dim * 4
+
+
+DECODES: list[tuple[str, list[int]]] = [
+    *((f"{batch} x {length}", [length] * batch) for batch, length in (
+        (1, 2048), (16, 2048), (64, 2048), (1, 512), (1, 8192), (16, 8192), (64, 512), (64, 8192),
+        (4, 2048), (256, 1024),
+    )),
+    ("64 ragged", [100 + 37 * i * i % 8000 for i in range(64)]),
+]  # fmt: skip
+
+
+def decode_configs(model: Model) -> list[DecodeConfig]:
+    """Ways to cut decode attention that fit in shared memory."""
+    configs = []
+    for tile in (32, 64, 128):
+        for stages in (3, 5, 7, 9):
+            needed = (stages - 1) // 2 * tile * model.head_dim * 4 + 8192
+            for per_sm in (1, 2, 3):
+                if SHARED_MEMORY / 4 <= needed * per_sm <= SHARED_MEMORY:
+                    configs += [
+                        DecodeConfig(tile, stages, per_sm, warps) for warps in (4, 8)
+                        if warps * per_sm <= 12
+                    ]  # fmt: skip
+    return configs
+
+
+def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Decode attention by batch and length."""
+    cases = [
+        (True, name, config) for name in args.models for config in decode_configs(MODELS[name])
+    ]
+    precompile(run_once, cases, args.workers, budget)
+    for label, lens in DECODES:
+        for name in args.models:
+            if budget.left < 0:
+                return
+            model = MODELS[name]
+            query, caches, layout = attention_inputs(model, [1] * len(lens), lens)
+            expected = reference.attention(query, *caches[0], layout, 0.1, None)
+            more = (1, 2) if len(lens) == 1 else (1,)
+            ways = [replace(c, min_units=n) for c in decode_configs(model) for n in more]
+            make = functools.partial(decode_calls, query, caches, layout)
+            rows = time_ways(ways, make, expected, f"decode {name} {label}")
+            if not rows:
+                continue
+            rule = asdict(tuning.decode_config(caches[0][0]))
+            rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
+            best, num_bytes = rows[0], kv_bytes(model, lens)
+            share = num_bytes / best["us"] * 1e6 / args.bandwidth
+            print(
+                f"decode {name} {label:10} {best['us']:7.2f} us {num_bytes / best['us'] / 1e6:5.2f}"
+                f" TB/s {share:4.0%}  rule {rule_us:7.2f}  {brief(best['config'])}",
+                flush=True,
+            )
+            results.append(
+                {
+                    "model": name,
+                    "batch": label,
+                    "share_of_bandwidth": share,
+                    "rule_us": rule_us,
+                    "ways": rows,
+                }
+            )
+
+
+def decode_calls(
+    query: Tensor, caches: list[tuple[Tensor, Tensor]], layout: BatchLayout, way: DecodeConfig
+) -> list[Callable[[], Tensor]]:
+    """The kernel on each layer's caches, with its plan made."""
+    plan = triton_attention.make_plan(layout, 0, way.tile, 32)
+    out = torch.empty_like(query)
+
+    def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        triton_attention.decode_attention(query, k_cache, v_cache, layout, plan, 0.1, 0, out, way)
+        return out
+
+    return [functools.partial(run, *cache) for cache in caches]
+
+
+PREFILLS: list[tuple[str, list[int], list[int]]] = [
+    ("1950", [1950], [1950]),
+    ("8192", [8192], [8192]),
+    ("4 x 2048", [2048] * 4, [2048] * 4),
+    ("512 on 8192", [512], [8704]),
+    ("200 on 1750", [200], [1950]),
+    ("32768", [32768], [32768]),
+]
+
+
+def prefill_configs() -> list[PrefillConfig]:
+    """Ways to cut prefill attention."""
+    return [
+        PrefillConfig(rows, tile, stages, warps)
+        for rows, warps in ((128, 8), (64, 4))
+        for tile in (64, 128)
+        for stages in (2, 3, 5)
+        if stages == 2 or tile == 64
+    ]
+
+
+def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Prefill attention, also on cached prefixes; PyTorch's flash attention beside it."""
+    cases = [(False, name, config) for name in args.models for config in prefill_configs()]
+    precompile(run_once, cases, args.workers, budget)
+    for label, queries, lens in PREFILLS:
+        for name in args.models:
+            if budget.left < 0:
+                return
+            model = MODELS[name]
+            query, caches, layout = attention_inputs(model, queries, lens)
+            pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
+            flops = 4 * pairs * model.heads * model.head_dim
+            library = sdpa(model, queries, lens)
+            expected = None
+            if max(lens) * max(queries) <= 2**26:
+                expected = reference.attention(query, *caches[0], layout, 0.1, None)
+            make = functools.partial(prefill_calls, query, caches[:1], layout)
+            rows = time_ways(prefill_configs(), make, expected, f"prefill {name} {label}")
+            if not rows:
+                continue
+            best = rows[0]
+            print(
+                f"prefill {name} {label:12} {best['us']:8.1f} us {flops / best['us'] / 1e6:4.0f} "
+                f"TFLOP/s  library {flops / library / 1e6:4.0f}  {brief(best['config'])}",
+                flush=True,
+            )
+            results.append({"model": name, "batch": label, "tflops": flops / best["us"] / 1e6,
+                            "library_us": library, "ways": rows})  # fmt: skip
+
+
+def prefill_calls(
+    query: Tensor, caches: list[tuple[Tensor, Tensor]], layout: BatchLayout, way: PrefillConfig
+) -> list[Callable[[], Tensor]]:
+    """The kernel on each layer's caches, with its plan made."""
+    group = query.shape[1] // caches[0][0].shape[2]
+    plan = triton_attention.make_plan(layout, 0, 64, way.rows // group)
+    out = torch.empty_like(query)
+
+    def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        triton_attention.prefill_attention(query, k_cache, v_cache, layout, plan, 0.1, 0, out, way)
+        return out
+
+    return [functools.partial(run, *cache) for cache in caches]
+
+
+def sdpa(model: Model, queries: list[int], lens: list[int]) -> float:
+    """Microseconds of PyTorch's attention over plain tensors; nan where it has no causal form."""
+    if queries != lens:
+        return float("nan")
+    shape = (len(lens), model.heads, lens[0], model.head_dim)
+    q, k, v = (torch.randn(shape, device=DEVICE, dtype=DTYPE) for _ in range(3))
+    backend = torch.nn.attention.SDPBackend.CUDNN_ATTENTION
+    with torch.nn.attention.sdpa_kernel(backend):
+        run = functools.partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+        return time_graph([run])
+
+
+def run_once(is_decode: bool, name: str, config: Any) -> None:
+    """One small call, for what it leaves in the cache of compiled kernels."""
+    query, caches, layout = attention_inputs(MODELS[name], [1 if is_decode else 64], [64])
+    calls = decode_calls if is_decode else prefill_calls
+    calls(query, caches[:1], layout, config)[0]()
+    torch.cuda.synchronize()

@@ -1,0 +1,72 @@
+"""Checks and times the GPU kernels one by one, with many ways to cut each.
+
+python benchmarks/gpu_kernels.py --seconds 300 --tune
+python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
+
+Parts, most wanted first: gemm, chain (a model's products in sequence), decode, prefill. Prints as
+it goes, and writes the result file after each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gpu_timing
+import record
+import torch
+from gpu_attention import decode, prefill
+from gpu_products import chain, gemm, write_table
+from gpu_timing import MODELS, Budget
+
+PARTS = {"gemm": gemm, "chain": chain, "decode": decode, "prefill": prefill}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 32, 4])
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
+    parser.add_argument("--tune", action="store_true", help="make gemm's best ways the table")
+    parser.add_argument("--table", type=Path, help="only make the table, from this result file")
+    args = parser.parse_args()
+    if args.table:
+        write_table(json.loads(args.table.read_text())["gemm"])
+    else:
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Run the wanted parts within the budget."""
+    budget = Budget(args.seconds)
+    args.bandwidth = gpu_timing.read_bandwidth()
+    measured: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "read_bandwidth": args.bandwidth,
+        "launch_us": gpu_timing.launch_us(),
+    }
+    print(
+        f"{measured['gpu']}: reads {args.bandwidth / 1e12:.2f} TB/s, "
+        f"a launch in a graph takes {measured['launch_us']:.2f} us",
+        flush=True,
+    )
+    for part in args.only:
+        measured[part] = []
+        try:
+            PARTS[part](budget, args, measured[part])
+        finally:  # what was measured before a failure is kept
+            path = record.save("gpu_kernels", measured, args.results)
+        if part == "gemm" and args.tune:
+            write_table(measured["gemm"])
+        torch.cuda.empty_cache()
+        print(f"{part} done, {budget.left:.0f} s left, {path}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Timing on a GPU: graphs of launches over more data than the cache holds, medians of replays.
+
+Also the models whose shapes are timed, and compiling beforehand in many processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.errors import TritonError
+
+DEVICE = "cuda"
+DTYPE = torch.bfloat16
+SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its programs
+CACHE = 256 * 2**20  # bytes; several times the L2 of any GPU here
+REPLAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The shapes of a model's products, and of its attention."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    layers: int
+
+    def products(self) -> dict[str, tuple[int, int]]:
+        """Name → (n, k)."""
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return {
+            "qkv": (qkv, self.hidden),
+            "o": (self.hidden, self.heads * self.head_dim),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
+
+
+MODELS = {
+    "8b": Model(4096, 32, 8, 128, 14336, 128256, 32),
+    "1b": Model(2048, 32, 8, 64, 8192, 128256, 16),
+}
+
+
+class Budget:
+    """Seconds that a run may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left; negative once over."""
+        return self.end - time.monotonic()
+
+
+def copies_beyond_cache(num_bytes: int, most: int = 64) -> int:
+    """How many buffers of this size to take in turn, so that none is found in the cache."""
+    return max(1, min(most, -(-CACHE // num_bytes)))
+
+
+def time_graph(calls: Sequence[Callable[[], object]], least_us: float = 400.0) -> float:
+    """Microseconds of one call, from replays of a graph that holds all of them, several times over.
+
+    Each call is first made once outside the graph, which compiles it.
+    """
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph, once = _capture(calls, 1)
+    rounds = max(1, min(20, int(least_us / max(once, 1.0))))
+    if rounds > 1:
+        del graph
+        graph, _ = _capture(calls, rounds)
+    times = [_replay(graph) for _ in range(REPLAYS)]
+    return statistics.median(times) / (rounds * len(calls))
+
+
+def _capture(
+    calls: Sequence[Callable[[], object]], rounds: int
+) -> tuple[torch.cuda.CUDAGraph, float]:
+    """A graph, and the microseconds of its second replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    _replay(graph)
+    return graph, _replay(graph)
+
+
+def _replay(graph: torch.cuda.CUDAGraph) -> float:
+    """Microseconds of one replay."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1000
+
+
+@triton.jit
+def _read_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    total = tl.zeros([BLOCK], tl.float32)
+    step = tl.num_programs(0) * BLOCK
+    for start in tl.range(tl.program_id(0) * BLOCK, n, step, num_stages=4):
+        total += tl.load(x_ptr + start + tl.arange(0, BLOCK))
+    tl.store(out_ptr + tl.program_id(0), tl.sum(total))
+
+
+def read_bandwidth() -> float:
+    """The best rate of reading memory in bytes a second, by a kernel that only reads."""
+    n = 2**30
+    x, out = torch.randn(n, device=DEVICE), torch.empty(4096, device=DEVICE)
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    best = 0.0
+    for per_sm in (4, 8, 16):
+        for block in (2048, 4096):
+            call = lambda: _read_kernel[(per_sm * num_sms,)](x, out, n, block, num_warps=8)  # noqa: B023, E731
+            best = max(best, 4 * n / time_graph([call]) * 1e6)
+    return best
+
+
+def launch_us() -> float:
+    """What one kernel costs in a graph, whatever it does."""
+    x, out = torch.randn(4096, device=DEVICE), torch.empty(64, device=DEVICE)
+    return time_graph([lambda: _read_kernel[(1,)](x, out, 128, 128, num_warps=4)] * 50)
+
+
+def precompile(
+    run: Callable[..., None], cases: Sequence[tuple[Any, ...]], workers: int, budget: Budget
+) -> None:
+    """Run each case once in some other process, which leaves its kernels in the cache on disk."""
+    if workers < 2:
+        return
+    begin, failures = time.monotonic(), 0
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        jobs = [pool.apply_async(run, case) for case in cases]
+        for case, job in zip(cases, jobs, strict=True):
+            try:
+                job.get(max(1.0, budget.left))
+            except multiprocessing.TimeoutError:
+                print("out of time while compiling")
+                break
+            except Exception as error:
+                failures += 1
+                if failures <= 3:
+                    print(f"FAILED {case}: {type(error).__name__}: {str(error)[:300]}")
+    seconds = time.monotonic() - begin
+    print(f"{len(cases)} cases compiled in {seconds:.1f} s, {failures} failed", flush=True)
+
+
+def differs(out: Tensor, expected: Tensor, limit: float = 1e-2) -> str:
+    """How far out is from what it should be, if too far."""
+    error = ((out.float() - expected.float()).norm() / expected.float().norm()).item()
+    return "" if error < limit else f"relative error {error:.2e}"
+
+
+def time_ways(
+    ways: Sequence[Any],
+    make: Callable[[Any], Sequence[Callable[[], Tensor]]],
+    expected: Tensor | None,
+    label: str,
+) -> list[dict[str, Any]]:
+    """Check and time each way to cut a kernel; the quickest first.
+
+    make: a way → calls on different data, the first of which should give `expected`. One that fails
+    or is wrong is told and left out.
+    """
+    rows = []
+    for way in ways:
+        try:
+            calls = make(way)
+            error = "" if expected is None else differs(calls[0](), expected)
+            if not error:
+                rows.append({"config": asdict(way), "us": time_graph(calls)})
+        except (RuntimeError, TritonError) as failure:
+            error = f"{type(failure).__name__}: {str(failure)[:200]}"
+        if error:
+            print(f"WRONG {label} {way}: {error}", flush=True)
+    return sorted(rows, key=lambda row: row["us"])
+
+
+def brief(config: dict[str, Any]) -> str:
+    """A config in few words."""
+    return " ".join(f"{key}={value}" for key, value in config.items() if value)

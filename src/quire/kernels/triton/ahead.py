@@ -1,0 +1,70 @@
+"""Compiling kernels ahead of time, for any GPU and without one. Owns no choice of kernels."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a compiled kernel takes of a multiprocessor."""
+
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread in memory that should be in registers
+    shared_memory: int  # bytes of a program
+
+
+def compile_kernel(
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    capability: int,
+    *,
+    num_warps: int,
+    launch_pdl: bool = False,
+) -> Compiled:
+    """Compile for a compute capability such as 90.
+
+    types: Triton's names of the types of the arguments, such as "*bf16", "i32"; pointers and those
+    named in 16 bytes' steps are taken as aligned. constants: the values of all others.
+    """
+    names: list[str] = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {
+            (index,): [["tt.divisibility", 16]]
+            for index, name in enumerate(names)
+            if signature[name].startswith("*") or name.startswith("stride")
+        },
+    )
+    options = {"num_warps": num_warps}
+    if capability >= 90:
+        options["launch_pdl"] = launch_pdl
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage = _resources(binary.asm["cubin"])
+    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], binary.metadata.shared)
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """The resources of the one function of a cubin, by the names that cuobjdump gives them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", done.stdout)}

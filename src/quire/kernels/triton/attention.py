@@ -1,0 +1,157 @@
+"""The attention operation on a GPU: one plan a step, then decodes and prefill chunks.
+
+Owns which requests go to which kernel and how they are launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.layout import BatchLayout
+from quire.kernels.triton.decode_attention import decode_attention_kernel
+from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
+from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each request's work begins, for one window and one way to cut it; on the device."""
+
+    decode_tiles: Tensor  # int32 [B + 1]: tiles of keys of all decodes before each request
+    query_tiles: Tensor  # int32 [B + 1]: tiles of queries of all prefills before each request
+
+
+def attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Twin of `reference.attention`, for blocks of any size."""
+    group = query.shape[1] // k_cache.shape[2]
+    decode, prefill = decode_config(k_cache), prefill_config(k_cache)
+    window = sliding_window or 0
+    key = ("triton attention", window, decode.tile, prefill.rows // group)
+    plan = layout.once(key, lambda: make_plan(layout, window, decode.tile, prefill.rows // group))
+    out = query.new_empty(query.shape)
+    if layout.num_decodes:
+        decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode)
+    if layout.num_decodes < len(layout.query_lens_host):
+        prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
+    return out
+
+
+def decode_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    plan: Plan,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: DecodeConfig,
+    *,
+    pdl: bool = False,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with one query token."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    num_requests = len(layout.seq_lens)
+    space = workspace(query.device)
+    num_programs = config.per_sm * space.num_sms
+    part = group * (triton.next_power_of_2(head_dim) + 2)
+    assert 2 * num_programs * part <= NUM_PARTIALS
+    assert num_requests * num_kv_heads <= NUM_COUNTERS
+    decode_attention_kernel[(num_programs,)](
+        query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
+        plan.decode_tiles, space.partials, space.counters,
+        num_requests, scale * _LOG2_E, query.stride(0), query.stride(1),
+        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        BLOCK_B=_room(num_requests), PRECISION=_precision(query), PDL=pdl,
+        num_warps=config.warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def prefill_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    plan: Plan,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: PrefillConfig,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    num_requests = len(layout.seq_lens)
+    tokens = config.rows // group
+    most_tiles = len(query) // tokens + num_requests  # a bound that needs no length
+    prefill_attention_kernel[(num_kv_heads, most_tiles)](
+        query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
+        plan.query_tiles, num_requests, scale * _LOG2_E, query.stride(0), query.stride(1),
+        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
+        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        BLOCK_B=_room(num_requests), PRECISION=_precision(query),
+        num_warps=config.warps,
+    )  # fmt: skip
+
+
+def _room(num_requests: int) -> int:
+    """Few different values, since each is compiled on its own."""
+    return max(64, 1 << (num_requests - 1).bit_length())
+
+
+def _precision(query: Tensor) -> str:
+    return "ieee" if query.dtype == torch.float32 else "tf32"
+
+
+def make_plan(layout: BatchLayout, window: int, key_tile: int, query_tile: int) -> Plan:
+    """Work out a plan on the device. window: 0 for none; tiles in tokens."""
+    num_requests = len(layout.seq_lens)
+    starts = layout.seq_lens.new_empty(2, num_requests + 1)
+    _plan_kernel[(1,)](
+        layout.query_start_loc, layout.seq_lens, starts[0], starts[1], num_requests,
+        KEY_TILE=key_tile, QUERY_TILE=query_tile, WINDOW=window,
+        BLOCK_B=_room(num_requests),
+    )  # fmt: skip
+    return Plan(decode_tiles=starts[0], query_tiles=starts[1])
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def _plan_kernel(
+    query_start_ptr, seq_lens_ptr, decode_tiles_ptr, query_tiles_ptr, num_requests,
+    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_B: tl.constexpr,
+):  # fmt: skip
+    """Fill a `Plan`."""
+    request = tl.arange(0, BLOCK_B)
+    there = request < num_requests
+    begin = tl.load(query_start_ptr + request, mask=there, other=0)
+    queries = tl.load(query_start_ptr + request + 1, mask=there, other=0) - begin
+    seq_len = tl.load(seq_lens_ptr + request, mask=there, other=0)
+    oldest = tl.zeros_like(seq_len)
+    if WINDOW > 0:
+        oldest = tl.maximum(seq_len - WINDOW, 0)
+    key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
+    key_tiles = tl.where(there & (queries == 1), key_tiles, 0)
+    query_tiles = tl.where(there & (queries > 1), tl.cdiv(queries, QUERY_TILE), 0)
+    tl.store(decode_tiles_ptr, 0)
+    tl.store(query_tiles_ptr, 0)
+    tl.store(decode_tiles_ptr + 1 + request, tl.cumsum(key_tiles, axis=0), mask=there)
+    tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)

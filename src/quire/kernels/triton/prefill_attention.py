@@ -1,0 +1,132 @@
+"""Causal attention of prefill chunks over paged keys and values, cached prefixes included.
+
+Floor: 4 · D operations for each query, head and visible key over the tensor cores' rate. A tile of
+queries holds the heads that share a key head, token by token, so that keys are fetched once for
+all; tiles with the most keys start first. (FlashAttention: Dao et al., 2022.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_requests", "stride_table"])
+def prefill_attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
+    num_requests, scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
+    stride_table, stride_out_token,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_B: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
+
+    One program a key head and tile of ROWS // GROUP queries. tiles [B + 1]: tiles of all requests
+    before each; none for those with one query. scale: of the scores, times log2(e).
+    """
+    TOKENS: tl.constexpr = ROWS // GROUP
+    BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    head, tile = tl.program_id(0), tl.program_id(1)
+    num_tiles = tl.load(tiles_ptr + num_requests)
+    if tile >= num_tiles:
+        return
+    tile = num_tiles - 1 - tile
+    requests = tl.arange(0, BLOCK_B)
+    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
+    request = tl.sum((ends <= tile).to(tl.int32))
+    first_token = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - first_token
+    seq_len = tl.load(seq_lens_ptr + request)
+    first_query = (tile - tl.load(tiles_ptr + request)) * TOKENS
+
+    row = tl.arange(0, ROWS)  # a query's heads of this key head, then the next query's
+    query = first_query + row // GROUP
+    d = tl.arange(0, BLOCK_D)[None, :]
+    there = ((query < num_queries) & (row < TOKENS * GROUP))[:, None] & (d < HEAD_DIM)
+    token, q_head = first_token + query, head * GROUP + row % GROUP
+    q = tl.load(
+        q_ptr + (token * stride_q_token + q_head * stride_q_head)[:, None] + d,
+        mask=there,
+        other=0.0,
+    )
+    position = seq_len - num_queries + query  # [ROWS]
+    lowest = seq_len - num_queries + first_query
+    highest = tl.minimum(lowest + TOKENS, seq_len)  # one beyond the last query's position
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(lowest + 1 - WINDOW, 0)
+    # tiles of keys that every query of this tile sees whole need no mask
+    full_end = (lowest + 1) // TILE
+    full_begin = oldest // TILE
+    if WINDOW > 0:
+        full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    m = tl.full([ROWS], -1e30, tl.float32)
+    s = tl.zeros([ROWS], tl.float32)
+    k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
+    table = block_table_ptr + request * stride_table
+    if WINDOW > 0:
+        acc, m, s = _attend(
+            acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
+            scale, stride_block, stride_slot,
+            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+        )  # fmt: skip
+    acc, m, s = _attend(
+        acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
+        scale, stride_block, stride_slot,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
+    )  # fmt: skip
+    acc, m, s = _attend(
+        acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
+        scale, stride_block, stride_slot,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+    )  # fmt: skip
+    s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
+    out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
+    place = (token * stride_out_token + q_head * HEAD_DIM)[:, None] + d
+    tl.store(out_ptr + place, out, mask=there)
+
+
+@triton.jit
+def _attend(
+    acc, m, s, q, position, k_ptr, v_ptr, table_ptr, begin, end, seq_len,
+    scale, stride_block, stride_slot,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on with the online softmax over some tiles of keys."""
+    d = tl.arange(0, BLOCK_D)[None, :]
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        keys = tile * TILE + tl.arange(0, TILE)
+        written = keys < seq_len
+        if MASKED:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=written, other=0)
+        else:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE)
+        place = (block.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot)[:, None] + d
+        if HEAD_DIM != BLOCK_D:
+            k = tl.load(k_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+        elif MASKED:
+            k = tl.load(k_ptr + place, mask=written[:, None], other=0.0)
+        else:
+            k = tl.load(k_ptr + place)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+        if MASKED:
+            seen = keys[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -1e38)
+        new_m = tl.maximum(m, tl.max(scores, axis=1) * scale)
+        p = tl.exp2(scores * scale - new_m[:, None])
+        shrink = tl.exp2(m - new_m)
+        s = s * shrink + tl.sum(p, axis=1)
+        if HEAD_DIM != BLOCK_D:
+            v = tl.load(v_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+        elif MASKED:
+            v = tl.load(v_ptr + place, mask=written[:, None], other=0.0)
+        else:
+            v = tl.load(v_ptr + place)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        m = new_m
+    return acc, m, s

@@ -1,0 +1,131 @@
+"""Linear layers for at most 64 rows: how the kernel is launched, with what fused.
+
+Floor: the bytes of W over the memory's bandwidth; x, out and partial results are a few percent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
+from quire.kernels.triton.tuning import SkinnyConfig, skinny_config
+from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A residual stream on its way through an RMSNorm whose division is left to the next product.
+
+    RMSNorm(r) = r · g / rms(r), and the division by a row's rms may as well follow the product with
+    W. So the product before stores r · g and, for each stretch of columns that one of its programs
+    held, the sums of r's squares; the norm costs no launch and no pass over memory.
+    """
+
+    residual: Tensor  # [M, H], the stream itself
+    scaled: Tensor  # [M, H], residual · norm weight
+    squares: Tensor  # float32 [stretches, M]
+    eps: float
+
+
+def skinny_gemm(
+    x: Tensor | Normed,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    silu: bool = False,
+    config: SkinnyConfig | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
+
+    A Normed x stands for the normalised rows. silu: W's rows are gate and up by turns, and the
+    result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the shape if None.
+    pdl: start before the kernel in front has ended (only among kernels that wait for theirs).
+    """
+    return _launch(x, weight, bias, residual, None, 0.0, silu, config, pdl)[0]
+
+
+def skinny_gemm_norm(
+    x: Tensor | Normed,
+    weight: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    *,
+    bias: Tensor | None = None,
+    config: SkinnyConfig | None = None,
+    pdl: bool = False,
+) -> Normed:
+    """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N]."""
+    out, scaled, squares = _launch(x, weight, bias, residual, norm_weight, eps, False, config, pdl)
+    assert scaled is not None
+    assert squares is not None
+    return Normed(out, scaled, squares, eps)
+
+
+def interleave_gate_up(weight: Tensor) -> Tensor:
+    """W [2I, ...] of gate rows, then up rows, to the order that `silu` reads: by turns."""
+    gate, up = weight.chunk(2)
+    return torch.stack([gate, up], dim=1).flatten(0, 1)
+
+
+def _launch(
+    x: Tensor | Normed,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    silu: bool,
+    config: SkinnyConfig | None,
+    pdl: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Run the kernel → (out, out · norm weight, sums of out's squares)."""
+    rows = x.scaled if isinstance(x, Normed) else x
+    (num_rows, k), n = rows.shape, len(weight)
+    assert num_rows <= MAX_ROWS
+    assert rows.stride(1) == weight.stride(1) == 1
+    space = workspace(rows.device)
+    config = config or skinny_config(num_rows, n, k, weight.dtype.itemsize, space.num_sms)
+    block_m = max(config.min_block_m, triton.next_power_of_2(num_rows))
+    num_tiles = triton.cdiv(n, config.block_n)
+    num_programs, parts = config.grid(n, k, space.num_sms)
+    assert num_tiles <= NUM_COUNTERS
+    assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
+    out = rows.new_empty(num_rows, n // 2 if silu else n)
+    scaled = None if norm_weight is None else torch.empty_like(out)
+    squares = None
+    if norm_weight is not None:
+        squares = rows.new_empty(num_tiles, num_rows, dtype=torch.float32)
+    incoming = x.squares if isinstance(x, Normed) else None
+    skinny_gemm_kernel[(num_programs,)](
+        rows, weight, _descriptor(weight, config), out, bias, residual,
+        norm_weight, scaled, squares, incoming,
+        space.partials, space.counters,
+        num_rows, n, k, 0 if incoming is None else len(incoming),
+        x.eps if isinstance(x, Normed) else eps,
+        rows.stride(0), weight.stride(0), out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        STAGES=config.stages, MAX_PARTS=triton.next_power_of_2(parts),
+        EVEN_K=k % config.block_k == 0,
+        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        HAS_NORM=norm_weight is not None, HAS_SQUARES=incoming is not None, SILU=silu,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+        TMA=config.tma, PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
+    )  # fmt: skip
+    return out, scaled, squares
+
+
+def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:
+    """How the copy engine sees W."""
+    if not config.tma:
+        return None
+    return TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k])

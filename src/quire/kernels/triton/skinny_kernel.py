@@ -1,0 +1,182 @@
+"""The kernel behind `skinny_gemm`: out = x · Wᵀ for a few rows of x, bound by the reading of W.
+
+Tokens are too few to fill a tensor core's 64 rows, so the weight takes that side: each program
+multiplies tiles [BLOCK_N, BLOCK_K] of W by xᵀ [BLOCK_K, BLOCK_M], and W is read once and in one
+stream. Units of work are the k-steps of W's tiles, shared as `sharing` tells.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from quire.kernels.triton.sharing import arrive, owner, run_begin, slot
+
+
+@triton.jit(do_not_specialize=["M", "num_squares"])
+def skinny_gemm_kernel(
+    x_ptr, w_ptr, w_desc, out_ptr, bias_ptr, residual_ptr,
+    norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
+    partial_ptr, counter_ptr,
+    M, N, K, num_squares, eps,
+    stride_x, stride_w, stride_out,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, MAX_PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`."""
+    program, num_programs = tl.program_id(0), tl.num_programs(0)
+    k_tiles = tl.cdiv(K, BLOCK_K)
+    num_units = tl.cdiv(N, BLOCK_N) * k_tiles
+    begin = run_begin(program, num_programs, num_units)
+    end = run_begin(program + 1, num_programs, num_units)
+    if PDL:  # the weight does not depend on the kernel in front
+        _prefetch(w_ptr, begin, k_tiles, N, K, stride_w, BLOCK_N, BLOCK_K, STAGES)
+        gdc_wait()
+    scale = tl.full([BLOCK_M], 1.0, tl.float32)
+    if HAS_SQUARES:
+        scale = _row_scale(squares_ptr, num_squares, M, K, eps, BLOCK_M)
+    for tile in range(begin // k_tiles, (end - 1) // k_tiles + 1):
+        first_unit = tile * k_tiles
+        acc = _multiply(
+            x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
+            tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
+            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_K, PRECISION, TMA,
+        )  # fmt: skip
+        if PDL:
+            if first_unit + k_tiles >= end:  # all that is left is the way out
+                gdc_launch_dependents()
+        first = owner(first_unit, num_programs, num_units)
+        last = owner(first_unit + k_tiles - 1, num_programs, num_units)
+        complete = first == last
+        if MAX_PARTS > 1:
+            if first != last:
+                mine = slot(program, first) * (BLOCK_N * BLOCK_M)
+                tl.store(partial_ptr + mine + _places(BLOCK_N, BLOCK_M), acc)
+                complete = arrive(counter_ptr + tile, last - first + 1)
+                if complete:
+                    acc = _sum_parts(partial_ptr, first, last, BLOCK_N, BLOCK_M, MAX_PARTS)
+        if complete:
+            _finish(
+                acc * scale[None, :], tile, out_ptr, bias_ptr, residual_ptr,
+                norm_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+                BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU,
+            )  # fmt: skip
+
+
+@triton.jit
+def _prefetch(
+    w_ptr, begin, k_tiles, N, K, stride_w,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Bring the stages that a program reads first into the L2 cache."""
+    line: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth  # elements in 128 bytes
+    rows = (begin // k_tiles * BLOCK_N + tl.arange(0, BLOCK_N)) % N
+    for step in tl.static_range(STAGES * BLOCK_K // line):
+        k = tl.minimum(begin % k_tiles * BLOCK_K + step * line, K - 1)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
+            [w_ptr + rows.to(tl.int64) * stride_w + k], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    x_ptr, w_ptr, w_desc, tile, k_begin, k_end, M, N, K, stride_x, stride_w,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """Some k-steps of one tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32."""
+    rows = (tile * BLOCK_N + tl.arange(0, BLOCK_N)) % N  # rows beyond N wrap: never stored
+    tokens = tl.arange(0, BLOCK_M)
+    ks = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + tokens[:, None] * stride_x + ks[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for k_tile in tl.range(k_begin, k_end, num_stages=STAGES):
+        start = k_tile * BLOCK_K
+        inside = (ks < K - start)[None, :]
+        if TMA:  # gives zeros beyond K
+            w = w_desc.load([tile * BLOCK_N, start])
+        else:
+            w_ptrs = w_ptr + rows.to(tl.int64)[:, None] * stride_w + ks[None, :] + start
+            if EVEN_K:
+                w = tl.load(w_ptrs, eviction_policy="evict_first")
+            else:
+                w = tl.load(w_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
+        seen = (tokens < M)[:, None]
+        if not EVEN_K:
+            seen = seen & inside
+        x = tl.load(x_ptrs + start, mask=seen, other=0.0)
+        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _places(BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
+    return tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+
+
+@triton.jit
+def _sum_parts(
+    partial_ptr, first, last,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, MAX_PARTS: tl.constexpr,
+):  # fmt: skip
+    """A tile's parts, added in the order of k, so that the sum does not depend on who came last."""
+    place = _places(BLOCK_N, BLOCK_M)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for part in tl.static_range(MAX_PARTS):  # unrolled: the loads do not wait for each other
+        source = partial_ptr + slot(first + part, first) * (BLOCK_N * BLOCK_M) + place
+        there = tl.full([BLOCK_N, BLOCK_M], 1, tl.int1) & (first + part <= last)
+        acc += tl.load(source, mask=there, other=0.0, cache_modifier=".cg")
+    return acc
+
+
+@triton.jit
+def _row_scale(squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr):
+    """1 / rms of each row of x, from the sums of squares [num_squares, M] of its stretches."""
+    tokens = tl.arange(0, BLOCK_M)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, num_squares, 64):
+        stretch = start + tl.arange(0, 64)
+        there = (stretch < num_squares)[:, None] & (tokens < M)[None, :]
+        squares = tl.load(
+            squares_ptr + stretch[:, None] * M + tokens[None, :], mask=there, other=0.0
+        )
+        total += tl.sum(squares, axis=0)
+    return tl.rsqrt(total / K + eps)
+
+
+@triton.jit
+def _finish(
+    acc, tile, out_ptr, bias_ptr, residual_ptr, norm_ptr, normed_ptr, squares_out_ptr,
+    M, N, stride_out,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    tokens = tl.arange(0, BLOCK_M)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
+    out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
+    if SILU:
+        gate, up = tl.split(tl.reshape(out, [BLOCK_M, BLOCK_N // 2, 2]))
+        out = gate * tl.sigmoid(gate) * up
+        columns = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        inside = (tokens < M)[:, None] & (columns < N // 2)[None, :]
+    else:
+        columns = rows
+        inside = (tokens < M)[:, None] & (columns < N)[None, :]
+    place = tokens[:, None] * stride_out + columns[None, :]
+    if HAS_RESIDUAL:
+        out += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    stored = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place, stored, mask=inside)
+    if HAS_NORM:
+        weight = tl.load(norm_ptr + columns, mask=columns < N, other=0.0)
+        tl.store(normed_ptr + place, stored * weight[None, :], mask=inside)
+        squares = tl.where(inside, stored.to(tl.float32) * stored.to(tl.float32), 0.0)
+        tl.store(squares_out_ptr + tile * M + tokens, tl.sum(squares, axis=1), mask=tokens < M)

@@ -1,0 +1,82 @@
+"""Compiles each kernel for GPUs that need not be here; run by test_triton_compile.py.
+
+Prints one line of JSON: what each takes of a multiprocessor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from quire.kernels.triton.ahead import Compiled, compile_kernel
+from quire.kernels.triton.decode_attention import decode_attention_kernel
+from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
+
+BF16, INTS = "*bf16", "*i32"
+
+
+def skinny(capability: int) -> Compiled:
+    """The product before a norm, as an 8B model's layers have it."""
+    pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
+    pointers |= {"normed_ptr": BF16, "squares_out_ptr": "*fp32", "partial_ptr": "*fp32"}
+    sizes = dict.fromkeys(
+        ["M", "N", "K", "num_squares", "stride_x", "stride_w", "stride_out"], "i32"
+    )
+    constants: dict[str, Any] = {
+        "w_desc": None, "bias_ptr": None, "squares_ptr": None,
+        "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "STAGES": 4, "MAX_PARTS": 4, "EVEN_K": True,
+        "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
+        "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
+    }  # fmt: skip
+    pdl = capability >= 90
+    if capability == 90:
+        constants |= {"TMA": True}
+        pointers |= {"w_desc": "tensordesc<bf16[64,128]>"}
+        del constants["w_desc"]
+    return compile_kernel(
+        skinny_gemm_kernel,
+        {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes},
+        constants | {"PDL": pdl},
+        capability,
+        num_warps=4,
+        launch_pdl=pdl,
+    )
+
+
+ATTENTION = {
+    **dict.fromkeys(["q_ptr", "k_ptr", "v_ptr", "out_ptr"], BF16),
+    **dict.fromkeys(["block_table_ptr", "query_start_ptr", "seq_lens_ptr", "tiles_ptr"], INTS),
+    **dict.fromkeys(["num_requests", "stride_q_token", "stride_q_head", "stride_block"], "i32"),
+    **dict.fromkeys(["stride_slot", "stride_kv_head", "stride_table", "stride_out_token"], "i32"),
+    "scale": "fp32",
+}
+SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0, "BLOCK_B": 64}
+
+
+def decode(capability: int) -> Compiled:
+    """Decode attention of an 8B model."""
+    return compile_kernel(
+        decode_attention_kernel,
+        {**ATTENTION, "partial_ptr": "*fp32", "counter_ptr": INTS, "min_units": "i32"},
+        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": 5, "PRECISION": "tf32", "PDL": False},
+        capability,
+        num_warps=4,
+    )
+
+
+def prefill(capability: int) -> Compiled:
+    """Prefill attention of an 8B model."""
+    constants = {**SHAPE, "ROWS": 128, "STAGES": 2, "PRECISION": "tf32"}
+    return compile_kernel(prefill_attention_kernel, ATTENTION, constants, capability, num_warps=8)
+
+
+KERNELS = {"skinny": skinny, "decode": decode, "prefill": prefill}
+
+
+if __name__ == "__main__":
+    name, *capabilities = sys.argv[1:]
+    compiled = {c: dataclasses.asdict(KERNELS[name](int(c))) for c in capabilities}
+    print(json.dumps(compiled))

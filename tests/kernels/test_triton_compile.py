@@ -1,0 +1,35 @@
+"""Triton's kernels compile for the GPUs they are meant for, and fit in their multiprocessors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program may have
+
+
+# all four for the one kernel that differs among them most; a compilation takes two seconds
+@pytest.mark.parametrize(
+    ("kernel", "capabilities"),
+    [("skinny", ["80", "89", "90", "100"]), ("decode", ["90"]), ("prefill", ["90"])],
+)
+def test_kernels_compile_and_fit(kernel: str, capabilities: list[str], tmp_path: Path) -> None:
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script, kernel, *capabilities],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for capability, taken in json.loads(done.stdout).items():
+        assert taken["spilled"] == 0
+        assert 0 < taken["registers"] <= 255
+        assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024

@@ -1,0 +1,193 @@
+"""Triton's kernels against their twins on odd shapes: on a GPU if there is one, else interpreted.
+
+The interpreter has no bfloat16 products, so there float32 and float16 stand for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import CASES, attention_case, normal
+
+from quire.kernels import reference
+from quire.kernels.dispatch import TABLE, kernels_for, select
+from quire.kernels.layout import BatchLayout
+from quire.kernels.triton import elementwise, rotary
+from quire.kernels.triton.attention import decode_attention, make_plan
+from quire.kernels.triton.skinny_gemm import interleave_gate_up, skinny_gemm, skinny_gemm_norm
+from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
+from quire.kernels.triton.workspace import workspace
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}
+if ON_GPU:
+    TOLERANCES[torch.bfloat16] = 1e-2
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
+# the interpreter takes milliseconds for a program's step, so of these it gets every n-th case
+EVERY = {} if ON_GPU else {"attention": 29, "linear": 6, "rotary": 2}
+MOST_TOKENS = 1000 if ON_GPU else 40
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded() -> None:
+    torch.set_num_threads(1)
+
+
+def moved(argument: Any) -> Any:
+    """A copy on the device under test."""
+    if isinstance(argument, Tensor):
+        copied = copy.deepcopy(argument)  # with its strides
+        return copied if DEVICE.type == "cpu" else copied.to(DEVICE)
+    if isinstance(argument, BatchLayout):
+        tensors = ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
+        there = {name: moved(getattr(argument, name)) for name in tensors}
+        return dataclasses.replace(argument, _worked_out={}, **there)
+    return argument
+
+
+def close(ours: Tensor, twin: Tensor) -> None:
+    """Equal but for rounding, relative to the largest value."""
+    assert (ours.dtype, ours.shape) == (twin.dtype, twin.shape)
+    limit = TOLERANCES[twin.dtype] * max([1.0, *twin.abs().flatten().tolist()])
+    torch.testing.assert_close(ours.to(twin.device), twin, atol=limit, rtol=0)
+
+
+@DTYPES
+@pytest.mark.parametrize("op", CASES)
+def test_operations_equal_their_twins(op: str, dtype: torch.dtype) -> None:
+    for case in itertools.islice(CASES[op](dtype), 0, None, EVERY.get(op, 1)):
+        if len(case[0]) > MOST_TOKENS:
+            continue
+        mine, theirs = [moved(argument) for argument in case], copy.deepcopy(case)
+        result = getattr(kernels_for("cuda"), op)(*mine)
+        twin = getattr(TWINS, op)(*theirs)
+        if result is None:  # it wrote into its arguments
+            result, twin = tuple(mine[2:4]), tuple(theirs[2:4])
+        pairs = [(result, twin)] if isinstance(result, Tensor) else zip(result, twin, strict=True)
+        for a, b in pairs:
+            close(a, b)
+
+
+CONFIGS = [
+    SkinnyConfig(64, 32, 3, split=1),
+    SkinnyConfig(64, 32, 2, split=3),
+    SkinnyConfig(64, 32, 3, per_sm=1),
+    SkinnyConfig(128, 64, 2, per_sm=2, warps=8),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)])
+def test_products_with_all_that_may_be_fused(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    m, n, k = shape
+    for config in CONFIGS if ON_GPU else CONFIGS[m % 3 :: 3]:
+        _compare_products(m, n, k, config, dtype)
+
+
+def _compare_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
+    x, bias = normal(m, k, dtype=dtype), normal(n, dtype=dtype, seed=1)
+    weight = (normal(n, k, dtype=dtype, seed=2) / k**0.5).to(dtype)
+    residual, norm_weight = normal(m, n, dtype=dtype, seed=3), normal(n, dtype=dtype, seed=4)
+    after = (normal(66, n, dtype=dtype, seed=5) / n**0.5).to(dtype)
+    x, weight, bias, residual, norm_weight, after = map(
+        moved, (x, weight, bias, residual, norm_weight, after)
+    )
+    out = skinny_gemm(x, weight, bias=bias, residual=residual, config=config)
+    twin = reference.skinny_gemm(x, weight, bias, residual, None, 0.0, False)
+    close(out, twin)
+    normed = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
+    close(normed.residual, twin)
+    activated = skinny_gemm(normed, after, silu=True, config=config)
+    close(activated, reference.skinny_gemm(twin, after, None, None, norm_weight, 1e-5, True))
+    assert not workspace(DEVICE).counters.any()
+
+
+def test_gate_and_up_take_turns() -> None:
+    weight = torch.arange(6)[:, None].expand(6, 2)
+    assert interleave_gate_up(weight)[:, 0].tolist() == [0, 3, 1, 4, 2, 5]
+
+
+@pytest.mark.parametrize("num_sms", [1, 6, 132])
+@pytest.mark.parametrize(
+    ("n", "k"), [(64, 64), (6144, 4096), (128256, 2048), (7, 100), (200, 9000)]
+)
+def test_the_bound_of_programs_that_share_a_tile_holds(n: int, k: int, num_sms: int) -> None:
+    """What `grid` says against the runs of units written out."""
+    for config in [*CONFIGS, skinny_rule(1, n, k, 2, num_sms)]:
+        programs, parts = config.grid(n, k, num_sms)
+        k_tiles = -(-k // config.block_k)
+        units = -(-n // config.block_n) * k_tiles
+        assert 1 <= programs <= units
+        begins = [program * units // programs for program in range(programs + 1)]
+        sharing = [0] * (units // k_tiles)
+        for begin, end in itertools.pairwise(begins):
+            for tile in range(begin // k_tiles, (end - 1) // k_tiles + 1):
+                sharing[tile] += 1
+        assert max(sharing) <= parts
+
+
+@DTYPES
+@pytest.mark.parametrize("heads", [(4, 2, 64), (7, 1, 80), (2, 2, 96), (2, 1, 256)])
+def test_decodes_whatever_the_way_they_are_cut(
+    heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    ways = [
+        (16, None, DecodeConfig(32, 3, 2)),
+        (48, 40, DecodeConfig(16, 3, 2)),
+        (16, 40, DecodeConfig(64, 5, 1, min_units=3)),
+    ]
+    for block_size, window, way in ways if ON_GPU else ways[heads[0] % 2 :: 2]:
+        case = attention_case([1, 1, 1], [33, 1, 150], heads, window, True, dtype, block_size)
+        query, k_cache, v_cache, layout, scale, _ = map(moved, case)
+        plan = make_plan(layout, window or 0, way.tile, 16)
+        out = torch.full_like(query, float("nan"))
+        decode_attention(query, k_cache, v_cache, layout, plan, scale, window or 0, out, way)
+        close(out, reference.attention(*case))
+    assert not workspace(DEVICE).counters.any()
+
+
+def test_what_lies_beyond_a_request_does_not_matter() -> None:
+    """The rest of the last block, and other requests' blocks, may hold anything, NaN included."""
+    case = attention_case([1, 1, 20], [9, 70, 30], (4, 2, 16), None, True, torch.float16)
+    query, k_cache, v_cache, layout, *rest = map(moved, case)
+    used = torch.zeros(k_cache.shape[:2], dtype=torch.bool, device=DEVICE)
+    for row, length in enumerate(layout.seq_lens_host):
+        for p in range(length):
+            used[int(layout.block_table[row, p // 8]), p % 8] = True
+    k_cache[~used], v_cache[~used] = float("nan"), float("nan")
+    close(
+        kernels_for("cuda").attention(query, k_cache, v_cache, layout, *rest),
+        reference.attention(*case),
+    )
+
+
+@DTYPES
+def test_turning_and_writing_in_one_launch(dtype: torch.dtype) -> None:
+    for rotary_dim in (24, 16):
+        fused = normal(5, 9, 24, dtype=dtype)
+        cos, sin = normal(2, 5, rotary_dim, dtype=dtype, seed=1)
+        k_cache, v_cache = normal(2, 20, 8, 2, 24, dtype=dtype, seed=2)
+        slots = torch.tensor([3, 100, 17, 0, 159])
+        case = (fused[:, :5], fused[:, 5:7], fused[:, 7:], cos, sin, k_cache, v_cache, slots)
+        mine, theirs = [moved(a) for a in case], copy.deepcopy(case)
+        close(rotary.rotary_write_kv(*mine), reference.rotary_write_kv(*theirs))
+        close(mine[5], theirs[5])
+        close(mine[6], theirs[6])
+
+
+def test_embedding_takes_rows() -> None:
+    weight, ids = normal(40, 77, dtype=torch.float16), torch.tensor([3, 39, 0, 3])
+    assert torch.equal(
+        elementwise.embedding(moved(ids), moved(weight)).cpu(), reference.embedding(ids, weight)
+    )
