@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -182,7 +183,8 @@ def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, An
                 flush=True,
             )
             results.append({"model": name, "batch": label, "tflops": flops / best["us"] / 1e6,
-                            "library_us": library, "ways": rows})  # fmt: skip
+                            "library_us": None if math.isnan(library) else library,
+                            "ways": rows})  # fmt: skip
 
 
 def prefill_calls(

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
     if args.table:
-        write_table(json.loads(args.table.read_text())["gemm"])
+        write_table(json.loads(args.table.read_text()))
     else:
         measure(args)
 
@@ -48,6 +48,7 @@ def measure(args: argparse.Namespace) -> None:
     args.bandwidth = gpu_timing.read_bandwidth()
     measured: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
+        "num_sms": torch.cuda.get_device_properties(0).multi_processor_count,
         "read_bandwidth": args.bandwidth,
         "launch_us": gpu_timing.launch_us(),
     }
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace) -> None:
         finally:  # what was measured before a failure is kept
             path = record.save("gpu_kernels", measured, args.results)
         if part == "gemm" and args.tune:
-            write_table(measured["gemm"])
+            write_table(measured)
         torch.cuda.empty_cache()
         print(f"{part} done, {budget.left:.0f} s left, {path}", flush=True)
 

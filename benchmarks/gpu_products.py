@@ -120,21 +120,26 @@ def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         )
         results.append(
             {"model": model, "product": name, "m": m, "n": n, "k": k, "library_us": library,
-             "rule_us": rule, "share_of_bandwidth": share, "ways": rows}
+             "rule_us": rule, "share_of_bandwidth": share, "ways": rows[:5]}
         )  # fmt: skip
 
 
-def write_table(results: list[dict[str, Any]]) -> None:
-    """Keep the best way of each measured shape for `tuning`."""
+def write_table(result: dict[str, Any]) -> None:
+    """Keep the best way of each measured shape for `tuning`, and whether cuBLAS was faster."""
     rows = [
-        {"m": r["m"], "n": r["n"], "k": r["k"], "itemsize": 2, "config": r["ways"][0]["config"]}
-        for r in results
-        if r["ways"]
+        {
+            **{key: row[key] for key in ("m", "n", "k")},
+            "itemsize": 2,
+            "library": row["library_us"] < row["ways"][0]["us"],
+            "config": row["ways"][0]["config"],
+        }
+        for row in result["gemm"]
     ]
     lines = ",\n".join(json.dumps(row) for row in rows)
-    TABLE.write_text(f'{{"skinny_gemm": [\n{lines}\n]}}\n')
+    TABLE.write_text(f'{{"num_sms": {result["num_sms"]}, "skinny_gemm": [\n{lines}\n]}}\n')
     tuning.measured.cache_clear()
     tuning.skinny_config.cache_clear()
+    tuning.library_is_faster.cache_clear()
 
 
 def run_once(m: int, n: int, k: int, config: SkinnyConfig) -> None:

@@ -11,12 +11,13 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ["README.md", "docs/reliability.md", "docs/serving.md"]
+DOCUMENTS = ["README.md", "docs/gpu-kernels.md", "docs/reliability.md", "docs/serving.md"]
 
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
@@ -183,13 +184,99 @@ def api_fuzz(result: Result) -> str:
     return "\n".join(lines)
 
 
+def gpu_kernels(result: Result) -> str:
+    """Times of each kernel beside the library's, of the models' products, and of attention."""
+    bandwidth = result["read_bandwidth"]
+    figures = {(row["model"], row["product"], row["m"]): row for row in result["gemm"]}
+    rows = sorted({row["m"] for row in result["gemm"]})
+    lines = [
+        f"Products, us of the best way / of cuBLAS, by rows; **bold** where cuBLAS was faster "
+        f"(reading alone: {bandwidth / 1e12:.2f} TB/s):",
+        "",
+        f"| model, product | [N, K] | {' | '.join(map(str, rows))} |",
+        f"|---|---|{'---|' * len(rows)}",
+    ]
+    for model, product in dict.fromkeys((model, product) for model, product, _ in figures):
+        cells = []
+        for m in rows:
+            row = figures[model, product, m]
+            ours, library = row["ways"][0]["us"], row["library_us"]
+            mark = "**" if library < ours else ""
+            cells.append(f"{mark}{ours:.1f} / {library:.1f}{mark}")
+        lines.append(f"| {model} {product} | {row['n']}, {row['k']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "All layers' products with norms, residuals and SiLU fused, attention and head left out:",
+        "",
+        "| model | rows | ms | ms, overlapped launches | of the bandwidth, the better of both |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(result["chain"], key=lambda row: (row["model"] == "1b", row["m"])):
+        cells = [row["model"], str(row["m"]), f"{row['us'] / 1e3:.2f}"]
+        cells += [f"{row['pdl_us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *_gpu_attention(result)])
+
+
+def _gpu_attention(result: Result) -> list[str]:
+    """Attention by the best way of each case and by the one way that serves all."""
+    lines = [
+        "Attention of decodes, a layer, by requests x keys; the last column is the way that the "
+        "engine takes:",
+        "",
+        "| | 8b, us | of the bandwidth | as taken, us | 1b, us | of the bandwidth | as taken, us |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    decodes = {(row["batch"], row["model"]): row for row in result["decode"]}
+    for batch in dict.fromkeys(batch for batch, _ in decodes):
+        cells = [batch]
+        for model in ("8b", "1b"):
+            row = decodes[batch, model]
+            cells += [f"{row['ways'][0]['us']:.1f}", f"{row['share_of_bandwidth']:.0%}"]
+            cells.append(f"{_taken(row, 'decode'):.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Attention of prefill chunks, a layer, TFLOP/s; the library is cuDNN through PyTorch, "
+        "which has no form for chunks on cached prefixes:",
+        "",
+        "| | 8b | as taken | library | 1b | as taken | library |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    prefills = {(row["batch"], row["model"]): row for row in result["prefill"]}
+    for batch in dict.fromkeys(batch for batch, _ in prefills):
+        cells = [batch]
+        for model in ("8b", "1b"):
+            row = prefills[batch, model]
+            work = row["tflops"] * row["ways"][0]["us"]
+            library = f"{work / row['library_us']:.0f}" if row["library_us"] else ""
+            cells += [f"{row['tflops']:.0f}", f"{work / _taken(row, 'prefill'):.0f}", library]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _taken(row: Result, part: str) -> float:
+    """Microseconds of the way that the engine takes."""
+    import torch
+
+    from quire.kernels.triton import tuning
+
+    head_dim = 128 if row["model"] == "8b" else 64
+    cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
+    decode, prefill = tuning.decode_config(cache), tuning.prefill_config(cache, 4)
+    way = asdict(decode if part == "decode" else prefill)
+    return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
+
+
 def source(name: str, result: Result, up: str) -> str:
     """Where the figures come from. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
     instructions = hardware.get("instructions") or ["none of AVX-512, VNNI, BF16"]
+    gpu = f"{result['gpu']}, " if "gpu" in result else ""
+    triton = f", Triton {versions['triton']}" if gpu else ""
     return (
-        f"{result['date']}, {hardware['cpu']}, {hardware['cores']} cores ({', '.join(instructions)}"
-        f"), torch {versions['torch']}: `{result['command']}`, "
+        f"{result['date']}, {gpu}{hardware['cpu']}, {hardware['cores']} cores "
+        f"({', '.join(instructions)}), torch {versions['torch']}{triton}: `{result['command']}`, "
         f"[results/{name}.json]({up}benchmarks/results/{name}.json)."
     )
 
@@ -203,6 +290,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "overload": overload,
     "soak": soak,
     "server_overhead": server_overhead,
+    "gpu_kernels": gpu_kernels,
 }
 
 

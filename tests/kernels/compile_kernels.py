@@ -69,11 +69,18 @@ def decode(capability: int) -> Compiled:
 
 def prefill(capability: int) -> Compiled:
     """Prefill attention of an 8B model."""
-    constants = {**SHAPE, "ROWS": 128, "STAGES": 2, "PRECISION": "tf32"}
-    return compile_kernel(prefill_attention_kernel, ATTENTION, constants, capability, num_warps=8)
+    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "PRECISION": "tf32"}
+    return compile_kernel(prefill_attention_kernel, ATTENTION, constants, capability, num_warps=4)
 
 
-KERNELS = {"skinny": skinny, "decode": decode, "prefill": prefill}
+def small(capability: int) -> Compiled:
+    """Prefill attention in float32 with fewer dimensions than tl.dot takes."""
+    types = {name: "*fp32" if kind == BF16 else kind for name, kind in ATTENTION.items()}
+    constants = {**SHAPE, "GROUP": 2, "HEAD_DIM": 8, "ROWS": 64, "STAGES": 2, "PRECISION": "ieee"}
+    return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
+
+
+KERNELS = {"skinny": skinny, "decode": decode, "prefill": prefill, "small": small}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,12 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
 # all four for the one kernel that differs among them most; a compilation takes two seconds
 @pytest.mark.parametrize(
     ("kernel", "capabilities"),
-    [("skinny", ["80", "89", "90", "100"]), ("decode", ["90"]), ("prefill", ["90"])],
+    [
+        ("skinny", ["80", "89", "90", "100"]),
+        ("decode", ["90"]),
+        ("prefill", ["90"]),
+        ("small", ["90"]),
+    ],
 )
 def test_kernels_compile_and_fit(kernel: str, capabilities: list[str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_kernels.py")

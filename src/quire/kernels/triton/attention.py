@@ -15,7 +15,13 @@ from torch import Tensor
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.tuning import DecodeConfig, PrefillConfig, decode_config, prefill_config
+from quire.kernels.triton.tuning import (
+    DecodeConfig,
+    PrefillConfig,
+    decode_config,
+    padded_head_dim,
+    prefill_config,
+)
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 _LOG2_E = 1.4426950408889634
@@ -39,7 +45,7 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode, prefill = decode_config(k_cache), prefill_config(k_cache)
+    decode, prefill = decode_config(k_cache), prefill_config(k_cache, group)
     window = sliding_window or 0
     key = ("triton attention", window, decode.tile, prefill.rows // group)
     plan = layout.once(key, lambda: make_plan(layout, window, decode.tile, prefill.rows // group))
@@ -70,7 +76,7 @@ def decode_attention(
     num_requests = len(layout.seq_lens)
     space = workspace(query.device)
     num_programs = config.per_sm * space.num_sms
-    part = group * (triton.next_power_of_2(head_dim) + 2)
+    part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
     assert num_requests * num_kv_heads <= NUM_COUNTERS
     decode_attention_kernel[(num_programs,)](

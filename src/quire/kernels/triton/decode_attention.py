@@ -33,7 +33,7 @@ def decode_attention_kernel(
     fewer units are not worth a program.
     """
     BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
-    BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     if PDL:
         gdc_wait()
     num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS

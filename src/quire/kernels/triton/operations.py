@@ -13,13 +13,19 @@ from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
 from quire.kernels.triton.rotary import rotary, write_kv
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
+from quire.kernels.triton.tuning import library_is_faster
+from quire.kernels.triton.workspace import workspace
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear`: few rows by `skinny_gemm`, others and float32 by the library."""
-    if 0 < len(x) <= MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16) and x.stride(1) == 1:
-        return skinny_gemm(x, weight, bias=bias)
-    return reference.linear(x, weight, bias)
+    """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
+    few = 0 < len(x) <= MAX_ROWS
+    if not few or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
+        return reference.linear(x, weight, bias)
+    n, k = weight.shape
+    if library_is_faster(len(x), n, k, weight.dtype.itemsize, workspace(x.device).num_sms):
+        return reference.linear(x, weight, bias)
+    return skinny_gemm(x, weight, bias=bias)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

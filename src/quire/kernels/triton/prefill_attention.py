@@ -26,7 +26,7 @@ def prefill_attention_kernel(
     before each; none for those with one query. scale: of the scores, times log2(e).
     """
     TOKENS: tl.constexpr = ROWS // GROUP
-    BLOCK_D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
     num_tiles = tl.load(tiles_ptr + num_requests)
     if tile >= num_tiles:

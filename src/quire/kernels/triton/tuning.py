@@ -48,16 +48,32 @@ class SkinnyConfig:
 def skinny_config(m: int, n: int, k: int, itemsize: int, num_sms: int) -> SkinnyConfig:
     """The choice for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
-    Of a measured shape, the nearest measured number of rows from m upwards; else by rule.
+    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule.
     """
+    row = _measured_row(m, n, k, itemsize, num_sms)
+    return SkinnyConfig(**row["config"]) if row else skinny_rule(m, n, k, itemsize, num_sms)
+
+
+@functools.cache
+def library_is_faster(m: int, n: int, k: int, itemsize: int, num_sms: int) -> bool:
+    """Whether a product with nothing fused is better left to cuBLAS; arguments as above.
+
+    So it is for shapes that nobody measured: the rule was behind cuBLAS on most that were.
+    """
+    row = _measured_row(m, n, k, itemsize, num_sms)
+    return row is None or bool(row["library"])
+
+
+def _measured_row(m: int, n: int, k: int, itemsize: int, num_sms: int) -> dict[str, Any] | None:
+    table = measured()
+    if table["num_sms"] != num_sms:  # ways for one GPU may not even fit in another's memory
+        return None
     rows = [
         row
-        for row in measured()
+        for row in table["skinny_gemm"]
         if (row["n"], row["k"], row["itemsize"]) == (n, k, itemsize) and row["m"] >= m
     ]
-    if rows:
-        return SkinnyConfig(**min(rows, key=lambda row: int(row["m"]))["config"])
-    return skinny_rule(m, n, k, itemsize, num_sms)
+    return min(rows, key=lambda row: int(row["m"]), default=None)
 
 
 def skinny_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> SkinnyConfig:
@@ -74,10 +90,13 @@ def skinny_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> SkinnyCo
 
 
 @functools.cache
-def measured() -> list[dict[str, Any]]:
-    """The table of measured shapes, made by benchmarks/gpu_kernels.py."""
+def measured() -> dict[str, Any]:
+    """The table of measured shapes and the GPU's multiprocessors, from benchmarks/gpu_kernels.py.
+
+    library: whether cuBLAS was faster than the best way, which then serves fused products only.
+    """
     text = (resources.files("quire.kernels.triton") / "tuned.json").read_text()
-    table: list[dict[str, Any]] = json.loads(text)["skinny_gemm"]
+    table: dict[str, Any] = json.loads(text)
     return table
 
 
@@ -107,17 +126,18 @@ class PrefillConfig:
 
 
 def decode_config(k_cache: Tensor) -> DecodeConfig:
-    """By rule: a stage holds 32 KiB of keys and values."""
-    tile = 2**14 // (_padded_head_dim(k_cache) * k_cache.dtype.itemsize)
-    return DecodeConfig(tile=max(16, min(128, tile)), stages=7)
+    """By rule: two tiles of 32 KiB of keys and values; the best on the whole when measured."""
+    tile = 2**14 // (padded_head_dim(k_cache) * k_cache.dtype.itemsize)
+    return DecodeConfig(tile=max(16, min(128, tile)), stages=5)
 
 
-def prefill_config(k_cache: Tensor) -> PrefillConfig:
-    """By rule: 128 rows for a pair of warpgroups, and tiles that shared memory holds two of."""
-    tile = 2**14 // (_padded_head_dim(k_cache) * k_cache.dtype.itemsize)
-    return PrefillConfig(rows=128, tile=max(16, min(128, tile)), stages=2)
+def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
+    """By rule: 64 rows for four warps, the best on the whole; a query's heads must fit."""
+    tile = 2**14 // (padded_head_dim(k_cache) * k_cache.dtype.itemsize)
+    rows = max(64, 1 << (group - 1).bit_length())
+    return PrefillConfig(rows=rows, tile=max(16, min(64, tile)), stages=2, warps=rows // 16)
 
 
-def _padded_head_dim(k_cache: Tensor) -> int:
-    head_dim = k_cache.shape[3]
-    return 1 << (head_dim - 1).bit_length()
+def padded_head_dim(k_cache: Tensor) -> int:
+    """The dimensions that attention computes with: a power of two, the least that tl.dot takes."""
+    return max(16, 1 << (int(k_cache.shape[3]) - 1).bit_length())
