@@ -124,7 +124,7 @@ class FakeEngine:
     failure: Exception = field(default_factory=lambda: RuntimeError("secret words"))
     is_alive: bool = True
     is_restarting: bool = False
-    stalled_seconds: float = 0.0
+    silent_seconds: float = 0.0
     last_work: float = 0.0
     info: FakeInfo = field(default_factory=FakeInfo)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)

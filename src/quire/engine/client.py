@@ -97,7 +97,6 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._num_requests = 0
         self._is_down = False  # between two engine processes
-        self._last_news = 0.0  # seconds of the monotonic clock
         self._failure: EngineError | None = None
         link.attach(self)
 
@@ -128,11 +127,9 @@ class AsyncEngine:
         return self._link.last_work
 
     @property
-    def stalled_seconds(self) -> float:
-        """Seconds for which requests have waited without a word from the engine."""
-        if self._is_down or not self._outputs.num_unfinished:
-            return 0.0
-        return time.monotonic() - self._last_news
+    def silent_seconds(self) -> float:
+        """Seconds since the engine's last sign of life; 0 while it is being restarted."""
+        return 0.0 if self._is_down else self._link.silent_seconds
 
     async def generate(
         self,
@@ -250,8 +247,6 @@ class AsyncEngine:
     def _send(self, prepared: PreparedRequest, arrival: float) -> Mailbox:
         """Follow a request and hand it to the engine; its news come into the mailbox."""
         mailbox = self._mailboxes[prepared.request_id] = Mailbox()
-        if not self._outputs.num_unfinished:
-            self._last_news = time.monotonic()  # until now there was nothing to tell
         self._outputs.add(prepared, arrival)
         for message in prepared.messages:
             self._link.send(message)
@@ -275,7 +270,7 @@ class AsyncEngine:
 
     def on_step(self, step: StepOutput) -> None:
         """Hand one step's news to the callers."""
-        self.stats, self._last_news = step.stats, time.monotonic()
+        self.stats = step.stats
         if step.view is not None:
             self._watcher.put(step.view)
         self._deliver(step.deltas)
@@ -307,7 +302,6 @@ class AsyncEngine:
     def on_up(self, info: EngineInfo) -> None:
         """Another engine process is there: unfinished requests go on in it."""
         self._is_down, self._failure = False, None
-        self._last_news = time.monotonic()
         self.info = info
         self._inputs.follow(info.limits)
         self._watcher.ask_again()

@@ -215,6 +215,11 @@ class ProcessLink:
         """When it had work for the last time, as it shows; of a dead one, the last."""
         return self._page.last_work
 
+    @property
+    def silent_seconds(self) -> float:
+        """Since its last sign of life, as the parent sees it, too."""
+        return self._page.age()
+
     def send(self, message: EngineMessage) -> None:
         """Pass a message on; without effect while there is no engine."""
         if self._connection is not None:

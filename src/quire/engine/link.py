@@ -54,6 +54,10 @@ class Link(Protocol):
     def last_work(self) -> float:
         """When there was work for the last time, in seconds of the monotonic clock; 0: never."""
 
+    @property
+    def silent_seconds(self) -> float:
+        """Since the engine's last sign of life; one comes with each layer of a step."""
+
     async def close(self) -> None:
         """Hang up."""
 
@@ -88,6 +92,11 @@ class ThreadLink:
     @property
     def last_work(self) -> float:
         """A thread keeps no page that would say."""
+        return 0.0
+
+    @property
+    def silent_seconds(self) -> float:
+        """Nor is there anybody who would restart it."""
         return 0.0
 
     def send(self, message: EngineMessage) -> None:

@@ -18,7 +18,7 @@ from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepInputs
 from quire.engine.pooling import Pooler
-from quire.layers.context import ForwardContext
+from quire.layers.context import Beat, ForwardContext, unwatched
 from quire.sampling.sampler import Sampler, prompt_logprobs
 from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
@@ -50,8 +50,10 @@ class ModelRunner:
         block_size: int,
         device: torch.device,
         matchers: Mapping[str, Matcher] | None = None,
+        beat: Beat = unwatched,
     ) -> None:
         self._model = model
+        self._beat = beat
         self._matchers = {} if matchers is None else matchers
         self._kv_caches = kv_caches
         self._batch = InputBatch(
@@ -70,7 +72,7 @@ class ModelRunner:
         """Run a plan to its end. Changes the batch and the KV cache."""
         self._apply_differences(plan)
         inputs = self._batch.prepare(plan)
-        context = ForwardContext(layout=inputs.layout, kv=self._kv_caches)
+        context = ForwardContext(layout=inputs.layout, kv=self._kv_caches, beat=self._beat)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)  # [T, H]
         results = {
             entry.request_id: SampleResult(failed=not sound)
@@ -140,6 +142,7 @@ class ModelRunner:
         following = self._batch.token_ids[row, entry.start + 1 : entry.start + 1 + count]
         scores: list[TokenLogprobs] = []
         for begin in range(0, count, PROMPT_LOGPROBS_CHUNK):
+            self._beat()
             end = min(begin + PROMPT_LOGPROBS_CHUNK, count)
             logits = self._model.compute_logits(hidden[first + begin : first + end])
             scores += prompt_logprobs(

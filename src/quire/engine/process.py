@@ -49,8 +49,8 @@ def main() -> None:
     orders: queue.SimpleQueue[Control] = queue.SimpleQueue()
     line.follow(orders.put)
     try:
-        core, info = _start_engine(start.config)
         page = StatusPage(Path(start.page_path), writable=True)
+        core, info = _start_engine(start.config, page)
         engine = EngineProcess(core, EngineSocket(start.address), page, orders, start.epoch)
     except UserError as error:
         line.send(StartFailed(kind=type(error).__name__, message=str(error)))
@@ -64,14 +64,14 @@ def main() -> None:
     engine.run()
 
 
-def _start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
+def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, EngineInfo]:
     if config.model.load_format == "null":  # comes up in no time, since it needs no torch
         from quire.engine.null import start_null_engine
 
         return start_null_engine(config)
     from quire.engine.startup import start_engine
 
-    return start_engine(config)
+    return start_engine(config, page.beat_within_step)
 
 
 class EngineProcess:

@@ -36,6 +36,7 @@ from quire.hub import resolve_model, tokenizer_folder
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
+from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
 from quire.models.pooling_file import read_pooling
@@ -49,8 +50,8 @@ logger = logging.getLogger(__name__)
 TINY_MODEL_BYTES = 1 << 26
 
 
-def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
-    """Load a model and make it ready to run requests.
+def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCore, EngineInfo]:
+    """Load a model and make it ready to run requests. beat: called while a step goes on.
 
     Raises CheckpointError or ConfigError, which say what to change.
     """
@@ -83,7 +84,9 @@ def start_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     with _timed("kv_cache", seconds), _fitting_memory(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         grammars = Grammars(_grammar_compiler(config, shape))
-        runner = ModelRunner(model, kv_caches, limits, block_size, device, matchers=grammars)
+        runner = ModelRunner(
+            model, kv_caches, limits, block_size, device, matchers=grammars, beat=beat
+        )
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )

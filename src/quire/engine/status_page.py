@@ -43,12 +43,16 @@ class StatusPage:
     # ------------------------------------------------------------------ the engine writes
 
     def beat(self, num_steps: int, *, has_work: bool) -> None:
-        """The loop goes round: after each step, and several times a second while idle."""
+        """The loop goes round: before each step, and several times a second while idle."""
         self._words[_PROGRESS] = time.monotonic_ns()
         self._words[_HAS_WORK] = has_work
         if has_work:
             self._words[_LAST_WORK] = self._words[_PROGRESS]
         self._words[_NUM_STEPS] = num_steps
+
+    def beat_within_step(self) -> None:
+        """A step goes on: it may be a long one, with many prompt tokens or a kernel to compile."""
+        self._words[_PROGRESS] = self._words[_LAST_WORK] = time.monotonic_ns()
 
     def note_begun(self, request_ids: Iterable[str]) -> None:
         """These requests enter the batch; told before the step runs, since it may be the last."""

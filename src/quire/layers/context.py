@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
 
+Beat = Callable[
+    [], None
+]  # a sign of life; it touches no tensor, so a graph may be captured over it
+
+
+def unwatched() -> None:
+    """The beat where nobody waits for signs of life."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step: how its batch lies, and the KV cache of each layer.
 
-    kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim].
+    kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. beat: the
+    model calls it once for each layer, so that a long step can be told from one that is stuck.
     """
 
     layout: BatchLayout
     kv: list[tuple[Tensor, Tensor]]
+    beat: Beat = unwatched

@@ -126,6 +126,7 @@ class LlamaModel(nn.Module):
         hidden: Tensor = self.embed_tokens(input_ids)
         residual: Tensor | None = None
         for layer in self.layers:
+            ctx.beat()
             hidden, residual = layer(hidden, residual, rope, ctx)
         assert residual is not None  # there is at least one layer
         return self.norm.add(hidden, residual)[0]

@@ -170,8 +170,8 @@ class EngineProtocol(GenerateProtocol, Protocol):
         """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
 
     @property
-    def stalled_seconds(self) -> float:
-        """Seconds for which work has waited without a finished step; 0.0 without work."""
+    def silent_seconds(self) -> float:
+        """Seconds since its last sign of life; 0 while it is being restarted."""
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request find what was computed before."""

@@ -29,7 +29,7 @@ class HealthReply(msgspec.Struct, omit_defaults=True):
 class Health:
     """The endpoints. They need no key, so they tell nothing but these words.
 
-    patience: seconds for which work may wait without a finished step; 0: for ever.
+    patience: seconds for which an engine may give no sign of life; 0: for ever.
     """
 
     def __init__(self, models: ServedModels, drain: Drain, patience: float) -> None:
@@ -58,8 +58,8 @@ class Health:
         for engine in self._engines():
             if not engine.is_alive and not engine.is_restarting:
                 return "the engine has stopped"
-            if self._patience and engine.stalled_seconds > self._patience:
-                return "the engine has work but finishes no step"
+            if self._patience and engine.silent_seconds > self._patience:
+                return "the engine gives no sign of life"
         return None
 
     def _obstacle(self) -> str | None:

@@ -88,8 +88,8 @@ class ServerSettings:
     api_server_count: int = _setting(1, "processes that speak HTTP, on one port")
     engine_hang_timeout: int = _setting(
         60,
-        "seconds without a sign of life, one comes after each step, after which the engine is "
-        "restarted; 0: never",
+        "seconds without a sign of life, one comes with each layer of a step, after which the "
+        "engine is restarted; 0: never",
     )
     shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")

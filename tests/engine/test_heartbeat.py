@@ -1,0 +1,127 @@
+"""A step may be slow, layer by layer; only an engine that gives no sign of life has hung."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine import keepers, status_page
+from quire.engine.control import EngineStarted, StartEngine
+from quire.engine.keepers import EngineKeeper, EnginePlace
+from quire.engine.startup import start_engine
+from quire.engine.status_page import StatusPage, create_page
+from quire.logs import LogOptions
+from quire.models.llama import LlamaDecoderLayer
+
+HANG = 60.0
+SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer
+
+
+class Clock:
+    """Stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def monotonic_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(status_page, "time", clock)
+    return clock
+
+
+def test_a_step_of_slow_layers_is_seen_to_go_on(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_page(tmp_path / "page")
+    writer, reader = StatusPage(tmp_path / "page", writable=True), StatusPage(tmp_path / "page")
+    ages: list[float] = []
+    fast: Callable[..., tuple[Tensor, Tensor]] = LlamaDecoderLayer.forward
+
+    def slow(*args: object) -> tuple[Tensor, Tensor]:
+        clock.now += SLOW_LAYER
+        ages.append(reader.age())
+        return fast(*args)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", slow)
+    config = EngineConfig.from_options(device="cpu", num_blocks=8)
+    core, _ = start_engine(config, writer.beat_within_step)
+    core.handle(
+        AddRequest(
+            request_id="r",
+            prompt_token_ids=[1, 2, 3],
+            sampling=SamplingParams(max_tokens=1, prompt_logprobs=0),
+            eos_token_ids=[],
+        )
+    )
+    writer.beat(0, has_work=True)
+    begin = clock.now
+    core.step()
+    assert clock.now - begin > HANG, "the step was not long enough to be taken for a hang"
+    assert max(ages) == pytest.approx(SLOW_LAYER)
+    assert reader.age() == 0.0, "it scored the prompt after the last layer"
+    assert reader.last_work == clock.now, "an engine at work is not idle"
+
+
+def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's clock goes by beats: however busy the machine is, none is late before the end."""
+    hang, beats = 0.01, 30
+
+    class Slow:
+        """In an engine process's place: beats for long, and then no more."""
+
+        pid = 1
+
+        def __init__(self, first: StartEngine) -> None:
+            self.page = StatusPage(Path(first.page_path), writable=True)
+            self.num_beats = 0
+            self.replies = [EngineStarted(info=SimpleNamespace())]  # type: ignore[arg-type]
+
+        async def receive(self) -> EngineStarted:
+            if self.replies:
+                return self.replies.pop()
+            for _ in range(beats):
+                clock.now += 0.9 * hang
+                await asyncio.sleep(hang / 5)  # the keeper looks twice as often
+                self.page.beat_within_step()
+                self.num_beats += 1
+            clock.now += 2 * hang
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def end(self) -> str:
+            ended.set()
+            return "killed"
+
+    children: list[Slow] = []
+    ended = asyncio.Event()
+
+    async def spawn(_module: str, first: StartEngine) -> Slow:
+        children.append(Slow(first))
+        return children[-1]
+
+    async def keep() -> None:
+        log = LogOptions(level="info", format="text")
+        place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
+        keeper = EngineKeeper("m", EngineConfig(), place, lambda _: None)
+        task = asyncio.create_task(keeper.run())
+        await ended.wait()
+        task.cancel()
+
+    monkeypatch.setattr(keepers.Child, "spawn", spawn)
+    asyncio.run(keep())
+    assert children[0].num_beats == beats
