@@ -60,7 +60,13 @@ def decode(capability: int) -> Compiled:
     """Decode attention of an 8B model."""
     return compile_kernel(
         decode_attention_kernel,
-        {**ATTENTION, "partial_ptr": "*fp32", "counter_ptr": INTS, "min_units": "i32"},
+        {
+            **ATTENTION,
+            "partial_ptr": "*fp32",
+            "counter_ptr": INTS,
+            "min_units": "i32",
+            "num_tokens": "i32",
+        },
         {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": 5, "PRECISION": "tf32", "PDL": False},
         capability,
         num_warps=4,

@@ -40,7 +40,8 @@ def test_every_token_gets_its_slot(batch: tuple[list[int], list[int], np.ndarray
     assert layout.query_start_loc.tolist() == [0, *np.cumsum(queries).tolist()]
     assert layout.seq_lens.tolist() == layout.seq_lens_host == lens
     assert layout.query_lens_host == queries
-    assert layout.num_decodes == queries.count(1)
+    assert layout.has_decodes == (1 in queries)
+    assert layout.has_prefills == (max(queries) > 1)
 
 
 @settings(deadline=None, max_examples=150)
@@ -59,3 +60,11 @@ def test_first_slot_is_told_for_consecutive_blocks_only(
 def test_decodes_come_first() -> None:
     with pytest.raises(AssertionError, match="decodes come first"):
         BatchLayout.build([2, 1], [2, 1], np.zeros((2, 1), dtype=np.int32), 16)
+
+
+def test_what_was_worked_out_is_dropped_for_the_next_pass() -> None:
+    layout = BatchLayout.build([1], [1], np.zeros((1, 1), dtype=np.int32), 16)
+    answers = iter([1, 2])
+    assert [layout.once("key", lambda: next(answers)) for _ in range(2)] == [1, 1]
+    layout.forget()
+    assert layout.once("key", lambda: next(answers)) == 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from twins import attention_case, normal
+from twins import attention_case, device_case, normal
 
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
@@ -86,3 +86,30 @@ def test_write_kv_fills_only_its_slots() -> None:
     assert torch.equal(k_cache[0, 1], key[0])
     assert torch.equal(v_cache[1, 0], value[1])
     assert k_cache.count_nonzero() == v_cache.count_nonzero() == 4
+
+
+def test_a_device_layout_gives_what_its_requests_give_alone() -> None:
+    """Rows in any order, rows without queries, and padding at the end."""
+    queries, lens = [3, 0, 1, 7, 1, 0], [9, 40, 12, 7, 1, 0]
+    query, *caches, layout, scale, window = device_case(
+        queries, lens, (4, 2, 8), 5, torch.float32, padding=3
+    )
+    out = reference.attention(query, *caches, layout, scale, window)
+    assert not out[sum(queries) :].any()
+    table, starts = layout.block_table.numpy(), layout.query_start_loc.tolist()
+    for row, (n, length) in enumerate(zip(queries, lens, strict=True)):
+        if n:
+            tokens = slice(starts[row], starts[row + 1])
+            alone = BatchLayout.build([n], [length], table[row : row + 1], 8)
+            assert torch.equal(
+                out[tokens], reference.attention(query[tokens], *caches, alone, scale, window)
+            )
+
+
+def test_write_kv_leaves_padding_out() -> None:
+    k_cache, v_cache = torch.zeros(2, 3, 4, 1, 2)
+    key, value = normal(2, 3, 1, 2, dtype=torch.float32)
+    reference.write_kv(key, value, k_cache, v_cache, torch.tensor([7, -1, -1]))
+    assert torch.equal(k_cache[1, 3], key[0])
+    assert torch.equal(v_cache[1, 3], value[0])
+    assert k_cache.count_nonzero() == v_cache.count_nonzero() == 2

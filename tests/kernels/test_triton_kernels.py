@@ -8,18 +8,24 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from twins import CASES, attention_case, normal
+from twins import CASES, attention_case, device_case, normal
 
 from quire.kernels import reference
 from quire.kernels.dispatch import TABLE, kernels_for, select
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import elementwise, operations, rotary
-from quire.kernels.triton.attention import decode_attention, make_plan
+from quire.kernels.triton.attention import (
+    _most_query_tiles,
+    attention,
+    decode_attention,
+    make_plan,
+)
 from quire.kernels.triton.skinny_gemm import interleave_gate_up, skinny_gemm, skinny_gemm_norm
 from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
 from quire.kernels.triton.workspace import workspace
@@ -173,6 +179,42 @@ def test_decodes_whatever_the_way_they_are_cut(
     assert not workspace(DEVICE).counters.any()
 
 
+MIXES = [
+    ([3, 0, 1, 20, 1, 0, 2], [9, 40, 70, 20, 1, 0, 50], 5),
+    ([0, 0, 1, 0], [3, 5, 130, 7], 0),
+    ([0, 0, 0], [3, 5, 1], 4),
+    ([2, 2, 2, 1, 2], [2, 3, 40, 5, 9], 1),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 33])
+@pytest.mark.parametrize(("queries", "lens", "padding"), MIXES)
+def test_rows_of_a_device_layout_come_in_any_order(
+    queries: list[int], lens: list[int], padding: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """With gaps among them, rows that have no keys at all, and padding after the last one."""
+    case = device_case(queries, lens, (8, 2, 16), window, dtype, padding)
+    query, k_cache, v_cache, layout, *rest = map(moved, case)
+    ours = attention(query, k_cache, v_cache, layout, *rest)
+    close(ours, reference.attention(*case))
+    assert not workspace(DEVICE).counters.any()
+
+
+@pytest.mark.parametrize("query_tile", [1, 2, 3, 16])
+def test_the_bound_of_query_tiles_holds(query_tile: int) -> None:
+    """Any lengths of two or more, in rows of which some are idle."""
+    generator = random.Random(query_tile)
+    for _ in range(300):
+        num_tokens, num_requests = generator.randint(1, 200), generator.randint(1, 40)
+        left, tiles = num_tokens, 0
+        for _ in range(num_requests):
+            queries = min(generator.randint(2, generator.choice([2, 3, 60])), left)
+            tiles += -(-queries // query_tile) if queries > 1 else 0
+            left -= queries
+        assert tiles <= _most_query_tiles(num_tokens, num_requests, query_tile)
+
+
 @DTYPES
 def test_heads_of_fewer_dimensions_than_a_product_takes(dtype: torch.dtype) -> None:
     case = attention_case([1, 1, 20], [9, 70, 30], (6, 3, 8), None, True, dtype)
@@ -200,7 +242,7 @@ def test_turning_and_writing_in_one_launch(dtype: torch.dtype) -> None:
         fused = normal(5, 9, 24, dtype=dtype)
         cos, sin = normal(2, 5, rotary_dim, dtype=dtype, seed=1)
         k_cache, v_cache = normal(2, 20, 8, 2, 24, dtype=dtype, seed=2)
-        slots = torch.tensor([3, 100, 17, 0, 159])
+        slots = torch.tensor([3, 100, 17, -1, 159])
         case = (fused[:, :5], fused[:, 5:7], fused[:, 7:], cos, sin, k_cache, v_cache, slots)
         mine, theirs = [moved(a) for a in case], copy.deepcopy(case)
         close(rotary.rotary_write_kv(*mine), reference.rotary_write_kv(*theirs))

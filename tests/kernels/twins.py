@@ -77,6 +77,37 @@ def attention_case(
     return query, k_cache, v_cache, layout, head_dim**-0.5, window
 
 
+def device_case(
+    queries: list[int],
+    lens: list[int],
+    heads: tuple[int, int, int],
+    window: int | None,
+    dtype: torch.dtype,
+    padding: int,
+    block_size: int = 8,
+) -> tuple[Any, ...]:
+    """As `attention_case` with a device layout: rows in the order given, some without queries."""
+    num_heads, _, head_dim = heads
+    most = max(-(-n // block_size) for n in lens) + 1
+    table = np.random.default_rng(1).permutation(len(lens) * most).reshape(len(lens), most)
+    slots = [
+        table[row, position // block_size] * block_size + position % block_size
+        for row, (n, length) in enumerate(zip(queries, lens, strict=True))
+        for position in range(length - n, length)
+    ] + [-1] * padding
+    layout = BatchLayout(
+        query_start_loc=torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32),
+        seq_lens=torch.tensor(lens, dtype=torch.int32),
+        block_table=torch.from_numpy(table.astype(np.int32)),
+        slot_mapping=torch.tensor(slots),
+        has_decodes=True,
+        has_prefills=True,
+    )
+    k_cache, v_cache = normal(2, table.size, block_size, *heads[1:], dtype=dtype, seed=1)
+    query = normal(len(slots), num_heads + 2, head_dim, dtype=dtype)[:, :num_heads]
+    return query, k_cache, v_cache, layout, head_dim**-0.5, window
+
+
 def _attention(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     batches = [
         ([1], [1]),

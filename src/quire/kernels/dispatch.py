@@ -28,7 +28,7 @@ TABLE: Table = {
     },
     "silu_and_mul": {"reference": reference.silu_and_mul, "cpu": elementwise.silu_and_mul},
     "rotary": {"reference": reference.rotary, "cpu": elementwise.rotary},
-    "write_kv": {"reference": reference.write_kv},
+    "write_kv": {"reference": reference.write_kv, "cpu": elementwise.write_kv},
     "attention": {"reference": reference.attention, "cpu": cpu_attention.attention},
     "prepare_linear": {
         "reference": reference.prepare_linear,

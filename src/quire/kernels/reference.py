@@ -1,7 +1,7 @@
 """Plain PyTorch twins of all operations: the oracle in tests, the documentation, the fallback.
 
-Written to be read, not to be fast. They run on every device and never wait for it: whatever they
-need to know about lengths comes from the layout's host lists.
+Written to be read, not to be fast. They run on every device, and wait for it where they have to
+read a tensor's values.
 """
 
 from __future__ import annotations
@@ -56,9 +56,14 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def write_kv(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Put keys and values [T, Hkv, D] in their slots [T] of the cache [blocks, size, Hkv, D]."""
-    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slot_mapping, key)
-    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slot_mapping, value)
+    """Put keys and values [T, Hkv, D] in their slots [T] of the cache [blocks, size, Hkv, D].
+
+    A negative slot keeps its token out.
+    """
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slots, key[kept])
+    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slots, value[kept])
 
 
 def rotary_write_kv(
@@ -95,13 +100,18 @@ def attention(
     """Causal attention of each request's queries over its own blocks, softmax in float32.
 
     query [T, Hq, D]; caches [blocks, size, Hkv, D], Hq a multiple of Hkv; the result is [T, Hq, D].
-    The query at position p sees keys (p - sliding_window, p], or [0, p] without a window.
+    The query at position p sees keys (p - sliding_window, p], or [0, p] without a window. Tokens of
+    no request become zeros.
     """
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = query.shape[1] // num_kv_heads
+    query_lens = layout.query_lens_host or layout.query_start_loc.diff().tolist()
+    seq_lens = layout.seq_lens_host or layout.seq_lens.tolist()
+    *queries, padding = torch.split(query, [*query_lens, len(query) - sum(query_lens)])
     parts = []
-    queries = torch.split(query, layout.query_lens_host)
-    for row, (q, seq_len) in enumerate(zip(queries, layout.seq_lens_host, strict=True)):
+    for row, (q, seq_len) in enumerate(zip(queries, seq_lens, strict=True)):
+        if len(q) == 0:
+            continue
         blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
         k = k_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)  # [S, Hq, D]
         v = v_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)
@@ -109,7 +119,7 @@ def attention(
         hidden = ~visible(len(q), seq_len, sliding_window, query.device)
         probs = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
         parts.append(torch.einsum("hqk,khd->qhd", probs, v.float()).to(query.dtype))
-    return torch.cat(parts)
+    return torch.cat([*parts, torch.zeros_like(padding)])
 
 
 def visible(

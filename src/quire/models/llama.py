@@ -122,6 +122,7 @@ class LlamaModel(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → [T, H]."""
+        ctx.layout.forget()
         rope = self.rotary(positions)
         hidden: Tensor = self.embed_tokens(input_ids)
         residual: Tensor | None = None

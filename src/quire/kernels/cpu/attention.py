@@ -112,7 +112,8 @@ def _plan(
     """How a step's requests go; the same in all layers with that window."""
     bytes_per_token = k_cache[0, 0].numel() * k_cache.element_size()
     window = sliding_window or max(layout.seq_lens_host)
-    seen = [min(n, window) for n in layout.seq_lens_host[: layout.num_decodes]]
+    num_decodes = layout.query_lens_host.count(1)
+    seen = [min(n, window) for n in layout.seq_lens_host[:num_decodes]]
     rows = [r for r in _grouped(seen, bytes_per_token) if len(r) > 1]
     taken = {row for group in rows for row in group}
     groups = [_group(layout, group, seen, k_cache) for group in rows]

@@ -41,3 +41,11 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return torch.cat([rotary(x[..., :dim], cos, sin), x[..., dim:]], dim=-1)
     swapped = torch.cat([x[..., dim // 2 :], x[..., : dim // 2]], dim=-1)
     return torch.addcmul(x * cos[:, None], swapped, sin[:, None])
+
+
+def write_kv(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Twin of `reference.write_kv` for steps without padding, as all are here."""
+    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slot_mapping, key)
+    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slot_mapping, value)

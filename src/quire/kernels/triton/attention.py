@@ -50,9 +50,9 @@ def attention(
     key = ("triton attention", window, decode.tile, prefill.rows // group)
     plan = layout.once(key, lambda: make_plan(layout, window, decode.tile, prefill.rows // group))
     out = query.new_empty(query.shape)
-    if layout.num_decodes:
+    if layout.has_decodes:
         decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode)
-    if layout.num_decodes < len(layout.query_lens_host):
+    if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
     return out
 
@@ -70,7 +70,10 @@ def decode_attention(
     *,
     pdl: bool = False,
 ) -> None:
-    """Fill the rows of out [T, Hq, D] that belong to requests with one query token."""
+    """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
+
+    Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
+    """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
     num_requests = len(layout.seq_lens)
@@ -82,7 +85,7 @@ def decode_attention(
     decode_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, space.partials, space.counters,
-        num_requests, scale * _LOG2_E, query.stride(0), query.stride(1),
+        num_requests, len(query), scale * _LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
@@ -106,8 +109,7 @@ def prefill_attention(
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
     num_requests = len(layout.seq_lens)
-    tokens = config.rows // group
-    most_tiles = len(query) // tokens + num_requests  # a bound that needs no length
+    most_tiles = _most_query_tiles(len(query), num_requests, config.rows // group)
     prefill_attention_kernel[(num_kv_heads, most_tiles)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.query_tiles, num_requests, scale * _LOG2_E, query.stride(0), query.stride(1),
@@ -117,6 +119,12 @@ def prefill_attention(
         BLOCK_B=_room(num_requests), PRECISION=_precision(query),
         num_warps=config.warps,
     )  # fmt: skip
+
+
+def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
+    """A bound that needs no length: each request has two tokens or more, and one broken tile."""
+    most_requests = min(num_requests, num_tokens // 2)
+    return max(1, most_requests + (num_tokens - most_requests) // query_tile)
 
 
 def _room(num_requests: int) -> int:

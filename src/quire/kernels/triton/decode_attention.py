@@ -16,21 +16,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.triton.sharing import arrive, owner, run_begin, slot
 
 
-@triton.jit(do_not_specialize=["num_requests", "stride_table", "min_units"])
+@triton.jit(do_not_specialize=["num_requests", "num_tokens", "stride_table", "min_units"])
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     partial_ptr, counter_ptr,
-    num_requests, scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
-    stride_table, stride_out_token, min_units,
+    num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
+    stride_kv_head, stride_table, stride_out_token, min_units,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
-    tiles [B + 1]: tiles of keys of all requests before each; none for those with more queries.
-    scale: of the scores, times log2(e). WINDOW: keys that a query sees, 0 for all. min_units:
-    fewer units are not worth a program.
+    tiles [B + 1]: tiles of keys of all requests before each; none for those without a query or
+    with several. Tokens after the last request's are set to zeros. scale: of the scores, times
+    log2(e). WINDOW: keys that a query sees, 0 for all. min_units: fewer units are not worth a
+    program.
     """
     BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
@@ -38,6 +39,7 @@ def decode_attention_kernel(
         gdc_wait()
     num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
     program = tl.program_id(0)
+    padding = tl.load(query_start_ptr + num_requests)
     num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
     begin = num_units
     if program < num_programs:
@@ -79,6 +81,15 @@ def decode_attention_kernel(
             if arrive(counter, last - first + 1):
                 _merge(out, partial_ptr, stats_ptr, first, last, GROUP, HEAD_DIM, BLOCK_D)
         begin = stop
+    for spare in range(padding + program, num_tokens, tl.num_programs(0)):
+        _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
+
+
+@triton.jit
+def _clear(out_ptr, SIZE: tl.constexpr):
+    """A token of padding."""
+    i = tl.arange(0, triton.next_power_of_2(SIZE))
+    tl.store(out_ptr + i, tl.zeros_like(i).to(out_ptr.dtype.element_ty), mask=i < SIZE)
 
 
 @triton.jit

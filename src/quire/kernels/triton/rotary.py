@@ -88,6 +88,8 @@ def _write_kv_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
+    if slot < 0:
+        return
     place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
     _copy(
         key_ptr + token * stride_key, k_cache_ptr + place, stride_key_head, stride_head,
@@ -112,11 +114,13 @@ def _rotary_write_kv_kernel(
     cos_ptr += token * stride_angles
     sin_ptr += token * stride_angles
     slot = tl.load(slots_ptr + token)
-    place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
     _turn(
         query_ptr + token * stride_query, out_ptr + token * HEADS * HEAD_DIM, cos_ptr, sin_ptr,
         stride_query_head, HEAD_DIM, HEADS, HEAD_DIM, HALF,
     )  # fmt: skip
+    if slot < 0:  # padding
+        return
+    place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
     _turn(
         key_ptr + token * stride_key, k_cache_ptr + place, cos_ptr, sin_ptr,
         stride_key_head, stride_head, KV_HEADS, HEAD_DIM, HALF,
