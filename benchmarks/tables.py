@@ -15,9 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from serving_table import serving
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = ["README.md", "docs/gpu-kernels.md", "docs/reliability.md", "docs/serving.md"]
+DOCUMENTS = [
+    *("README.md", "docs/gpu-kernels.md", "docs/performance.md", "docs/reliability.md"),
+    "docs/serving.md",
+]
 
 MARKED = re.compile(r"<!-- table:(\w+) -->\n(?:.*?\n)??<!-- end -->", re.DOTALL)
 
@@ -291,6 +296,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "soak": soak,
     "server_overhead": server_overhead,
     "gpu_kernels": gpu_kernels,
+    "vllm_serving": serving,
 }
 
 
@@ -316,6 +322,8 @@ def make(name: str, up: str) -> str:
     result = json.loads(path.read_text())
     if not result.get("rows", True):
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
+    if "source" in result:  # its table says so itself
+        return TABLES[name](result)
     return f"{TABLES[name](result)}\n\n{source(name, result, up)}"
 
 

@@ -1,0 +1,227 @@
+"""Voice-bot and query-rewriting workloads on one GPU, on the engine alone or on the whole server.
+
+    python benchmarks/gpu_serving.py --offline --seconds 400
+    python benchmarks/gpu_serving.py --seconds 500 --only voice-8b:1,8,64 rewrite-1b
+    python benchmarks/gpu_serving.py --device cpu --model quire-tiny --seconds 20
+
+Random weights in the shapes of Llama-3.1-8B and Llama-3.2-1B, prompts of random token ids, answers
+of forced lengths, temperature 0. --offline runs the engine's loop in a process without tokenizer
+and HTTP; otherwise `quire serve` is started, and the load comes from processes of its own. Every
+setting of the engine is an option here, too. Each level's figures are saved as soon as they are
+there, into a file that keeps those of earlier runs; a level that fails is told and the next begins.
+
+Workloads: voice-8b and voice-1b (1,950 tokens in, 200 out, streamed, so many at a time),
+voice-8b-shared (1,750 of them the same, prefix caching on), rewrite-1b (15 in, 15 out, not
+streamed, so many a second, Poisson).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import record
+from workloads import figures
+from workloads.backends import Backend, BackendError, OfflineEngine, ServedEngine, shape_folder
+from workloads.plan import Workload, chosen, make_level
+from workloads.vocabulary import make_folder
+
+from quire.cli.options import add_option
+from quire.cli.options import chosen as given
+from quire.config import iter_options
+from quire.hub import resolve_model
+
+MAX_MODEL_LEN = 8192
+API_PROCESSES = 4
+WARM_UP = 8  # requests, four at a time, whose figures are not kept
+
+
+class Results:
+    """The result file: levels by what was measured, the newest of each."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        path = folder / f"{name}.json"
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        self._levels: list[dict[str, Any]] = found.get("levels", [])
+        self._starts: list[dict[str, Any]] = found.get("starts", [])
+
+    def add(self, kind: str, row: dict[str, Any]) -> None:
+        """Keep a row in place of an older one of the same thing, and save all. kind: as below."""
+        rows = self._levels if kind == "levels" else self._starts
+        keys = ("workload", "way", "label", "level")
+        rows[:] = [old for old in rows if any(old.get(key) != row.get(key) for key in keys)]
+        rows.append(row | {"date": datetime.date.today().isoformat()})
+        found = {"gpu": gpu_name(), "levels": self._levels, "starts": self._starts}
+        record.save(self._name, found, self._folder)
+
+
+class Bench:
+    """Runs workloads one after another within the seconds given."""
+
+    def __init__(self, args: argparse.Namespace, options: dict[str, Any]) -> None:
+        self._args, self._options = args, options
+        self._end = time.monotonic() + args.seconds
+        self._way = "offline" if args.offline else "server"
+        self._results = Results(Path(args.out), args.name or f"gpu_serving_{self._way}")
+        self._seed = int(time.time()) % 1_000_000 * 10_000_019
+        self.num_failed = 0
+
+    def run(self, workloads: list[Workload]) -> None:
+        """All levels of all workloads."""
+        left = sum(len(workload.levels) for workload in workloads)
+        with tempfile.TemporaryDirectory() as folder:
+            for workload in workloads:
+                own = Path(folder, workload.name)
+                own.mkdir()
+                self._run_workload(workload, self._model_options(workload, own), left)
+                left -= len(workload.levels)
+
+    def _model_options(self, workload: Workload, folder: Path) -> dict[str, Any]:
+        options: dict[str, Any] = {"enable_prefix_caching": workload.shared_prefix > 0}
+        if self._args.model is None:
+            options["model"] = str(make_folder(shape_folder(workload.shape), folder))
+            options |= {"load_format": "dummy", "max_model_len": MAX_MODEL_LEN}
+        else:
+            options["model"] = self._args.model
+        if not self._args.offline:
+            options |= {"api_server_count": self._args.api_server_count, "log_level": "warning"}
+            options["served_model_name"] = workload.shape
+        return options | self._options
+
+    def _run_workload(self, workload: Workload, options: dict[str, Any], left: int) -> None:
+        print(f"\n# {workload.name}, {self._way}, {self._args.label}: {workload.input_len} in, "
+              f"{workload.output_len} out", flush=True)  # fmt: skip
+        backend: Backend | None = None
+        for level in workload.levels:
+            try:
+                if backend is None:
+                    backend = self._start(workload, options)
+                    print(figures.heading(), flush=True)
+                self._run_level(backend, workload, level, left)
+            except BackendError as error:
+                self._tell_failure(workload, level, str(error))
+                if backend is not None:
+                    backend.close()
+                backend = None
+            left -= 1
+        if backend is not None:
+            backend.close()
+
+    def _start(self, workload: Workload, options: dict[str, Any]) -> Backend:
+        kind = OfflineEngine if self._args.offline else ServedEngine
+        backend: Backend = kind(options, max(1.0, self._left))
+        print(f"start: {backend.start}", flush=True)
+        self._results.add("starts", self._row(workload, None) | backend.start)
+        few = replace(workload, is_open=False)
+        self._run_one(backend, few, 4, min(20.0, max(1.0, self._left / 4)), WARM_UP)
+        return backend
+
+    def _run_level(self, backend: Backend, workload: Workload, level: float, left: int) -> None:
+        share = self._left / left
+        if share < 0.05:
+            raise BackendError("no time was left for it; raise --seconds or name fewer with --only")
+        found = self._run_one(backend, workload, level, share * min(1.5, left / 1.4))
+        self.num_failed += not found["ok"] or bool(found["errors"])
+        print(figures.line(found), flush=True)
+        self._results.add("levels", self._row(workload, level) | found)
+
+    def _run_one(
+        self, backend: Backend, workload: Workload, level: float, seconds: float, most: int = 0
+    ) -> dict[str, Any]:
+        path = resolve_model(self._args.model) if self._args.model else shape_folder(workload.shape)
+        vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
+        wanted = make_level(workload, level, workload.shape, vocab_size, self._seed, seconds)
+        self._seed += len(wanted.seeds)
+        if most:
+            wanted = replace(wanted, seeds=wanted.seeds[:most])
+        exchanges, cpu = backend.run(wanted)
+        return figures.summarize(wanted, exchanges, cpu)
+
+    def _row(self, workload: Workload, level: float | None) -> dict[str, Any]:
+        row = {"workload": workload.name, "way": self._way, "label": self._args.label}
+        return row | {"level": level, "model": self._args.model or workload.shape}
+
+    def _tell_failure(self, workload: Workload, level: float, why: str) -> None:
+        self.num_failed += 1
+        print(f"{level:>7g} failed: {why}", flush=True)
+        self._results.add("levels", self._row(workload, level) | {"ok": 0, "errors": {why: 1}})
+
+    @property
+    def _left(self) -> float:
+        return self._end - time.monotonic()
+
+
+def resized(workload: Workload, args: argparse.Namespace) -> Workload:
+    """The workload with the lengths that were asked for; a shared prefix stays its share."""
+    input_len = args.input_len or workload.input_len
+    return replace(
+        workload,
+        input_len=input_len,
+        output_len=args.output_len or workload.output_len,
+        shared_prefix=workload.shared_prefix * input_len // workload.input_len,
+    )
+
+
+def gpu_name() -> str | None:
+    """What the driver calls the first GPU, if there is one."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.splitlines()[0].strip()
+
+
+def parse() -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The options of this program, and the engine's settings that were given."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--offline", action="store_true", default=False, help="no server")
+    parser.add_argument("--seconds", type=float, default=500.0, help="for all of it")
+    parser.add_argument("--only", nargs="+", default=None, metavar="NAME[:LEVEL,...]")
+    parser.add_argument("--input-len", type=int, default=None, help="in place of the workload's")
+    parser.add_argument("--output-len", type=int, default=None, help="likewise")
+    parser.add_argument("--model", default=None, help="in place of the random weights")
+    parser.add_argument("--label", default="bf16", help="what the rows are called in the tables")
+    parser.add_argument("--name", default=None, help="of the result file")
+    parser.add_argument("--out", default=str(record.RESULTS), help="folder of the result file")
+    parser.add_argument("--api-server-count", type=int, default=API_PROCESSES)
+    names = []
+    for _, option in iter_options():
+        if option.name != "model":
+            add_option(parser, option)
+            names.append(option.name)
+    args = parser.parse_args()
+    return args, given(args, names)
+
+
+def main() -> None:
+    args, options = parse()
+    try:
+        workloads = [resized(workload, args) for workload in chosen(args.only)]
+    except ValueError as error:
+        sys.exit(str(error))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    bench = Bench(args, options)
+    bench.run(workloads)
+    sys.exit(1 if bench.num_failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Quire's figures of gpu_serving.py beside vLLM's, workload by workload, with their ratios."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workloads.plan import WORKLOADS, Workload
+
+RESULTS = Path(__file__).parent / "results"
+WAYS = ("server", "offline")
+
+Row = dict[str, Any]
+
+
+def serving(peer: Row) -> str:
+    """One table a workload and kind of weights. peer: vLLM's result file."""
+    ours = {way: _load(f"gpu_serving_{way}") for way in WAYS}
+    parts = [f"vLLM's figures: {peer['source']}", *map(_source, ours.values())]
+    parts.append(_starts(peer, ours))
+    for workload in WORKLOADS:
+        labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
+        parts += [_table(workload, label, peer, ours) for label in dict.fromkeys(labels)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _load(name: str) -> Row:
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return {"levels": [], "starts": []}
+    found: Row = json.loads(path.read_text())
+    return found | {"name": name}
+
+
+def _source(ours: Row) -> str:
+    if "name" not in ours:
+        return ""
+    versions = ours["versions"]
+    return (
+        f"Quire's: {ours['date']}, {ours['gpu']}, {ours['hardware']['cores']} cores, torch "
+        f"{versions['torch']}, Triton {versions['triton']}: `{ours['command']}`, "
+        f"[results/{ours['name']}.json](../benchmarks/results/{ours['name']}.json)."
+    )
+
+
+def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Row:
+    wanted = (workload, label, level)
+    return next(
+        (r for r in rows if (r["workload"], r["label"], r.get("level")) == wanted),
+        {},
+    )
+
+
+def _starts(peer: Row, ours: dict[str, Row]) -> str:
+    lines = [
+        "Start of the process to the first token served, seconds:",
+        "",
+        "| model, weights | vLLM | Quire | Quire, the engine alone until it is ready |",
+        "|---|---|---|---|",
+    ]
+    for row in peer["starts"]:
+        key = (row["workload"], row["label"], None)
+        served, alone = (_find(ours[way]["starts"], *key) for way in WAYS)
+        cells = [_number(served.get("first_token_s")), _number(alone.get("ready_s"))]
+        model = row["workload"].removeprefix("voice-")
+        lines.append(f"| {model}, {row['label']} | {row['first_token_s']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _table(workload: Workload, label: str, peer: Row, ours: dict[str, Row]) -> str:
+    shared = f", {workload.shared_prefix:,} of them shared" if workload.shared_prefix else ""
+    unit = "requests/s" if workload.is_open else "at a time"
+    names = "latency p50 / p99" if workload.is_open else "TTFT p50 / p99 · ITL p50 / p99 · tok/s"
+    ratio = "latency" if workload.is_open else "TTFT · ITL · tok/s"
+    lines = [
+        f"**{workload.name}, {label}**: {workload.input_len:,} tokens in{shared}, "
+        f"{workload.output_len} out; ms. Ratios above 1 are in Quire's favour.",
+        "",
+        f"| {unit} | vLLM: {names} | Quire | ratio: {ratio} | Quire, the engine alone |",
+        "|---|---|---|---|---|",
+    ]
+    levels = {
+        row["level"]
+        for rows in (peer["levels"], *(ours[way]["levels"] for way in WAYS))
+        for row in rows
+        if (row["workload"], row["label"]) == (workload.name, label)
+    }
+    for level in sorted(levels):
+        key = (workload.name, label, level)
+        theirs = _find(peer["levels"], *key)
+        served, alone = (_find(ours[way]["levels"], *key) for way in WAYS)
+        cells = [_cell(theirs, workload), _cell(served, workload)]
+        cells += [_ratios(theirs, served, workload), _cell(alone, workload)]
+        lines.append(f"| {level:g} | {' | '.join(cells)} |")
+    if workload.is_open:
+        lines.append(f"\nvLLM saturates at {peer['saturation'][workload.name]:,} requests/s.")
+    return "\n".join(lines)
+
+
+def _cell(row: Row, workload: Workload) -> str:
+    if row.get("errors") and not row.get("ok"):
+        return "failed"
+    if not row:
+        return "-"
+    if workload.is_open:
+        return f"{_number(row.get('lat_p50'))} / {_number(row.get('lat_p99'))}"
+    ttft, itl = (
+        " / ".join(_number(row.get(f"{name}_p{percent}")) for percent in (50, 99))
+        for name in ("ttft", "itl")
+    )
+    return f"{ttft} · {itl} · {_number(row.get('tok_s'))}"
+
+
+def _ratios(theirs: Row, ours: Row, workload: Workload) -> str:
+    """How many times better ours are: times the one way round, rates the other."""
+    names = ["lat_p50", "lat_p99"] if workload.is_open else ["ttft_p50", "itl_p50", "tok_s"]
+    cells = []
+    for name in names:
+        if name not in theirs or name not in ours:
+            cells.append("-")
+        elif name == "tok_s":
+            cells.append(f"{ours[name] / theirs[name]:.2f}")
+        else:
+            cells.append(f"{theirs[name] / ours[name]:.2f}")
+    return " · ".join(cells) if set(cells) != {"-"} else "-"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,194 @@
+"""The load of benchmarks/gpu_serving.py: what is sent, how answers are read, what it amounts to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
+from serving_table import serving
+from workloads import plan
+from workloads.figures import Exchange, line, summarize
+from workloads.http_load import Load, Reader, now, request
+from workloads.offline import Run
+from workloads.plan import Level, Workload, make_level
+from workloads.vocabulary import make_folder
+
+from quire.config import EngineConfig
+from quire.engine.null import start_null_engine
+from quire.tokenizer.tokenizer import Tokenizer
+
+SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
+VOICE = Workload("v", "quire-tiny", 30, 3, (2,), shared_prefix=20)
+CLOSES = "Connection: close\r\n"  # which is what the scripted server does
+REWRITE = Workload("r", "quire-tiny", 5, 3, (100,), stream=False, is_open=True)
+
+
+def level_of(workload: Workload, number: float = 2, seconds: float = 5.0) -> Level:
+    return make_level(workload, number, "m", 2048, seed=7, seconds=seconds)
+
+
+def test_prompts_share_what_is_shared_and_nothing_else() -> None:
+    prompts = list(level_of(VOICE).prompts())
+    assert {len(prompt) for prompt in prompts} == {30}
+    assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[20:]) for prompt in prompts}) == len(prompts) == 8
+    assert {token for prompt in prompts for token in prompt} <= set(range(1000, 2048))
+
+
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_shares_deal_all_lanes_and_requests(number: int) -> None:
+    level = level_of(VOICE, number)
+    shares = level.shares(4)
+    assert sum(share.level for share in shares) == number
+    assert sorted(seed for share in shares for seed in share.seeds) == list(level.seeds)
+
+
+def test_open_shares_keep_each_arrival_with_its_prompt() -> None:
+    level = level_of(REWRITE, 100)
+    assert 300 < len(level.offsets) < 700  # 5 seconds of 100 a second
+    pairs = [p for s in level.shares(4) for p in zip(s.seeds, s.offsets, strict=True)]
+    assert sorted(pairs) == list(zip(level.seeds, level.offsets, strict=True))
+
+
+def test_chosen_workloads_are_known_and_take_levels() -> None:
+    [workload] = plan.chosen(["voice-8b:1,64"])
+    assert workload.levels == (1.0, 64.0)
+    assert plan.chosen(None) == list(plan.WORKLOADS)
+    with pytest.raises(ValueError, match="no workload 'vioce'; known: voice-8b"):
+        plan.chosen(["vioce"])
+
+
+def answers(script: Script, level: Level) -> list[Exchange]:
+    async def run() -> list[Exchange]:
+        async with scripted_server(script) as url:
+            bodies = [request(url, level, prompt) for prompt in level.prompts()]
+            return await Load(url, level, bodies, now()).run()
+
+    return asyncio.run(run())
+
+
+def stream(parts: list[bytes]) -> Script:
+    return chunked(parts, status=f"200 OK\r\n{CLOSES}Content-Type: text/event-stream")
+
+
+def completion(text: str) -> list[bytes]:
+    """Events of a completion, without the role that opens a chat's answer."""
+    return chat_events(text)[1:]
+
+
+def test_a_stream_is_read_event_by_event() -> None:
+    events = completion("abc")
+    found = answers(stream([*events[:3], *events[4:]]), level_of(VOICE))
+    assert [(e.error, e.tokens, e.events, len(e.gaps)) for e in found] == [(None, 3, 3, 2)] * 8
+    assert all(e.due <= e.sent < e.first <= e.last <= e.done for e in found)
+
+
+def test_an_answer_at_once_is_read_whole() -> None:
+    body = json.dumps({"choices": [], "usage": {"completion_tokens": 3}})
+    script = raw(f"HTTP/1.1 200 OK\r\n{CLOSES}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    found = answers(script, level_of(REWRITE, 40, 0.2))
+    assert found
+    assert {(e.error, e.tokens) for e in found} == {(None, 3)}
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (stream([event({"error": {"message": "too long"}})]), "too long"),
+        (stream(completion("abc")[:-1]), "without [DONE]"),
+        (stream(completion("ab")), "got 2 tokens, asked for 3"),
+        (raw(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"), "HTTP 503 busy"),
+        (raw(b""), "the connection broke"),
+        (raw(b"nonsense\r\n\r\n"), "no sound answer"),
+    ],
+)
+def test_failures_are_results(script: Script, problem: str) -> None:
+    found = answers(script, level_of(VOICE))
+    assert len(found) == 8
+    assert all(problem in str(e.error) for e in found)
+
+
+def test_framing_may_be_cut_anywhere() -> None:
+    head = b"http/1.1 200 ok\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
+    data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in completion("abc"))
+    exchange, unread, over = Exchange(0.0), bytearray(), False
+    reader = Reader(head, exchange)
+    for place, byte in enumerate(data + b"0\r\n\r\n"):
+        assert not over
+        unread.append(byte)
+        over = reader.read(unread, float(place))
+    assert over
+    assert (exchange.error, exchange.tokens) == (None, 3)
+    assert not unread
+
+
+def test_what_takes_too_long_is_cut() -> None:
+    slow = chunked(completion("abc"), delay=1.0)
+    found = answers(slow, replace(level_of(VOICE), cut_after=0.1))
+    assert [e.error for e in found] == ["unfinished"] * 2
+
+
+def test_nothing_begins_when_time_is_over() -> None:
+    quick = stream(completion("abc"))
+    assert answers(quick, replace(level_of(VOICE), stop_after=0.0)) == []
+
+
+@pytest.mark.parametrize("workload", [VOICE, REWRITE])
+def test_the_engine_alone_serves_a_level(workload: Workload) -> None:
+    core, _ = start_null_engine(EngineConfig())
+    found = Run(core, level_of(workload, 3, 0.2)).run()
+    assert found
+    assert {(e.error, e.tokens, len(e.gaps)) for e in found} == {(None, 3, 2)}
+    assert not core.has_work
+
+
+def test_the_engine_alone_is_left_empty_when_time_is_over() -> None:
+    core, _ = start_null_engine(EngineConfig())
+    long = replace(VOICE, output_len=3000)
+    level = replace(level_of(long), stop_after=0.01, cut_after=0.02)
+    assert {e.error for e in Run(core, level).run()} == {"unfinished"}
+    assert not core.has_work
+
+
+def test_figures() -> None:
+    exchanges = [
+        Exchange(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 3, [0.005, 0.015]) for n in (1, 2, 3)
+    ]
+    exchanges.append(Exchange(0.0, error="HTTP 503"))
+    found = summarize(level_of(VOICE), exchanges, 0.5)
+    assert (found["n"], found["ok"], found["errors"]) == (4, 3, {"HTTP 503": 1})
+    assert (found["ttft_p50"], found["ttft_p99"]) == (200.0, 300.0)
+    assert (found["itl_p50"], found["itl_p99"], found["tpot_p50"]) == (5.0, 15.0, 10.0)
+    assert (found["tok_s"], found["req_s"], found["total_tok_s"]) == (9.0, 3.0, 99.0)
+    assert "HTTP 503" in line(found)
+
+
+def test_a_level_without_answers_has_no_figures() -> None:
+    found = summarize(level_of(VOICE), [Exchange(0.0, error="unfinished")], 0.0)
+    assert found["ok"] == 0
+    assert "tok_s" not in found
+
+
+def test_a_shape_gets_a_tokenizer_of_its_size(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(make_folder(SHAPES / "llama-3.1-8b", tmp_path))
+    assert tokenizer.vocab_size == 128_256
+    assert tokenizer.eos_token_id == 128_001
+    ids = [72, 105, 300, 301, 127_999]
+    assert tokenizer.decode(ids).count(" ") == 2  # before words of odd ids
+    assert tokenizer.decode([128_001]) == ""
+
+
+def test_ratios_above_one_are_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(**figures: Any) -> dict[str, Any]:
+        return {"workload": "voice-8b", "label": "bf16", "level": 1} | figures
+
+    ours = {"levels": [row(ttft_p50=25, itl_p50=2.5, tok_s=400, ok=8)], "starts": []}
+    monkeypatch.setattr("serving_table._load", lambda _name: ours)
+    peer = {"source": "vLLM.", "starts": [], "levels": [row(ttft_p50=50, itl_p50=5, tok_s=200)]}
+    text = serving(peer | {"saturation": {"rewrite-1b": 1213}})
+    assert "| 1 | 50 / - · 5 / - · 200 | 25 / - · 2.5 / - · 400 | 2.00 · 2.00 · 2.00 |" in text
