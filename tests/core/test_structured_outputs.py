@@ -24,13 +24,16 @@ WISHES: list[dict[str, Any]] = [
     {"choice": ["x"] * MAX_CHOICES},
     {"grammar": 'start: "a"'},
     {"json_object": True},
+    {"json_object": True, "disable_any_whitespace": True},
+    {"json": {}, "whitespace_pattern": r"[\n ]*", "disable_any_whitespace": False},
+    {"regex": "a", "disable_any_whitespace": False, "whitespace_pattern": None},
 ]
 
 
 @pytest.mark.parametrize("fields", WISHES, ids=lambda fields: next(iter(fields)))
 def test_each_form_is_taken_and_survives_the_wire(fields: dict[str, Any]) -> None:
     wish = StructuredOutputs(**fields)
-    assert [wish.kind] == list(fields)
+    assert wish.kind == next(iter(fields))
     params = SamplingParams(structured_outputs=wish)
     frame = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(frame, type=SamplingParams) == params
@@ -69,15 +72,32 @@ def test_a_schema_is_kept_as_text() -> None:
         ({"grammar": ["a"]}, "structured_outputs.grammar"),
         ({"json_object": False}, "structured_outputs.json_object"),
         ({"json_object": 1}, "structured_outputs.json_object"),
+        ({"regex": "a", "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern"),
+        ({"regex": "a", "disable_any_whitespace": True}, "structured_outputs.disable_any_whites"),
+        ({"json": {}, "disable_any_whitespace": "no"}, "structured_outputs.disable_any_whites"),
+        *(
+            ({"json": {}, "whitespace_pattern": bad}, "structured_outputs.whitespace_pattern")
+            for bad in ["", "a", r"\s", "[ a]", "[^a]", "( )", " |x", " {9,2}", "* ", " " * 65, 1]
+        ),
+        (
+            {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
+            "structured_outputs.whitespace_pattern",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         StructuredOutputs(**fields)
-    assert caught.value.param == named
-    assert str(caught.value).startswith(f"{named}: ")
+    assert (caught.value.param or "").startswith(named)
+    assert str(caught.value).startswith(f"{caught.value.param}: ")
     assert "give" in str(caught.value) or "leave" in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+def test_white_space_makes_another_form() -> None:
+    styles: list[dict[str, Any]] = [{}, {"disable_any_whitespace": True}]
+    styles += [{"whitespace_pattern": pattern} for pattern in (" ", " ?")]
+    assert len({StructuredOutputs(json_object=True, **style).key for style in styles}) == 4
 
 
 def test_an_endless_schema_is_refused() -> None:

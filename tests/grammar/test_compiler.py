@@ -136,16 +136,45 @@ def test_answers_parse_and_validate(
     jsonschema.validate(json.loads(answer), schema)
 
 
-def test_white_space_ends(byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer) -> None:
-    """A model that only wants to write spaces comes to an end of them."""
-    matcher = byte_compiler.matcher(StructuredOutputs(json_object=True))
-    answer = byte_tokenizer.encode("{")
-    matcher.follow(answer)
-    (space,) = byte_tokenizer.encode(" ")
-    while space in allowed_ids(matcher):
-        answer.append(space)
-        matcher.follow(answer)
-    assert len(answer) == 1 + 20
+COMPACT = '{"a":[1,2],"b":{"c":3}}'
+SPACED = '{"a": [1, 2], "b": {"c": 3}}'
+MIXED = '{"a": [1,2],"b":{"c": 3}}'
+LINES = json.dumps(json.loads(COMPACT), indent=2)
+WIDE = '{"a":  [1,\t2], "b":{"c":3}}'
+STYLES: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {COMPACT, SPACED, MIXED}),
+    ({"disable_any_whitespace": True}, {COMPACT}),
+    ({"whitespace_pattern": r"[\n ]{1,8}"}, {COMPACT, SPACED, MIXED, LINES}),
+    ({"whitespace_pattern": r"[ \n\t]*"}, {COMPACT, SPACED, MIXED, LINES, WIDE}),
+    ({"whitespace_pattern": r"\n"}, {COMPACT}),
+]
+NESTED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"type": "integer"}},
+        "b": {"const": {"c": 3}},
+    },
+}
+
+
+@pytest.mark.parametrize(("style", "taken"), STYLES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("form", [{"json": NESTED}, {"json_object": True}], ids=str)
+def test_white_space_stands_where_the_wish_has_it(
+    form: dict[str, Any],
+    style: dict[str, Any],
+    taken: set[str],
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    def is_taken(text: str) -> bool:
+        matcher = byte_compiler.matcher(StructuredOutputs(**form, **style))
+        for place, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
+            if token_id not in allowed_ids(matcher):
+                return False
+            matcher.follow(ids[: place + 1])
+        return matcher.is_accepting
+
+    assert {text for text in (COMPACT, SPACED, MIXED, LINES, WIDE) if is_taken(text)} == taken
 
 
 DEEP: dict[str, Any] = {"type": "integer"}

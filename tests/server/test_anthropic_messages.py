@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -115,6 +116,25 @@ def test_thoughts_and_calls_are_blocks_streamed_as_whole(speaking: FakeEngine) -
             assert json.loads(streamed["input_text"]) == block["input"]
         else:
             assert streamed[block["type"]] == block[block["type"]]
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral"])
+def test_calls_have_anthropics_ids(speaking: FakeEngine, parser: str) -> None:
+    app = build_app(speaking, ServerSettings(tool_call_parser=parser))  # type: ignore[arg-type]
+    speaking.script = CALL if parser == "hermes" else '[TOOL_CALLS]look[ARGS]{"at": "x"}'
+    (block,) = ask(app, tools=[TOOL]).json()["content"]
+    told = events(ask(app, tools=[TOOL], stream=True))
+    streamed = next(e["content_block"] for e in told if e["type"] == "content_block_start")
+    for made in (block, streamed):
+        assert re.fullmatch(r"toolu_[0-9a-f]{24}", made["id"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool) -> None:
+    app = build_app(speaking, ServerSettings())
+    speaking.script = CALL + CALL
+    reply = ask(app, tools=[TOOL], tool_choice={"type": "tool", "name": "look"}, stream=stream)
+    assert reply.body.decode().count("toolu_") == 1
 
 
 def test_blocks_come_in_the_order_in_which_they_were_written(speaking: FakeEngine) -> None:

@@ -59,6 +59,23 @@ def test_each_way_to_ask_comes_to_the_same(
 
 
 @pytest.mark.parametrize(
+    ("fields", "style"),
+    [
+        ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}}, (True, None)),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " *"}}, (None, " *")),
+        ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, (None, " ?")),
+        ({"response_format": NAMED}, (None, None)),
+    ],
+)
+def test_white_space_can_be_chosen(
+    fields: dict[str, Any], style: Any, chat: Post, engine: FakeEngine
+) -> None:
+    assert chat(**fields).status == 200
+    form = engine.calls[0]["sampling"].structured_outputs
+    assert (form.disable_any_whitespace, form.whitespace_pattern) == style
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
@@ -90,6 +107,12 @@ def test_two_forms_are_one_too_many(
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "x"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"guided_decoding_backend": "outlines", "guided_regex": "a"}, "guided_decoding_backend"),
     ],
 )

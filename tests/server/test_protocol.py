@@ -81,13 +81,21 @@ SHARED: dict[str, tuple[list[Any], list[Any]]] = {
             *[{"regex": "a"}, {"choice": ["a"]}, {"grammar": "start: A"}, {"json": {}}, None],
             *[{"json": "{}"}, {"json_object": True}, {"regex": "a", "json_object": False}],
             {"regex": "a", "structural_tag": None, "disable_any_whitespace": False},
+            {"json": {}, "whitespace_pattern": "[ \\n]{1,4}", "disable_any_whitespace": False},
+            {"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": None},
         ],
         [
             *[{}, {"json_object": False}, {"regex": "a", "choice": ["a"]}, {"regx": "a"}, "a"],
             *[{"regex": "a", "whitespace_pattern": " "}, {"structural_tag": "{}"}, {"json": []}],
+            *[
+                {"json": {}, "whitespace_pattern": "a"},
+                {"regex": "a", "disable_any_whitespace": True},
+            ],
+            {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
         ],
     ),
     "guided_json": ([{}, "{}", None], [[], 1, True]),
+    "guided_whitespace_pattern": ([None], [" ", "a", 1]),  # it needs guided_json
     "guided_regex": (["a", None], ["", "a" * 4097, 1]),
     "guided_choice": ([["a"], None], [[], "a", ["a"] * 1001, [1]]),
     "guided_grammar": (["start: A", None], ["", "a" * 65537, 1]),

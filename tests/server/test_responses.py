@@ -111,6 +111,15 @@ def test_thoughts_and_calls_are_items_streamed_as_whole(speaking: FakeEngine) ->
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_named_tool_is_called_exactly_once(speaking: FakeEngine, stream: bool) -> None:
+    app = build_app(speaking, ServerSettings())
+    choice = {"type": "function", "name": "look"}
+    reply = ask(app, tools=[TOOL], tool_choice=choice, stream=stream)
+    whole = events(reply)[-1]["response"] if stream else reply.json()
+    assert [i["type"] for i in whole["output"]].count("function_call") == 1
+
+
 def test_items_as_the_template_sees_them(speaking: FakeEngine) -> None:
     app = build_app(speaking, ServerSettings())
     reply = ask(app, tools=[TOOL]).json()  # an answer can be sent back as it is

@@ -155,6 +155,38 @@ def test_at_most_one_call() -> None:
     assert (len(told["tool_calls"]), told["content"]) == (1, None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_named_function_is_called_exactly_once(stream: bool) -> None:
+    server = Server(f"{CALL}\n{CALL} so")
+    named = {"type": "function", "function": {"name": "weather"}}
+    reply = server.chat(tool_choice=named, parallel_tool_calls=True, stream=stream)
+    told = without_ids(streamed(reply) if stream else message(reply))
+    assert (len(told["tool_calls"]), told["content"]) == (1, None)
+    assert told["finish_reason"] == "tool_calls"
+    form = server.engine.calls[-1]["sampling"].structured_outputs
+    assert "call)*" not in form.text
+    server.chat(tool_choice="required")
+    assert "call)*" in server.engine.calls[-1]["sampling"].structured_outputs.text
+
+
+def test_foreign_ids_fit_the_template() -> None:
+    """Mistral's templates take nothing but nine letters and digits."""
+    made = {"id": "toolu_0123", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [made, made | {"id": "abcdefgh9"}]},
+        {"role": "tool", "content": "noon", "tool_call_id": "toolu_0123"},
+        {"role": "tool", "content": "noon", "tool_call_id": "abcdefgh9"},
+    ]
+    for parser, fits in (("hermes", "toolu_0123"), ("mistral", "[0-9a-f]{9}")):
+        server = Server("so", tool_call_parser=parser)
+        assert server.chat(messages=turns).status == 200
+        said, first, second = server.tokenizer.seen[0]
+        ids = [call["id"] for call in said["tool_calls"]]
+        assert ids == [first["tool_call_id"], second["tool_call_id"]]
+        assert re.fullmatch(fits, ids[0])
+        assert ids[1] == "abcdefgh9"
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     server = Server(CALL)
     for fields in ({"tools": []}, {"tool_choice": "none"}):

@@ -18,6 +18,13 @@ MAX_REGEX_BYTES = 4 << 10
 MAX_CHOICES = 1000
 MAX_CHOICES_BYTES = 64 << 10  # of all choices together
 
+# A regular expression of white space alone, as JSON knows it: characters or classes of them, each
+# with a number of repetitions.
+WHITESPACE_PATTERN = (
+    r"\A(?:(?:[ \n\r\t]|\\[nrt]|\[(?:[ \n\r\t]|\\[nrt])+\])(?:[?*+]|\{(?:[01],)?[1-9]\d?\})?)+\Z"
+)
+MAX_WHITESPACE_CHARS = 64
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 _MAX_BYTES = {"json": MAX_GRAMMAR_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
 
@@ -34,6 +41,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     json_object: true for any JSON object. field: what the caller calls it, for error messages;
     fields_of_lines: likewise for some lines of a grammar that is made of several fields.
 
+    JSON is on one line, with at most one space after each comma and colon, unless
+    disable_any_whitespace leaves out that space, too, or whitespace_pattern, a regular expression
+    of white space, says what may stand between any two parts.
+
     Raises InvalidRequestError, which names the field and the fix.
     """
 
@@ -42,6 +53,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
     field: str | None = None
     fields_of_lines: dict[int, str] | None = None
 
@@ -57,6 +70,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                     raise self.wrong("it is not true; give true, or leave it out")
             case _:
                 self._check_text()
+        self._check_style()
 
     @property
     def kind(self) -> str:
@@ -65,9 +79,14 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def text(self) -> str:
-        """The form itself as text; together with `kind` it tells apart different wishes."""
+        """The form itself as text."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """What tells apart wishes that come to different forms: kind, text and white space."""
+        return self.kind, self.text, "" if self.disable_any_whitespace else self.whitespace_pattern
 
     @property
     def name(self) -> str:
@@ -104,6 +123,31 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             return msgspec.json.encode(schema).decode()
         except (TypeError, ValueError, RecursionError):
             raise self.wrong("it cannot be written as JSON; give a plain JSON schema") from None
+
+    def _check_style(self) -> None:
+        for name in ("disable_any_whitespace", "whitespace_pattern"):
+            if getattr(self, name) and self.kind not in ("json", "json_object"):
+                raise self._wrong_beside(name, "only JSON has such white space; leave it out")
+        if self.disable_any_whitespace not in (None, False, True):
+            raise self._wrong_beside("disable_any_whitespace", "it is no truth value; give true")
+        pattern = self.whitespace_pattern
+        if pattern is None:
+            return
+        if self.disable_any_whitespace:
+            problem = "disable_any_whitespace leaves no white space; give one of them"
+            raise self._wrong_beside("whitespace_pattern", problem)
+        if not (
+            isinstance(pattern, str)
+            and len(pattern) <= MAX_WHITESPACE_CHARS
+            and re.match(WHITESPACE_PATTERN, pattern)
+        ):
+            problem = r"no expression of white space alone; give one such as [ \n]{0,20}"
+            raise self._wrong_beside("whitespace_pattern", problem)
+
+    def _wrong_beside(self, name: str, problem: str) -> InvalidRequestError:
+        """A refusal of a field that goes with the form's own."""
+        field = self.name.removesuffix(self.kind) + name
+        return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
 
     def _check_choice(self) -> None:
         choice = self.choice

@@ -63,14 +63,16 @@ class GrammarChecker:
         self._judge = judge
         self._seconds = seconds
         self._turn = threading.Lock()
-        self._found: ByteBoundedCache[tuple[str, str], str] = ByteBoundedCache(cache_bytes)
+        self._found: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
+            cache_bytes
+        )
 
     def check(self, wish: StructuredOutputs) -> None:
         """Raises InvalidRequestError that names the wish's field and what is wrong with it.
 
         OverloadedError: so many others are being compiled that it did not get its turn.
         """
-        key = (wish.kind, wish.text)
+        key = wish.key
         problem = self._found.get(key)
         if problem is None:
             problem = self._problem(wish)

@@ -15,6 +15,7 @@ from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
 from quire.grammar.bounds import OverBoundsError, check_embedded_schemas, check_schema
 from quire.grammar.cache import ByteBoundedCache
+from quire.grammar.json_style import json_style
 from quire.grammar.matcher import Matcher
 
 if TYPE_CHECKING:
@@ -32,16 +33,8 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
 
-# A schema cannot change what is JSON, nor have keywords passed over that are not understood. White
-# space is bounded, because a model may not find its way out of it.
-_JSON_OPTIONS: JsonCompileOptions = {
-    "item_separator": ",",
-    "key_separator": ":",
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}",
-    "coerce_one_of": False,
-    "lenient": False,
-}
+# A schema cannot change what is JSON, nor have keywords passed over that are not understood.
+_JSON_OPTIONS: JsonCompileOptions = {"coerce_one_of": False, "lenient": False}
 
 
 class Spelling(Protocol):
@@ -70,14 +63,16 @@ class GrammarCompiler:
         self._load = vocabulary
         self._loaded: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._forms: ByteBoundedCache[tuple[str, str], Matcher] = ByteBoundedCache(cache_bytes)
+        self._forms: ByteBoundedCache[tuple[str, str, str | None], Matcher] = ByteBoundedCache(
+            cache_bytes
+        )
 
     def matcher(self, wish: StructuredOutputs) -> Matcher:
         """A matcher at the beginning of an answer.
 
         Raises InvalidRequestError, which names the wish's field and what is wrong with it.
         """
-        key = (wish.kind, wish.text)
+        key = wish.key
         form = self._forms.get(key)
         if form is None:
             form = _compile(wish, self._tokenizer())
@@ -135,9 +130,9 @@ def _grammar(wish: StructuredOutputs) -> str:
     match wish.kind:
         case "json":
             check_schema(wish.text)
-            return LLMatcher.grammar_from_json_schema(wish.text, overrides=_JSON_OPTIONS)
+            return _json_grammar(wish, wish.text)
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=_JSON_OPTIONS)
+            return _json_grammar(wish, '{"type":"object"}')
         case "regex":
             return LLMatcher.grammar_from_regex(wish.text)
         case "choice":
@@ -145,6 +140,13 @@ def _grammar(wish: StructuredOutputs) -> str:
     lark = _from_gbnf(wish.text) if _GBNF_RULE.search(wish.text) else wish.text
     check_embedded_schemas(lark)
     return LLMatcher.grammar_from_lark(lark)
+
+
+def _json_grammar(wish: StructuredOutputs, schema: str) -> str:
+    from llguidance import LLMatcher
+
+    options: JsonCompileOptions = {**_JSON_OPTIONS, **json_style(wish)}  # type: ignore[typeddict-item]
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 def _from_gbnf(text: str) -> str:

@@ -23,6 +23,8 @@ from quire.core.structured_outputs import (
     MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
     MAX_REGEX_BYTES,
+    MAX_WHITESPACE_CHARS,
+    WHITESPACE_PATTERN,
 )
 
 
@@ -77,6 +79,10 @@ LogitBias = Annotated[
 # where the bytes are known.
 Regex = Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_BYTES)]
 Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
+WhitespacePattern = Annotated[
+    str,
+    Meta(max_length=MAX_WHITESPACE_CHARS, extra_json_schema={"pattern": WHITESPACE_PATTERN}),
+]
 Choices = Annotated[
     list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=MAX_CHOICES)
 ]

@@ -15,7 +15,7 @@ from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
-from quire.server.engine_protocol import EngineProtocol, TokenizerProtocol
+from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.field_names import SAME, FieldNames
 from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
@@ -77,18 +77,20 @@ def prepare(
     served: Served,
     *,
     id_prefix: str = "chatcmpl-",
+    new_call_id: Callable[[], str] | None = None,
     names: FieldNames = SAME,
 ) -> Conversation:
     """Check, render and encode a conversation for a model. id_prefix: of the reply's id.
 
     Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
+    new_call_id: makes the ids of tool calls; None: as the model's own format has them.
     Raises InvalidRequestError or ContextLengthError.
     """
     engine, formats = served.engine, served.formats
     with names:
         use = _checked_use(request, served)
         sampling = protocol.chat_sampling(request)
-        token_ids = _encode(request, use, engine)
+        token_ids = _encode(request, use, served)
         reading = _reading(request, use, formats, token_ids, engine.tokenizer)
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
@@ -98,7 +100,7 @@ def prepare(
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
     hides = request.include_reasoning is False
     counter = _counter_maker(reading, engine.tokenizer)
-    return Conversation(job, _parser_maker(reading), hides, counter)
+    return Conversation(job, _parser_maker(reading, new_call_id), hides, counter)
 
 
 def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
@@ -107,7 +109,7 @@ def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames =
     Raises InvalidRequestError or ContextLengthError.
     """
     with names:
-        return _encode(request, _checked_use(request, served), served.engine)
+        return _encode(request, _checked_use(request, served), served)
 
 
 def _checked_use(request: protocol.ChatRequest, served: Served) -> ToolUse:
@@ -128,11 +130,13 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
         raise _wrong("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _encode(request: protocol.ChatRequest, use: ToolUse, engine: EngineProtocol) -> list[int]:
+def _encode(request: protocol.ChatRequest, use: ToolUse, served: Served) -> list[int]:
+    engine, form = served.engine, served.formats.tools
+    fit_id = form.fit_id if form is not None else str
     num_chars = sum(message.num_chars for message in request.messages)
     engine.info.limits.check_chars(num_chars, "messages")
     return engine.tokenizer.encode_chat(
-        [for_template(message) for message in request.messages],
+        [for_template(message, fit_id) for message in request.messages],
         tools=use.for_template(),
         add_generation_prompt=request.add_generation_prompt is not False,
         **_template_variables(request, engine.tokenizer),
@@ -166,7 +170,7 @@ def _reading(
         in_thought=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
         tool_format=formats.tools if use.allowed else None,
         tools=use.schemas,
-        most_calls=1 if request.parallel_tool_calls is False else None,
+        most_calls=1 if request.parallel_tool_calls is False else use.most_calls,
     )
 
 
@@ -209,10 +213,12 @@ def _with_grammar(
     return msgspec.structs.replace(sampling, structured_outputs=wish)
 
 
-def _parser_maker(reading: Reading) -> Callable[[], AnswerParser]:
+def _parser_maker(
+    reading: Reading, new_call_id: Callable[[], str] | None
+) -> Callable[[], AnswerParser]:
     if reading.reasoning is None and reading.tool_format is None:
         return PlainParser
-    return partial(Parser, reading)
+    return partial(Parser, reading, new_id=new_call_id)
 
 
 def _counter_maker(

@@ -45,26 +45,41 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class FormFields(msgspec.Struct, kw_only=True):
-    """One of the forms of StructuredOutputs; false for json_object is as good as nothing."""
+    """One of the forms of StructuredOutputs; false for json_object is as good as nothing.
+
+    disable_any_whitespace and whitespace_pattern: go with json and json_object.
+    """
 
     json: Schema | None = None
     regex: bounds.Regex | None = None
     choice: bounds.Choices | None = None
     grammar: bounds.Grammar | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: bounds.WhitespacePattern | None = None
 
 
-def _only(kind: str) -> dict[str, Any]:
-    """FormFields with this one, as JSON Schema."""
-    null = {"type": "null"}
-    others: dict[str, Any] = {name: null for name in KINDS if name != kind}
-    given = {"not": null} if kind != "json_object" else {"const": True}
+_NULL = {"type": "null"}
+_FALSE = {"enum": [None, False]}
+
+
+def _only(kind: str, **others: Any) -> dict[str, Any]:
+    """FormFields with this one, as JSON Schema. others: what fields that go with it may be."""
+    kinds: dict[str, Any] = {name: _NULL for name in KINDS if name != kind}
+    given = {"not": _NULL} if kind != "json_object" else {"const": True}
     if kind != "json_object":
-        others["json_object"] = {"enum": [None, False]}
-    return {"required": [kind], "properties": others | {kind: given}}
+        kinds["json_object"] = _FALSE
+    return {"required": [kind], "properties": kinds | {kind: given} | others}
 
 
-FIELD_FORMS = tuple(_only(kind) for kind in KINDS)
+FIELD_FORMS = (
+    *(_only(kind, whitespace_pattern=_NULL) for kind in ("json", "json_object")),
+    *(_only(kind, disable_any_whitespace=_FALSE) for kind in ("json", "json_object")),
+    *(
+        _only(kind, whitespace_pattern=_NULL, disable_any_whitespace=_FALSE)
+        for kind in ("regex", "choice", "grammar")
+    ),
+)
 
 
 class FormRequest(msgspec.Struct, kw_only=True):
@@ -76,16 +91,15 @@ class FormRequest(msgspec.Struct, kw_only=True):
     guided_regex: bounds.Regex | None = None
     guided_choice: bounds.Choices | None = None
     guided_grammar: bounds.Grammar | None = None
+    guided_whitespace_pattern: bounds.WhitespacePattern | None = None
 
 
 NO_EFFECT = ("name", "description", "strict")  # of a JsonSchema: accepted and never read
 
 UNSUPPORTED: body.NeutralValues = {  # in structured_outputs
     "disable_additional_properties": (None, False),
-    "disable_any_whitespace": (None, False),
     "disable_fallback": (None, False),
     "structural_tag": (None,),
-    "whitespace_pattern": (None,),
 }
 
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
@@ -94,6 +108,11 @@ _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "gramm
 def form_of(request: FormRequest) -> StructuredOutputs | None:
     """The form that a request asks for, if it does. Raises InvalidRequestError."""
     asked = dict(_asked(request))
+    pattern = request.guided_whitespace_pattern
+    if pattern is not None and request.guided_json is None:
+        field = "guided_whitespace_pattern"
+        text = f"{field}: it goes with guided_json; leave it out"
+        raise InvalidRequestError(text, param=field, code="invalid_value")
     if not asked:
         return None
     if len(asked) > 1:
@@ -129,10 +148,13 @@ def _asked(request: FormRequest) -> list[tuple[str, dict[str, Any]]]:
     for name, kind in _GUIDED.items():
         if (value := getattr(request, name)) is not None:
             asked.append((name, {kind: value}))
+    if asked and asked[-1][0] == "guided_json":
+        asked[-1][1]["whitespace_pattern"] = request.guided_whitespace_pattern
     return asked
 
 
 def _of_fields(fields: FormFields) -> tuple[str, dict[str, Any]]:
     given = {kind: value for kind in KINDS if (value := getattr(fields, kind)) not in (None, False)}
     name = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
-    return name, given
+    style = {"disable_any_whitespace", "whitespace_pattern"}
+    return name, given | {name: getattr(fields, name) for name in style}

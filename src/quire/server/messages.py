@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -147,7 +148,10 @@ def prepare(data: bytes, models: ServedModels) -> MessagesDialect:
     request = messages_protocol.parse(data)
     served = models.find(request.model)
     chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
-    return MessagesDialect(conversation.prepare(chat, served, id_prefix="msg_", names=_NAMES))
+    made = conversation.prepare(
+        chat, served, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
+    )
+    return MessagesDialect(made)
 
 
 def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
@@ -255,6 +259,10 @@ class MessagesDialect:
             stop_sequence=stop_sequence,
             usage=usage,
         )
+
+
+def _new_call_id() -> str:
+    return f"toolu_{uuid.uuid4().hex[:24]}"
 
 
 def _blocks(events: Sequence[Event]) -> list[OutputBlock]:

@@ -129,7 +129,6 @@ _ASKS_FOR_NOTHING: body.NeutralValues = {
     "detokenize": (None, True),
     "extra_body": (None, {}),
     "guided_decoding_backend": (None,),
-    "guided_whitespace_pattern": (None,),
     "length_penalty": (None, 1, 1.0),
     "prompt_cache_key": (None,),
     "safety_identifier": (None,),

@@ -59,12 +59,14 @@ ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
 class ToolUse(msgspec.Struct, frozen=True):
     """What a request's tools and tool_choice come to. shown: the tools that the model sees.
 
-    allowed: tools that it may call. must_call: the answer is calls and nothing else.
+    allowed: tools that it may call. must_call: the answer is calls and nothing else. most_calls:
+    None is any number.
     """
 
     shown: Sequence[Tool] = ()
     allowed: Sequence[Tool] = ()
     must_call: bool = False
+    most_calls: int | None = None
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -142,7 +144,7 @@ def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
     allowed = [tool for tool in tools if tool.function.name == name]
     if not allowed:
         raise _wrong("tool_choice.function.name", f"{name!r} is none of the tools; give one")
-    return ToolUse(tools, allowed, must_call=True)
+    return ToolUse(tools, allowed, must_call=True, most_calls=1)
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -136,8 +137,8 @@ def check_message(message: Message, path: str) -> None:
             _check_type(part.type, "text", f"{path}content[{place}].type")
 
 
-def for_template(message: Message) -> dict[str, Any]:
-    """A message as the tokenizer takes it."""
+def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[str, Any]:
+    """A message as the tokenizer takes it. fit_id: makes a call's id fit the template."""
     plain: dict[str, Any] = {"role": message.role}
     if isinstance(message.content, str):
         plain["content"] = message.content
@@ -146,9 +147,11 @@ def for_template(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_calls:
-        plain["tool_calls"] = [msgspec.to_builtins(call) for call in message.tool_calls]
+        plain["tool_calls"] = [
+            msgspec.to_builtins(call) | {"id": fit_id(call.id)} for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
+        plain["tool_call_id"] = fit_id(message.tool_call_id)
     if reasoning := message.reasoning_content or message.reasoning:
         plain["reasoning_content"] = reasoning
     return plain

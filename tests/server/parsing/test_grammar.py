@@ -134,6 +134,8 @@ def test_a_parameter_that_no_tag_can_name() -> None:
 FORMS = [
     (StructuredOutputs(json={"type": "object", "properties": {}}), "{}"),
     (StructuredOutputs(json_object=True), '{"a": 1}'),
+    (StructuredOutputs(json_object=True, disable_any_whitespace=True), '{"a":1}'),
+    (StructuredOutputs(json={}, whitespace_pattern=r"[ \n]*"), '{\n  "a" : 1\n}'),
     (StructuredOutputs(choice=["yes", 'n"o']), 'n"o'),
     (StructuredOutputs(regex=r"a/\/b\nc|x\d+"), "a//b\nc"),
     (StructuredOutputs(grammar='start: a "!"\na: "b"+'), "bb!"),

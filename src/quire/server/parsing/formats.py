@@ -10,12 +10,14 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
 from quire.server.parsing.calls import Calls, read_json_call
 from quire.server.parsing.json_text import read_object
 from quire.server.parsing.source import NAME, Marks, Wait
 from quire.server.parsing.xml_call import read_xml_call
 
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 
 
@@ -27,6 +29,11 @@ def long_id() -> str:
 def short_id() -> str:
     """A call's id as Mistral's templates demand it: nine letters and digits."""
     return uuid.uuid4().hex[:9]
+
+
+def fit_short_id(given: str) -> str:
+    """An id for Mistral's templates in place of whichever a call has; equal for equal ones."""
+    return given if _SHORT_ID.fullmatch(given) else sha256(given.encode()).hexdigest()[:9]
 
 
 NAME_PLACE = "NAME"
@@ -54,7 +61,8 @@ class ToolFormat:
     """How a family of models writes calls.
 
     begin: what calls begin with, anywhere in the answer. inner: further control texts of calls.
-    bare: calls may also begin the answer without a mark. new_id: makes ids of calls.
+    bare: calls may also begin the answer without a mark. new_id: makes ids of calls. fit_id: makes
+    such an id of one that comes from elsewhere.
     """
 
     name: str
@@ -64,6 +72,7 @@ class ToolFormat:
     inner: tuple[str, ...] = ()
     bare: bool = False
     new_id: Callable[[], str] = long_id
+    fit_id: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +166,7 @@ TOOL_FORMATS = {
             CallFrame('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
             Marks("[TOOL_CALLS]"),
             new_id=short_id,
+            fit_id=fit_short_id,
         ),
         ToolFormat(
             "mistral_args",
@@ -165,6 +175,7 @@ TOOL_FORMATS = {
             Marks("[TOOL_CALLS]"),
             ("[CALL_ID]", "[ARGS]"),
             new_id=short_id,
+            fit_id=fit_short_id,
         ),
         ToolFormat(
             "qwen3_coder",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
+from quire.grammar.json_style import json_style
 from quire.server.parsing.formats import NAME_PLACE, CallFrame, ReasoningFormat, ToolFormat
 from quire.server.parsing.parser import Reading
 from quire.server.parsing.xml_call import is_readable_key, types_of
@@ -20,7 +21,8 @@ _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
 _SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)  # what ends a regular expression in Lark
 _ESCAPES = {"/": r"\/", "\n": r"\n"}
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# as models write calls
+_CALL_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class NoGrammarError(ValueError):
@@ -162,9 +164,9 @@ def _form(wish: StructuredOutputs) -> str:
                 schema = None
             if not isinstance(schema, dict):
                 raise NoGrammarError("not a JSON schema; give an object")
-            return _json(schema)
+            return _json(schema, json_style(wish))
         case "json_object":
-            return _json({"type": "object"})
+            return _json({"type": "object"}, json_style(wish))
         case "choice":
             return " | ".join(map(_quoted, wish.choice or ()))
         case "regex":
@@ -178,6 +180,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    """A JSON value of a schema, written as models write it: one space after each separator."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_STYLE}, ensure_ascii=False)}"
+def _json(schema: Mapping[str, Any], style: Mapping[str, Any] = _CALL_STYLE) -> str:
+    """A JSON value of a schema."""
+    return f"%json {json.dumps({**schema, 'x-guidance': style}, ensure_ascii=False)}"
