@@ -40,6 +40,11 @@ class ModelConfig:
         "data type of weights and KV cache; auto takes the checkpoint's, or float32 for a small "
         "model on a CPU without 16-bit products",
     )
+    quantization: Literal["none", "fp8"] = _setting(
+        "none",
+        "form that weights are brought into while they are loaded; fp8: 8 bits, with a scale for "
+        "each output, the head's too",
+    )
     max_model_len: int | None = _setting(
         None, "longest prompt + answer in tokens; default: the model's own limit"
     )

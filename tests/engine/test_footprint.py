@@ -20,15 +20,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_weights(dtype: str, load_format: str) -> None:
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_weights(dtype: str, load_format: str, quantization: str) -> None:
     model = "quire-tiny-draft"
-    config = EngineConfig.from_options(model=model, dtype=dtype, load_format=load_format)
+    config = EngineConfig.from_options(
+        model=model, dtype=dtype, load_format=load_format, quantization=quantization
+    )
     folder = resolve_model(model)
     shape = ModelArchitecture.from_folder(folder)
     loaded = load_model(config.model, shape, folder, torch.device("cpu"), DTYPES[dtype])
     named = [*loaded.named_parameters(), *loaded.named_buffers()]
-    weights = sum(t.numel() for name, t in named if "rotary" not in name) * DTYPES[dtype].itemsize
+    weights = sum(_bytes(t, DTYPES[dtype]) for name, t in named if "rotary" not in name)
     assert footprint_of(config).weights == pytest.approx(weights, rel=0.01)
+
+
+def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    return tensor.numel() * (
+        tensor.itemsize if tensor.dtype == torch.float8_e4m3fn else dtype.itemsize
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 
 _TOKENS = (1, 5, 123)
@@ -132,6 +133,23 @@ def _linear(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
                 yield normal(tokens, columns, dtype=dtype, seed=2), weight, bias
 
 
+def _quantize_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    weight = normal(7, 96, dtype=dtype)
+    weight[3] = 0.0
+    weight[4] *= 1000.0
+    yield (weight,)
+
+
+def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Products of activations that are FP8 already, which rounding them again does not change."""
+    for tokens, rows, columns in ((1, 509, 96), (7, 7, 1030), (64, 200, 96), (70, 80, 96)):
+        stored = reference.quantize_fp8(normal(rows, columns, dtype=dtype) / columns**0.5)
+        x = normal(tokens, columns, dtype=dtype, seed=2)
+        codes, scale = reference.quantize_rows(x * x.abs().gt(0.02))
+        for bias in (None, normal(rows, dtype=dtype, seed=1)):
+            yield (codes.float() * scale).to(dtype), *stored, bias
+
+
 # operation → dtype → argument lists
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
@@ -141,6 +159,8 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "write_kv": _write_kv,
     "attention": _attention,
     "linear": _linear,
+    "quantize_fp8": _quantize_fp8,
+    "linear_fp8": _linear_fp8,
 }
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {"prepare_linear": "linear"}

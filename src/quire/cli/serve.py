@@ -209,9 +209,15 @@ def ready_text(
     return "\n".join(lines)
 
 
+def _numbers(info: EngineInfo) -> str:
+    """What the model computes with."""
+    weights = "" if info.quantization == "none" else f" with {info.quantization} weights"
+    return f"{info.dtype}{weights}"
+
+
 def _model_text(info: EngineInfo) -> str:
     limits, num_bytes = info.limits, info.kv_cache_bytes
     return f"""\
-  model     {info.model_name}: {info.dtype} on {info.device}, context {limits.max_model_len:,}
+  model     {info.model_name}: {_numbers(info)} on {info.device}, context {limits.max_model_len:,}
   KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
 {num_bytes / 2**20:,.0f} MiB"""

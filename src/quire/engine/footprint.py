@@ -14,6 +14,7 @@ from quire.config import EngineConfig
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint
+from quire.quantization.scheme import scheme_of
 
 # The interpreter, torch and the loop, as a process of them shows before it has a model (RSS).
 BASE_BYTES = 256 << 20
@@ -54,7 +55,7 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
         return Footprint(weights=0, kv_cache=0)
     item = _item_bytes(config, shape)
     return Footprint(
-        weights=_num_weights(config, shape, folder) * item,
+        weights=_weight_bytes(config, shape, folder, item),
         kv_cache=_kv_bytes(config, shape, item, memory_bytes or available_bytes()),
     )
 
@@ -74,13 +75,27 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
     return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
 
 
-def _num_weights(config: EngineConfig, shape: ModelArchitecture, folder: Path) -> int:
-    packed = 0
-    if shape.tie_word_embeddings and not _is_on_gpu(config):
-        packed = shape.vocab_size * shape.hidden_size  # CPU products read a copy in blocks
+def _weight_bytes(config: EngineConfig, shape: ModelArchitecture, folder: Path, item: int) -> int:
+    """All weights as they stay in memory: those of products in their form, others as they are."""
     if config.model.load_format == "dummy":
-        return shape.num_parameters + packed
-    return sum(entry.num_items for entry in Checkpoint.open(folder).entries.values()) + packed
+        num_weights = shape.num_parameters
+    else:
+        num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
+    scheme = scheme_of(config.model.quantization)
+    head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
+    if scheme is None:
+        # tied: CPU products read a copy in blocks
+        copied = shape.tie_word_embeddings and not _is_on_gpu(config)
+        return (num_weights + sum(n * k for n, k in head if copied)) * item
+    layer = shape.layer_products
+    in_products = shape.num_layers * sum(n * k for n, k in layer)
+    if not shape.tie_word_embeddings:
+        in_products += sum(n * k for n, k in head)
+    return (
+        (num_weights - in_products) * item
+        + shape.num_layers * sum(scheme.weight_bytes("layer", n, k, item) for n, k in layer)
+        + sum(scheme.weight_bytes("head", n, k, item) for n, k in head)
+    )
 
 
 def _kv_bytes(config: EngineConfig, shape: ModelArchitecture, item: int, available: int) -> int:

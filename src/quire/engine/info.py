@@ -12,6 +12,7 @@ from quire.core.request import RequestLimits
 class EngineInfo:
     """Fixed facts of a started engine. seconds: start-up time by phase.
 
+    quantization: the scheme of the weights, or "none" where they have the data type.
     pooling: how embeddings are made unless a request says otherwise.
     """
 
@@ -24,4 +25,5 @@ class EngineInfo:
     block_size: int
     kv_cache_bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
+    quantization: str = "none"
     pooling: PoolingParams = field(default_factory=PoolingParams)

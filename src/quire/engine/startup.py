@@ -101,6 +101,7 @@ def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCo
         block_size=block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
+        quantization=config.model.quantization,
         pooling=pooling,
     )
     return EngineCore(scheduler, UniprocExecutor(runner), limits, grammars), info

@@ -35,6 +35,8 @@ TABLE: Table = {
         "cpu": cpu_matmul.prepare_linear,
     },
     "linear": {"reference": reference.linear, "cpu": cpu_matmul.linear},
+    "quantize_fp8": {"reference": reference.quantize_fp8},
+    "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
 }
 
 
@@ -50,6 +52,8 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
     prepare_linear: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
+    linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def select(table: Table, device_type: str) -> Kernels:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quire.layers.parameter import LayerOptions, LoadedModule, Weight
+from quire.layers.linear import LinearBase
+from quire.layers.parameter import LayerOptions, Weight
+from quire.quantization.scheme import Role
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -20,14 +24,15 @@ class VocabParallelEmbedding(nn.Module):
         return F.embedding(input_ids, self.weight)
 
 
-class ParallelLMHead(LoadedModule):
+class ParallelLMHead(LinearBase):
     """Logits of the vocabulary. tied: the embedding whose weight is used, or None for an own one.
 
-    A tied weight stays in memory for look-ups, also where the device's matmul wants another form
-    of it, which is then a second copy: on CPUs it saves a quarter of a 1B model's decode step.
+    A tied weight stays in memory for look-ups, also where products want another form of it, which
+    is then a second copy: on CPUs it saves a quarter of a 1B model's decode step, and a quantized
+    one more than that of a GPU's.
     """
 
-    weight: Tensor
+    role: ClassVar[Role] = "head"
 
     def __init__(
         self,
@@ -36,16 +41,8 @@ class ParallelLMHead(LoadedModule):
         options: LayerOptions,
         tied: VocabParallelEmbedding | None,
     ) -> None:
-        super().__init__()
-        self.kernels = options.kernels
-        self.weight = tied.weight if tied else Weight(options.empty(vocab_size, hidden_size))
-
-    def process_after_load(self) -> None:
-        """Bring the weight into the form that the matmul likes best."""
-        plain = self.weight.detach()
-        del self.weight
-        self.register_buffer("weight", self.kernels.prepare_linear(plain), persistent=False)
+        super().__init__(hidden_size, vocab_size, options, weight=tied.weight if tied else None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → float32 [S, V]."""
-        return self.kernels.linear(hidden, self.weight, None).float()
+        return super().forward(hidden).float()

@@ -6,12 +6,13 @@ which quantized weights come in. One rank today: a rank's share is the whole.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
+from quire.quantization.scheme import Role, WeightForm
 
 
 class LinearMethod(Protocol):
@@ -49,9 +50,46 @@ class UnquantizedLinear:
         return self.kernels.linear(x, layer.weight, layer.bias)
 
 
-class LinearBase(LoadedModule):
-    """y = W x + b with W [out, in]."""
+class QuantizedLinear:
+    """Weights that are brought into a form with fewer bits once they are loaded.
 
+    The loaded weight has memory only between its first tensor and its last (see `Weight.allocate`).
+    """
+
+    def __init__(self, form: WeightForm, kernels: Kernels) -> None:
+        self.form, self.kernels = form, kernels
+        self.kept: tuple[Tensor, ...] = ()
+
+    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
+        """One weight [out, in] without memory."""
+        data = options.empty(layer.out_features, layer.in_features)
+        weight = Weight(data, layer.load_rows)
+        weight.release()
+        layer.weight = weight
+
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Keep the form's tensors, and of the weight nothing."""
+        plain = layer.weight.detach()
+        del layer.weight
+        self.kept = self.form.make(plain, self.kernels)
+        for name, tensor in zip(self.form.names, self.kept, strict=True):
+            layer.register_buffer(name, tensor, persistent=False)
+
+    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out]."""
+        return self.form.multiply(x, self.kept, layer.bias, self.kernels)
+
+
+def method_for(options: LayerOptions, role: Role) -> LinearMethod:
+    """How weights of a role are kept, by the options' scheme."""
+    form = options.scheme.form(role) if options.scheme else None
+    return QuantizedLinear(form, options.kernels) if form else UnquantizedLinear(options.kernels)
+
+
+class LinearBase(LoadedModule):
+    """y = W x + b with W [out, in]. weight: another module's, to be used here, too."""
+
+    role: ClassVar[Role] = "layer"
     weight: Tensor
     bias: Tensor | None
 
@@ -62,13 +100,16 @@ class LinearBase(LoadedModule):
         options: LayerOptions,
         *,
         bias: bool = False,
-        method: LinearMethod | None = None,
+        weight: Weight | None = None,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.method: LinearMethod = method or UnquantizedLinear(options.kernels)
-        self.method.create_weights(self, options)
+        self.method: LinearMethod = method_for(options, self.role)
+        if weight is None:
+            self.method.create_weights(self, options)
+        else:
+            self.weight = weight
         self.bias = Weight(options.empty(out_features), self.load_rows) if bias else None
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
@@ -106,10 +147,9 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         options: LayerOptions,
         *,
         bias: bool = False,
-        method: LinearMethod | None = None,
     ) -> None:
         self.parts = parts
-        super().__init__(in_features, sum(parts.values()), options, bias=bias, method=method)
+        super().__init__(in_features, sum(parts.values()), options, bias=bias)
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
         """Fill one part's rows, or all."""
@@ -135,8 +175,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         options: LayerOptions,
         *,
         bias: bool = False,
-        method: LinearMethod | None = None,
     ) -> None:
         parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim}
         parts["v"] = parts["k"]
-        super().__init__(hidden_size, parts, options, bias=bias, method=method)
+        super().__init__(hidden_size, parts, options, bias=bias)

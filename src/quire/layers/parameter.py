@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.kernels.dispatch import Kernels
+from quire.quantization.scheme import Scheme
 
 # (parameter, tensor of the checkpoint, name of the part it is or None for the whole)
 WeightLoader = Callable[[Tensor, Tensor, str | None], None]
@@ -29,6 +30,17 @@ class Weight(nn.Parameter):
         weight: Weight = super().__new__(cls, data, requires_grad=False)
         weight.weight_loader = weight_loader or copy_whole
         return weight
+
+    def release(self) -> None:
+        """Give its memory back; it keeps its shape."""
+        if not self.is_meta:
+            self.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """See that it has memory to be filled."""
+        storage, num_bytes = self.untyped_storage(), self.numel() * self.itemsize
+        if not self.is_meta and storage.nbytes() < num_bytes:
+            storage.resize_(num_bytes)
 
 
 def copy_whole(param: Tensor, loaded: Tensor, part: str | None = None) -> None:
@@ -51,11 +63,15 @@ class LoadedModule(nn.Module, ABC):
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """How layers are made: the data type and place of their weights, and the kernels they call."""
+    """How layers are made: the data type and place of their weights, and the kernels they call.
+
+    scheme: which weights are kept in forms with fewer bits; None for none.
+    """
 
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
+    scheme: Scheme | None = None
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for a weight."""

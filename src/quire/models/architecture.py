@@ -64,10 +64,20 @@ class ModelArchitecture:
         return self.architecture.endswith("ForCausalLM")
 
     @property
+    def layer_products(self) -> list[tuple[int, int]]:
+        """Each weight [out, in] of one layer's products: qkv, o, gate and up, down."""
+        heads, hidden = self.num_heads + 2 * self.num_kv_heads, self.hidden_size
+        return [
+            (heads * self.head_dim, hidden),
+            (hidden, self.num_heads * self.head_dim),
+            (2 * self.intermediate_size, hidden),
+            (hidden, self.intermediate_size),
+        ]
+
+    @property
     def num_parameters(self) -> int:
         """Weights of all matrices; norms and biases are left out."""
-        heads = self.num_heads + 2 * self.num_kv_heads + self.num_heads
-        layer = self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        layer = sum(n * k for n, k in self.layer_products)
         embeddings = 1 if self.tie_word_embeddings or not self.has_head else 2
         return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
 

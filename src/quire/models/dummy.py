@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 from torch import Tensor, nn
 
 from quire.layers.norm import RMSNorm
+from quire.layers.parameter import Weight
+from quire.models.filling import Filling
 
 _SCALE = 0.02  # standard deviation; what models are initialised with, so activations stay finite
 # Normals are drawn for one block, which is then repeated: drawing 1.2 billion of them would take
@@ -14,19 +18,28 @@ _BLOCK = 4_194_301
 
 
 def fill_with_dummies(model: nn.Module, seed: int) -> None:
-    """Set each norm to 1 and all else to 0.02 · N(0, 1); the same seed gives the same weights."""
+    """Set each norm to 1, all else to 0.02 · N(0, 1), and bring modules into their run-time form.
+
+    The same seed gives the same weights.
+    """
     generator = torch.Generator().manual_seed(seed)
     block = torch.randn(_BLOCK, generator=generator).mul_(_SCALE)
     converted: dict[torch.dtype, Tensor] = {}
     offset = 0
     norms = {id(m.weight) for m in model.modules() if isinstance(m, RMSNorm)}
-    for param in model.parameters():
+    params = deque(param for param in model.parameters() if isinstance(param, Weight))
+    filling = Filling(model, params)
+    while params:
+        param = params.popleft()
+        param.allocate()
         if id(param) in norms:
             param.fill_(1.0)
-            continue
-        if param.dtype not in converted:
-            converted[param.dtype] = block.to(param.device, param.dtype)
-        offset = _tile(param.view(-1), converted[param.dtype], offset)
+        else:
+            if param.dtype not in converted:
+                converted[param.dtype] = block.to(param.device, param.dtype)
+            offset = _tile(param.view(-1), converted[param.dtype], offset)
+        filling.filled(param)
+    filling.end()
 
 
 def _tile(flat: Tensor, block: Tensor, offset: int) -> int:

@@ -16,12 +16,14 @@ from rich.progress import Progress
 from quire.config import ModelConfig
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernels_for
-from quire.layers.parameter import LayerOptions, LoadedModule, Weight, WeightShapeError
+from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint, TensorEntry
 from quire.models.dummy import fill_with_dummies
+from quire.models.filling import Filling
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import MODELS
+from quire.quantization.scheme import scheme_of
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PREFIX = "model."  # of all names but the head's
@@ -58,6 +60,8 @@ def load_model(
 ) -> LlamaForCausalLM:
     """Build the model of a folder and fill it, converting weights to `dtype`.
 
+    Those that the config quantizes are so as soon as they are there, one after the other.
+
     With load_format "dummy" the weights are random and only the config files are read.
     Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
     """
@@ -70,9 +74,6 @@ def load_model(
         names = _rehearse(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype)
         _fill(model, checkpoint, names)
-    for module in model.modules():
-        if isinstance(module, LoadedModule):
-            module.process_after_load()
     return model.eval()
 
 
@@ -80,7 +81,7 @@ def _build(
     config: ModelConfig, architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype
 ) -> LlamaForCausalLM:
     max_model_len = config.max_model_len or architecture.max_position_embeddings
-    options = LayerOptions(dtype, device, kernels_for(device.type))
+    options = LayerOptions(dtype, device, kernels_for(device.type), scheme_of(config.quantization))
     return MODELS[architecture.family](architecture, max_model_len, options)
 
 
@@ -156,12 +157,16 @@ def _listed(what: str, names: list[str], most: int = 8) -> str:
 def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str]) -> None:
     """Copy the weights from the mapped files, each once, converting on the way."""
     targets = _targets_in(checkpoint, model)
+    filling = Filling(model, (param for param, _ in targets.values()))
     total = sum(checkpoint.entries[name].num_bytes for name in names)
     console = Console(stderr=True)
     quiet = total < _BIG or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("Loading weights", total=total)
         for entry, tensor in checkpoint.tensors(names):
-            param, part = targets[entry.name]
+            param, part = targets.pop(entry.name)
+            param.allocate()
             param.weight_loader(param, tensor, part)
+            filling.filled(param)
             progress.advance(task, entry.num_bytes)
+    filling.end()

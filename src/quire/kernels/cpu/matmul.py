@@ -44,6 +44,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return _packed_linear(x, weight, bias)
 
 
+def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_fp8`; no processor multiplies FP8, so the codes are widened."""
+    out = x.new_empty(len(x), len(codes))
+    for rows in _tiles(codes):
+        out[:, rows] = F.linear(x.float(), codes[rows].float()).mul_(scale[rows])
+    return out if bias is None else out.add_(bias)
+
+
 def _packed(weight: Tensor) -> Tensor:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return weight
@@ -72,11 +80,15 @@ def padded(num_rows: int) -> int:
 def _widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product in float32, with the weight [N, K] widened tile by tile: x [T, K] → [T, N]."""
     x32, out = x.float(), x.new_empty(len(x), len(weight))
-    rows = max(1, _TILE // weight.shape[1])
-    for start in range(0, len(weight), rows):
-        tile = weight[start : start + rows].float()
-        out[:, start : start + rows] = F.linear(x32, tile)
+    for rows in _tiles(weight):
+        out[:, rows] = F.linear(x32, weight[rows].float())
     return out if bias is None else out.add_(bias)
+
+
+def _tiles(weight: Tensor) -> list[slice]:
+    """Cut rows into tiles of at most _TILE elements."""
+    rows = max(1, _TILE // weight.shape[1])
+    return [slice(start, start + rows) for start in range(0, len(weight), rows)]
 
 
 @functools.cache

@@ -1,0 +1,46 @@
+"""Fills a model's parameters, and finishes each module as soon as it has all it waits for.
+
+So a weight that is quantized or packed does not wait in its loaded form for the last one, and at
+any time few are there in both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import nn
+
+from quire.layers.parameter import LoadedModule, Weight
+
+
+class Filling:
+    """Counts what is still to come. expected: for each tensor that will, the parameter it fills."""
+
+    def __init__(self, model: nn.Module, expected: Iterable[Weight]) -> None:
+        self._model = model
+        # the first module that has a parameter is its owner: an embedding, not the head tied to it
+        self._owners = {
+            id(param): module
+            for module in reversed(list(model.modules()))
+            for param in module.parameters(recurse=False)
+        }
+        self._missing = Counter(self._owners[id(param)] for param in expected)
+        self._finished: set[nn.Module] = set()
+
+    def filled(self, param: Weight) -> None:
+        """Tell that one tensor has come. The caller then forgets the parameter."""
+        owner = self._owners[id(param)]
+        self._missing[owner] -= 1
+        if self._missing[owner] == 0:
+            self._finish(owner)
+
+    def end(self) -> None:
+        """Finish the modules that waited for another one's parameters."""
+        for module in self._model.modules():
+            self._finish(module)
+
+    def _finish(self, module: nn.Module) -> None:
+        if isinstance(module, LoadedModule) and module not in self._finished:
+            self._finished.add(module)
+            module.process_after_load()

@@ -1,0 +1,43 @@
+"""Which weights get which form, and what a form takes in memory."""
+
+from __future__ import annotations
+
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from quire.config import EngineConfig, ModelConfig
+from quire.errors import ConfigError
+from quire.kernels.dispatch import kernels_for
+from quire.quantization.scheme import SCHEMES, Scheme, scheme_of
+
+
+def test_the_setting_names_the_schemes_that_there_are() -> None:
+    assert get_args(get_type_hints(ModelConfig)["quantization"]) == ("none", *SCHEMES)
+
+
+def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="quantization is 'fp7'; give one of none, fp8"):
+        EngineConfig.from_options(quantization="fp7")
+    with pytest.raises(ConfigError, match="quantization is 'fp7'; give one of none, fp8"):
+        scheme_of("fp7")
+
+
+def test_roles_without_a_form_are_left_alone() -> None:
+    scheme = Scheme("invented", {"layer": "fp8"})
+    assert scheme.form("layer") is not None
+    assert scheme.form("head") is None
+    assert scheme.weight_bytes("head", 3, 5, 2) == 30
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=lambda scheme: scheme.name)
+def test_a_weight_takes_the_bytes_that_were_told(scheme: Scheme) -> None:
+    weight = torch.randn(37, 128, dtype=torch.bfloat16)
+    for role in ("layer", "head"):
+        form = scheme.form(role)
+        assert form is not None
+        kept = form.make(weight, kernels_for("cpu"))
+        assert len(kept) == len(form.names)
+        told = scheme.weight_bytes(role, 37, 128, weight.itemsize)
+        assert told == sum(tensor.nbytes for tensor in kept)
