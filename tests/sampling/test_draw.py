@@ -6,11 +6,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from quire.kernels.sampling import WEIGHT_BITS
 from quire.sampling.blocks import BLOCK, Rows
 from quire.sampling.draw import draw_any, draw_filtered
 from quire.sampling.state import RowParams
 
 LARGEST = 1 - 2.0**-53
+UNIT = 2.0**-WEIGHT_BITS
 EDGES = [0.0, 2.0**-53, 0.5, LARGEST]
 
 
@@ -27,7 +29,7 @@ def filtered(row: np.ndarray, uniforms: list[float], **values: float) -> list[in
     rows = Rows.of(torch.from_numpy(row).repeat(count, 1))
     cuts_tail = params.top_k[0] < len(row) or params.min_p[0] > 0
     masses = rows.masses(params.temperature).sum(axis=1)
-    totals = np.full(count, np.inf) if cuts_tail else masses
+    totals = np.full(count, -1) if cuts_tail else masses
     return draw_filtered(rows, params, totals, np.array(uniforms)).tolist()
 
 
@@ -46,17 +48,22 @@ class PlainDraw:
         peak = float(row[self.ids[0]])
         weights = [float(np.exp((float(row[i]) - peak) / temperature)) for i in self.ids]
         kept = [weight for weight in weights if weight >= min_p][:top_k]
+        # what weighs less than a unit of the weights weighs nothing
+        kept = [weight if weight >= UNIT else 0.0 for weight in kept]
         self.running = np.cumsum(kept)
         reached = top_p * self.running[-1]
         # a rounding may decide about a token on the edge
-        self.is_clear = all(abs(weight - min_p) > 1e-9 for weight in weights[1:])
+        self.is_clear = all(
+            abs(weight - min_p) > 1e-6 and abs(weight - UNIT) > 1e-3 * UNIT
+            for weight in weights[1:]
+        )
         if top_p < 1.0:
             self.is_clear &= bool(np.all(np.abs(self.running - reached) > 1e-5 * self.running[-1]))
             self.running = self.running[: int(np.searchsorted(self.running, reached)) + 1]
 
     def draw(self, uniform: float) -> int:
         target = uniform * self.running[-1]
-        clear = np.all(np.abs(self.running - target) > 1e-9 * self.running[-1])
+        clear = np.all(np.abs(self.running - target) > 1e-5 * self.running[-1])
         self.is_clear &= uniform in EDGES or bool(clear)
         return self.ids[int(np.searchsorted(self.running, target, side="right"))]
 

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import sampling
 from quire.sampling.arrays import Floats, Ints, Logits
 
 BLOCK = 64  # tokens; rows are padded to a multiple of it with logits of -inf
 _CPU_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
+_CPU_CHUNK = 1 << 14  # where more than two tensors of them are
 
 
 class Rows:
@@ -75,19 +77,17 @@ class Rows:
         step = max(1, _CPU_PIECE // self.logits.shape[1]) if on_cpu else len(self)
         return [slice(begin, begin + step) for begin in range(0, len(self), step)]
 
-    def masses(self, temperature: Floats) -> Floats:
-        """The sum of exp((x - peak) / temperature) in each block: [N, B].
-
-        torch splits the sum of one long row among threads, but not those of many short pieces:
-        these are the same in any batch.
-        """
-        scale = self._column(temperature.astype(np.float32))
-        peaks = self._column(self.peaks)
-        masses = np.empty(self.maxima.shape)
+    def masses(self, temperature: Floats) -> Ints:
+        """The sum of the tokens' weights in each block: [N, B]."""
+        slopes, peaks = self._column(sampling.slope(temperature)), self._column(self.peaks)
+        masses = np.empty(self.maxima.shape, np.int64)
+        chunk = _CPU_CHUNK if self.logits.device.type == "cpu" else self.logits.shape[1]
         for piece in self.pieces():
-            weights = self.select(piece).copy()
-            weights.sub_(peaks[piece]).div_(scale[piece]).exp_()
-            masses[piece] = _on_host(_in_blocks(weights).sum(-1))
+            chunks = torch.split(self.select(piece).copy(), chunk, dim=1)
+            depths = (sampling.halvings(x, peaks[piece], slopes[piece]) for x in chunks)
+            parts = [_in_blocks(sampling.weights(depth)) for depth in depths]
+            sums = [part.sum(-1, dtype=torch.float64) for part in parts]  # below 2^53: exact
+            masses[piece] = torch.cat(sums, dim=1).cpu()
         return masses
 
     def _column(self, values: Logits) -> Tensor:

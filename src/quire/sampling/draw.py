@@ -6,7 +6,8 @@ which keeps the smallest set of most probable tokens whose mass reaches its shar
 top-k left. All three keep a head of the ranked tokens, never less than one, so that only the head
 has to be found. A token without probability is never drawn.
 
-Weights and masses are probabilities as multiples of the most probable token's, in float64.
+Weights and masses are integers, as `quire.kernels.sampling` makes them: what is drawn does not
+depend on how a sum is cut, and the sampler on the GPU draws the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from quire.kernels import sampling
 from quire.sampling.arrays import Flags, Floats, Ints, Logits
 from quire.sampling.blocks import BLOCK, Rows
 from quire.sampling.ranking import ranked
@@ -23,38 +26,41 @@ from quire.sampling.state import RowParams
 
 _WIDEN = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-_LARGEST = 1.0 - 2.0**-53  # of the uniform numbers
+_UNKNOWN = -1  # mass
 
 
 def draw_any(rows: Rows, params: RowParams, uniforms: Floats) -> Ints:
     """Draw from the whole vocabulary, one number in [0, 1) for each row [N]: token ids [N].
 
-    First a block by the blocks' masses, then a token in it: nothing long is summed in order.
+    In the order of token ids: first a block by the blocks' masses, then a token in it.
     """
     masses = rows.masses(params.temperature)
     cumulative = masses.cumsum(axis=1)
-    block = _invert(cumulative, uniforms)
-    # where in the block the number fell, as a share of it; it may be off by a rounding
-    share = 1.0 - (_at(cumulative, block) - uniforms * cumulative[:, -1]) / _at(masses, block)
-    weights = _weights(rows.open(block[:, None]), rows.peaks, params)
-    return block * BLOCK + _invert(weights.cumsum(axis=1), np.clip(share, 0.0, _LARGEST))
+    target, _ = sampling.share_of(cumulative[:, -1], sampling.share_bits(uniforms))
+    block = _first_above(cumulative, target)
+    weights, _ = _weights(rows.open(block[:, None]), rows.peaks, params)
+    before: Ints = _at(cumulative, block) - _at(masses, block)
+    place = _first_above(weights.cumsum(axis=1), target - before)
+    return block * BLOCK + place
 
 
 def draw_filtered(
-    rows: Rows, params: RowParams, totals: Floats, uniforms: Floats, width: int = BLOCK
+    rows: Rows, params: RowParams, totals: Ints, uniforms: Floats, width: int = BLOCK
 ) -> Ints:
     """Draw from what the filters keep, one number in [0, 1) for each row [N]: token ids [N].
 
-    totals: mass of the whole vocabulary [N], infinite where top-k or min-p make it irrelevant.
-    width: how many tokens are ranked; where more are kept, it is done again with a longer ranking.
+    In descending order of logits, of equals the lowest ids first. totals: mass of the whole
+    vocabulary [N], -1 where top-k or min-p make it irrelevant. width: how many tokens are ranked;
+    where more are kept, it is done again with a longer ranking.
     """
     width = min(width, rows.logits.shape[1])
     ids, logits = ranked(rows, width)
-    weights = _weights(logits, rows.peaks, params)
+    weights, depth = _weights(logits, rows.peaks, params)
     cumulative = weights.cumsum(axis=1)
-    kept = _count_kept(weights, cumulative, params, totals)
+    kept = _count_kept(depth, cumulative, params, totals)
     mass = _at(cumulative, np.minimum(kept, width) - 1)
-    tokens = _at(ids, _count(cumulative <= (uniforms * mass)[:, None]))
+    target, _ = sampling.share_of(mass, sampling.share_bits(uniforms))
+    tokens = _at(ids, _first_above(cumulative, target))
     rest = np.flatnonzero(kept > width)
     if len(rest):
         wider = rows.select(rest), params.select(rest), totals[rest], uniforms[rest]
@@ -62,31 +68,36 @@ def draw_filtered(
     return tokens
 
 
-def _count_kept(weights: Floats, cumulative: Floats, params: RowParams, totals: Floats) -> Ints:
+def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints) -> Ints:
     """How many of the W ranked tokens the filters keep: [N]; more than W: more than are ranked.
 
-    weights [N, W]: in descending order, 1 the first; cumulative: their running sum.
+    depth [N, W]: halvings, in ascending order; cumulative: the running sum of the weights.
     """
-    width = weights.shape[1]
-    likely = _count(weights >= params.min_p[:, None])
+    width = depth.shape[1]
+    likely = _count(depth <= sampling.deepest_kept(params.min_p)[:, None])
     head = np.where(likely < width, np.minimum(likely, params.top_k), params.top_k).astype(np.int64)
     mass = np.where(head <= width, _at(cumulative, np.minimum(head, width) - 1), totals)
-    reached = _count(cumulative < (params.top_p * mass)[:, None]) + 1
-    return np.minimum(head, reached)
+    needed = np.where(mass == _UNKNOWN, cumulative[:, -1] + 1, _needed(mass, params.top_p))
+    return np.minimum(head, _count(cumulative < needed[:, None]) + 1)
 
 
-def _weights(logits: Logits, peaks: Logits, params: RowParams) -> Floats:
-    """[N, W] logits as weights relative to the row's peak."""
-    distance = logits.astype(np.float64) - peaks[:, None]
-    return np.exp(distance / params.temperature[:, None])
+def _needed(mass: Ints, top_p: Floats) -> Ints:
+    """The least that is at least the share top_p of a mass: [N]."""
+    cut = np.where(top_p < 1.0, top_p, 0.0)
+    whole, rest = sampling.share_of(np.maximum(mass, 0), sampling.share_bits(cut))
+    return np.where(top_p < 1.0, whole + (rest > 0), mass)
 
 
-def _invert(cumulative: Floats, uniforms: Floats) -> Ints:
-    """The first place [N] where the running sum [N, W] exceeds this share of its end.
+def _weights(logits: Logits, peaks: Logits, params: RowParams) -> tuple[Ints, Logits]:
+    """[N, W] logits as weights and as halvings from the row's peak."""
+    slopes = torch.from_numpy(sampling.slope(params.temperature)[:, None])
+    peak = torch.from_numpy(peaks[:, None])
+    depth = sampling.halvings(torch.from_numpy(logits), peak, slopes)
+    return sampling.weights(depth).numpy().astype(np.int64), depth.numpy()
 
-    It exists, as u * x < x for the largest u as well; and something of the sum lies there.
-    """
-    target = uniforms * cumulative[:, -1]
+
+def _first_above(cumulative: Ints, target: Ints) -> Ints:
+    """The first place [N] where the running sum [N, W] exceeds the target: a token with weight."""
     return _count(cumulative <= target[:, None])
 
 

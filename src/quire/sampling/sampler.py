@@ -137,8 +137,7 @@ class Sampler:
 def _draw_random(kind: int, rows: Rows, params: RowParams, numbers: Floats) -> Ints:
     if kind == _PLAIN:
         return draw_any(rows, params, numbers)
-    totals = np.full(len(rows), np.inf)
+    totals = np.full(len(rows), -1)
     if kind == _TOP_P:
-        # summed in order: the result is the same in any batch
-        totals = rows.masses(params.temperature).cumsum(axis=1)[:, -1]
+        totals = rows.masses(params.temperature).sum(axis=1)
     return draw_filtered(rows, params, totals, numbers)

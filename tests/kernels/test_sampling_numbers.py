@@ -1,0 +1,47 @@
+"""The weights and shares of a draw against what they should be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.kernels import sampling
+
+WORD = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 0.3, 1.0, 7.0, 100.0])
+def test_weights_are_probabilities_relative_to_the_best(temperature: float) -> None:
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(3)) * 4
+    peaks = logits.amax(1, keepdim=True)
+    slopes = torch.from_numpy(sampling.slope(np.array([temperature])))
+    depth = sampling.halvings(logits, peaks, slopes[:, None])
+    found = sampling.weights(depth).double() / 2**sampling.WEIGHT_BITS
+    exact = ((logits.double() - peaks) / temperature).exp()
+    slack = exact * (4e-7 + 1.3e-7 * depth) + 2.0**-sampling.WEIGHT_BITS
+    assert bool(((found - exact).abs() <= slack).all())
+    assert found.max() == 1.0
+
+
+def test_what_is_far_away_weighs_nothing() -> None:
+    depth = torch.tensor([0.0, 1.0, 39.0, 40.0, 41.5, 64.0, 1e30, torch.inf])
+    assert sampling.weights(depth).tolist() == [2**40, 2**39, 2, 1, 0, 0, 0, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), WORD), min_size=1, max_size=9))
+def test_shares_are_products_of_128_bits(pairs: list[tuple[int, int]]) -> None:
+    totals = np.array([total for total, _ in pairs])
+    whole, rest = sampling.share_of(totals, np.array([bits for _, bits in pairs], np.uint64))
+    products = [total * bits for total, bits in pairs]
+    assert whole.tolist() == [product >> 64 for product in products]
+    assert rest.tolist() == [product % 2**64 for product in products]
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_the_bits_of_a_share_are_those_of_the_number(share: float) -> None:
+    bits = int(sampling.share_bits(np.array([share]))[0])
+    assert abs(bits / 2**64 - share) <= 2.0**-53
+    assert (bits > 0) == (share > 0)
