@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,24 @@ def test_refuses_what_the_template_would_drop() -> None:
         render([USER], tools=[{"name": "f"}])
     with pytest.raises(InvalidRequestError, match="add_generation_prompt: str is not a bool; give"):
         template.render([USER], tools=None, add_generation_prompt="no", options={})  # type: ignore[arg-type]
+
+
+# How Phi-4-mini's template takes tools.
+TOOLS_OF_MESSAGES = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message %}"
+    "({{ message['content'] }}|{{ message['tools'] }})"
+    "{% else %}({{ message['content'] }}){% endif %}{% endfor %}"
+)
+
+
+def test_tools_may_stand_in_the_message_of_the_system() -> None:
+    template = ChatTemplate(TOOLS_OF_MESSAGES, origin="here", special_tokens={})
+    assert "tools" in template.variables
+    render = partial(template.render, add_generation_prompt=True, options={})
+    shown = json.dumps([TOOL["function"]], ensure_ascii=False)
+    question = f"({USER['content']})"
+    assert render([USER], tools=[TOOL]) == f"(|{shown}){question}"
+    assert render([SYSTEM, USER], tools=[TOOL]) == f"({SYSTEM['content']}|{shown}){question}"
+    assert render([USER], tools=None) == render([USER], tools=[]) == question
+    marked = render([USER], tools=[TOOL], map_text=lambda text: f"[{text}]")
+    assert '"[name]": "[add]"' in marked

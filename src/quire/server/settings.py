@@ -67,7 +67,19 @@ class ServerSettings:
         None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY"
     )
     tool_call_parser: Literal[
-        "auto", "none", "hermes", "llama3", "mistral", "mistral_args", "qwen3_coder"
+        "auto",
+        "none",
+        "hermes",
+        "llama3",
+        "mistral",
+        "mistral_args",
+        "qwen3_coder",
+        "glm45",
+        "deepseek_v3",
+        "deepseek_v31",
+        "phi4_mini_json",
+        "granite",
+        "internlm",
     ] = _setting("auto", "how the model writes tool calls; auto: as its chat template shows")
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
         "auto", "how the model marks its thoughts; auto: as its chat template shows"

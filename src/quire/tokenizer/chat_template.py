@@ -6,6 +6,7 @@ knows no tokens but the texts of the named ones, which templates write themselve
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ _OWN_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"}
     | {"continue_final_message", "conversation", "return_dict"}
 )
+_TOOLS_OF_MESSAGE = re.compile(r"""\bmessage(?:\[['"]tools['"]\]|\.tools\b)""")
 _PLAIN_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
 
@@ -36,12 +38,17 @@ class ChatTemplate:
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
-            self.variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
+            variables = frozenset(jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(
                 f"{origin}: the chat template is damaged ({error}); mend it, or remove it to serve "
                 "the model without chat"
             ) from error
+        # Phi-4-mini's template has the tools, as text, in the system's message
+        self._has_tools_in_message = (
+            "tools" not in variables and _TOOLS_OF_MESSAGE.search(source) is not None
+        )
+        self.variables = variables | {"tools"} if self._has_tools_in_message else variables
         # each render copies them, and Jinja's chain of maps is slow to copy
         self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
@@ -72,11 +79,15 @@ class ChatTemplate:
         if tools and "tools" not in self.variables:
             problem = "this model's chat template has no place for them; remove them"
             raise wrong("tools", problem)
+        prepared = prepare_messages(messages, map_text, self._names)
+        prepared_tools = prepare_tools(tools, map_text)
+        if prepared_tools and self._has_tools_in_message:
+            prepared = _with_tools(prepared, prepared_tools)
         variables = self._special_tokens | {
             "documents": None,
             **(_plain_options(options, map_text) if options else {}),
-            "messages": prepare_messages(messages, map_text, self._names),
-            "tools": prepare_tools(tools, map_text),
+            "messages": prepared,
+            "tools": prepared_tools,
             "add_generation_prompt": add_generation_prompt,
         }
         return self._run(variables)
@@ -106,6 +117,18 @@ class ChatTemplate:
                 "them in another form"
             )
         raise InvalidRequestError(f"messages: {problem}", param="messages", code="invalid_value")
+
+
+def _with_tools(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The conversation with the functions as JSON in its system's message."""
+    functions = [tool.get("function", tool) for tool in tools]
+    shown = json.dumps(functions, ensure_ascii=False)
+    first, rest = messages[0], messages[1:]
+    if first["role"] != "system":
+        first, rest = {"role": "system", "content": ""}, messages
+    return [first | {"tools": shown}, *rest]
 
 
 def _plain_options(options: Mapping[str, Any], map_text: TextMap) -> dict[str, Any]:

@@ -9,6 +9,11 @@ from quire.server.parsing.choose import choose_formats
 QWEN3 = "{%- for tool in tools %}...<tool_call>\\n{\\\"name\\\"...'<think>\\n\\n</think>\\n\\n'"
 CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
 LLAMA = '<|start_header_id|>...{"name": function name, "parameters": dictionary...}'
+GLM = "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}"
+DEEPSEEK = "<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'...'```json'"
+DEEPSEEK31 = "<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>' ...</think>"
+PHI4 = "message['content'] + '<|tool|>' + message['tools'] + '<|/tool|>'"
+GRANITE = "respond only with <|tool_call|> followed by a JSON list of tools used."
 MISTRAL = '[AVAILABLE_TOOLS]...[TOOL_CALLS] [{"name": ...[THINK]...[/THINK]'
 
 
@@ -19,6 +24,12 @@ MISTRAL = '[AVAILABLE_TOOLS]...[TOOL_CALLS] [{"name": ...[THINK]...[/THINK]'
         (CODER, "qwen3_coder", None),
         (LLAMA, "llama3", None),
         (MISTRAL, "mistral", "mistral"),
+        (GLM, "glm45", None),
+        (DEEPSEEK, "deepseek_v3", None),
+        (DEEPSEEK31, "deepseek_v31", "think"),
+        (PHI4, "phi4_mini_json", None),
+        (GRANITE, "granite", None),
+        ("<|action_start|><|plugin|>", "internlm", None),
         ("<|im_start|>", None, None),
         ("", None, None),
     ],

@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from quire.core.sampling_params import StructuredOutputs
 from quire.server.parsing.events import join
-from quire.server.parsing.formats import NAME_PLACE, REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.frames import KEY_PLACE, NAME_PLACE
 from quire.server.parsing.grammar import NoGrammarError, answer_grammar
 from quire.server.parsing.parser import Parser, Reading
 
@@ -30,7 +31,7 @@ FORMATS = sorted(TOOL_FORMATS)
 
 
 def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
-    schema = TYPED if form == "qwen3_coder" else CITY
+    schema = TYPED if TOOL_FORMATS[form].frame.tags else CITY
     tools = {"weather": schema, "now": NOTHING}
     thoughts = REASONING_FORMATS[reasoning] if reasoning else None
     return Reading(thoughts, tool_format=TOOL_FORMATS[form], tools=tools, **options)
@@ -59,9 +60,12 @@ def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
     texts = []
     for name, arguments in calls:
         text = json.dumps(arguments, ensure_ascii=False)
-        if frame.has_tags:
+        if tags := frame.tags:
             shown = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in arguments.items()]
-            text = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in shown)
+            text = "".join(
+                tags.before.replace(KEY_PLACE, k) + v + tags.space + tags.end + tags.after
+                for k, v in shown
+            )
         texts.append(frame.before.replace(NAME_PLACE, name) + text + frame.after)
     return frame.begin + (frame.between or "").join(texts) + frame.end
 
@@ -124,9 +128,17 @@ def test_control_tokens_are_meant_as_such() -> None:
     assert "lead: TEXT <[7]>" in text
 
 
-def test_a_parameter_that_no_tag_can_name() -> None:
+def test_tags_may_be_control_tokens() -> None:
+    text = grammar(reading("glm45"), {"<arg_key>": 7, "<arg_value>": 8, "</arg_value>": 9})
+    assert "value_0_0: value_0_0_end" in text
+    assert "value_0_0_end: TEXT <[9]>" in text
+    assert '<[7]> "city</arg_key>\\n" <[8]> value_0_0' in text
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_that_no_tag_can_name(form: str) -> None:
     tools = {"f": {"properties": {"a>b": {}}}}
-    how = Reading(tool_format=TOOL_FORMATS["qwen3_coder"], tools=tools)
+    how = Reading(tool_format=TOOL_FORMATS[form], tools=tools)
     with pytest.raises(NoGrammarError, match="a>b"):
         grammar(how, {})
 
@@ -178,7 +190,8 @@ def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]
         if made.is_accepting() or made.is_stopped():
             break
         mask = made.compute_bitmask()
-        allowed = [i for i in range(256) if mask[i // 8] >> i % 8 & 1 and i < 128]
+        everything = [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
+        allowed = [i for i in everything if i < 128] or everything
         letters = [i for i in allowed if chr(i) in '"}\n<>/:'] or allowed
         byte = letters[number % len(letters)]
         made.consume_token(byte)

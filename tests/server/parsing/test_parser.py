@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.server.parsing.call_ids import long_id, short_id
 from quire.server.parsing.events import Answer, Event, ToolCall, ToolCallArguments, join
-from quire.server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS, long_id, short_id
+from quire.server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
 from quire.server.parsing.parser import Parser, Reading
 from quire.server.parsing.source import MAX_ATTEMPT_CHARS, MAX_SPACE_CHARS
 
@@ -49,6 +50,13 @@ def parsed(form: str, text: str, **options: Any) -> tuple[str, list[tuple[str, s
 
 # What models write
 
+DS = {
+    "calls": "<｜tool▁calls▁begin｜>",
+    "call": "<｜tool▁call▁begin｜>",
+    "sep": "<｜tool▁sep｜>",
+    "end": "<｜tool▁call▁end｜>",
+    "over": "<｜tool▁calls▁end｜>",
+}
 ARGUMENTS = '{"a": "x\\n\\u00e9", "n": [1, -2.5e3, {"b": null}], "x": {}}'
 WELL_FORMED = {
     "hermes": [
@@ -67,6 +75,23 @@ WELL_FORMED = {
         '[TOOL_CALLS][{"name": "f", "arguments": %s, "id": "abcdefghi"}]',
         "[TOOL_CALLS]f[ARGS]%s",
         "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]%s",
+    ],
+    "deepseek_v3": [
+        f"{DS['calls']}{DS['call']}function{DS['sep']}f\n```json\n%s\n```{DS['end']}{DS['over']}",
+        f"{DS['calls']}\n{DS['call']}function{DS['sep']}f\n%s\n{DS['end']}\n",
+    ],
+    "deepseek_v31": [
+        f"{DS['calls']}{DS['call']}f{DS['sep']}%s{DS['end']}{DS['over']}",
+        f"{DS['calls']}{DS['call']}f{DS['sep']}%s",
+    ],
+    "phi4_mini_json": [
+        '<|tool_call|>[{"name": "f", "arguments": %s}]<|/tool_call|>',
+        'functools[{"name": "f", "arguments": %s}]',
+    ],
+    "granite": ['<|tool_call|> [{"name": "f", "arguments": %s}]'],
+    "internlm": [
+        '<|action_start|><|plugin|>\n{"name": "f", "parameters": %s}<|action_end|>',
+        '<|action_start|> <|plugin|>{"name": "f", "parameters": %s}\n<|action_end|>',
     ],
 }
 
@@ -88,6 +113,13 @@ def test_a_call(form: str, text: str) -> None:
         ("mistral", '[TOOL_CALLS][{"name":"f","arguments":{}} ,\n{"name":"f","arguments":{}}]'),
         ("mistral", "[TOOL_CALLS]f[ARGS]{}" * 2),
         ("qwen3_coder", "<tool_call><function=f></function></tool_call>\n" * 2),
+        ("glm45", "<tool_call>f\n</tool_call>\n<tool_call>f</tool_call>"),
+        (
+            "deepseek_v31",
+            DS["calls"] + f"{DS['call']}f{DS['sep']}{{}}{DS['end']}\n" * 2 + DS["over"],
+        ),
+        ("deepseek_v3", DS["calls"] + f"{DS['call']}f{DS['sep']}{{}}{DS['end']}" * 2),
+        ("granite", '<|tool_call|>[{"name":"f","arguments":{}},{"name":"f","arguments":{}}]'),
     ],
 )
 def test_several_calls_and_at_most_one(form: str, text: str) -> None:
@@ -123,6 +155,21 @@ XML_CALL = """<tool_call>
 </tool_call>"""
 
 
+GLM_CALL = """<tool_call>f
+<arg_key>a</arg_key>
+<arg_value> say "hi"
+ twice
+</arg_value>
+<arg_key>n</arg_key>
+<arg_value>%s</arg_value>
+<arg_key>x</arg_key><arg_value>
+%s
+</arg_value><arg_key>new</arg_key><arg_value>5</arg_value></tool_call>"""
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [("qwen3_coder", XML_CALL), ("glm45", GLM_CALL)], ids=lambda v: v[:5]
+)
 @pytest.mark.parametrize(
     ("n", "x", "values"),
     [
@@ -134,9 +181,13 @@ XML_CALL = """<tool_call>
     ],
     ids=["json", "python", "no fit", "no json", "deep"],
 )
-def test_bare_values_get_the_type_of_their_schema(n: str, x: str, values: list[Any]) -> None:
-    how = reading("qwen3_coder")
-    answer, called = parse(how, "ok\n" + XML_CALL % (n, x))
+def test_bare_values_get_the_type_of_their_schema(
+    form: str, text: str, n: str, x: str, values: list[Any]
+) -> None:
+    how = reading(form)
+    answer, called = parse(how, "ok\n" + text % (n, x))
+    if form == "glm45" and isinstance(values[1], str):
+        values = [values[0], f"\n{x}\n"]  # a string is all that stands between the tags
     expected = {"a": ' say "hi"\n twice\n', "n": values[0], "x": values[1], "new": "5"}
     assert called
     assert answer.text == "ok"
@@ -165,6 +216,19 @@ NO_CALLS = [
     ("mistral", "[TOOL_CALLS]unknown[ARGS]{}"),
     ("qwen3_coder", "<tool_call>\n<function=unknown>\n</function></tool_call>"),
     ("qwen3_coder", "<function=>"),
+    ("qwen3_coder", "<function=f> so"),
+    ("glm45", "<tool_call>"),
+    ("glm45", "<tool_call>f and so on"),
+    ("glm45", "<tool_call>unknown\n</tool_call>"),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key> b"),
+    ("deepseek_v3", DS["calls"] + DS["over"]),
+    ("deepseek_v3", f"{DS['calls']}{DS['call']}f{DS['sep']}f\n{{}}"),
+    ("deepseek_v3", f"{DS['calls']}{DS['call']}function{DS['sep']}unknown\n```json\n{{}}\n```"),
+    ("deepseek_v31", f"{DS['calls']}{DS['call']}unknown{DS['sep']}{{}}{DS['end']}"),
+    ("phi4_mini_json", "functools[]"),
+    ("phi4_mini_json", "functools.partial"),
+    ("granite", "<|tool_call|>{}"),
+    ("internlm", '<|action_start|><|interpreter|>\n{"name": "f", "parameters": {}}'),
 ]
 
 
@@ -183,6 +247,8 @@ def test_what_is_no_call_comes_back_as_it_was(form: str, text: str) -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', '{"a": "b', ""),
         ("mistral", '[TOOL_CALLS]f[ARGS]{"a" "b"}', '{"a" ', '"b"}'),
         ("qwen3_coder", "<function=f><parameter=a>1", '{"a": "1', ""),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value>", '{"a": "1"', ""),
+        ("deepseek_v31", f"{DS['calls']}{DS['call']}f{DS['sep']}{{,", "{", ","),
     ],
 )
 def test_a_call_that_breaks_in_its_arguments_keeps_them(
@@ -225,6 +291,8 @@ def test_a_thought_before_a_bare_call() -> None:
 WORDS = [
     *(mark for form in TOOL_FORMATS.values() for mark in (*form.begin.texts, *form.inner)),
     *("<think>", "</think>", "[THINK]", "[/THINK]", "<function=f>", "</function>", "<parameter=a>"),
+    *("function", "```json", "```", "functools", f"{DS['calls']}{DS['call']}f{DS['sep']}"),
+    *("<tool_call>f", "<arg_key>a</arg_key>", "<arg_key>n</arg_key><arg_value>", "</arg_value>"),
     *("<parameter=n>", "</parameter>", '{"name": "f", ', '"arguments": ', '"parameters": '),
     *(
         "{",
@@ -341,6 +409,12 @@ HARM = [
     ("mistral", "[TOOL_CALLS][" * 5_000),
     ("qwen3_coder", "<function=f><parameter=n>" + "[" * 100_000),
     ("qwen3_coder", "<tool_call><function=f><parameter=a>" + "\n</parameter" * 10_000),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</arg_value" * 10_000),
+    ("glm45", "<tool_call>f<arg_key>" * 5_000),
+    ("deepseek_v3", (DS["calls"] + DS["call"]) * 3_000),
+    ("deepseek_v31", DS["calls"] + f"{DS['call']}f{DS['sep']}{{}}\n" * 2_000),
+    ("phi4_mini_json", "functools[" * 5_000),
+    ("internlm", "<|action_start|><|plugin|>" * 3_000),
 ]
 
 

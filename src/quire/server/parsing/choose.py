@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from quire.server.parsing.formats import (
-    REASONING_FORMATS,
-    TOOL_FORMATS,
-    ReasoningFormat,
-    ToolFormat,
-)
+from quire.server.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.frames import ReasoningFormat, ToolFormat
 
 # A template belongs to the first format of which it holds all texts.
 _TOOL_SIGNS = {
     "qwen3_coder": ("<function=", "<parameter="),
+    "glm45": ("<arg_key>", "<arg_value>"),
+    "deepseek_v3": ("<｜tool▁sep｜>", "```json"),
+    "deepseek_v31": ("<｜tool▁sep｜>",),
     "mistral_args": ("[TOOL_CALLS]", "[ARGS]"),
     "mistral": ("[TOOL_CALLS]",),
+    "phi4_mini_json": ("<|tool|>", "<|/tool|>"),
+    "granite": ("<|tool_call|>",),
+    "internlm": ("<|plugin|>",),
     "hermes": ("<tool_call>",),
     "llama3": ("<|start_header_id|>", '"parameters"'),
 }

@@ -1,176 +1,55 @@
-"""The formats in which models write tool calls: one reader each, over the same small steps.
-
-A reader begins at one of its format's marks (or, for bare calls, at the answer's first brace), in
-an attempt that the caller has begun. It raises Broken where the text is no call of the format.
-"""
+"""The formats in which models write tool calls and thoughts, by the names that settings have."""
 
 from __future__ import annotations
 
-import re
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
-from hashlib import sha256
+from quire.server.parsing.call_ids import fit_short_id, short_id
+from quire.server.parsing.frames import CallFrame, ReasoningFormat, TagFrame, ToolFormat
+from quire.server.parsing.json_calls import (
+    read_deepseek_calls,
+    read_hermes_calls,
+    read_internlm_calls,
+    read_listed_calls,
+    read_llama3_calls,
+    read_mistral_calls,
+)
+from quire.server.parsing.source import Marks
+from quire.server.parsing.tag_calls import read_glm_call, read_qwen_call
 
-from quire.server.parsing.calls import Calls, read_json_call
-from quire.server.parsing.json_text import read_object
-from quire.server.parsing.source import NAME, Marks, Wait
-from quire.server.parsing.xml_call import read_xml_call
-
-_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
-_BETWEEN = re.compile(r"[ \t\r\n;]*")
-
-
-def long_id() -> str:
-    """A call's id as OpenAI writes it."""
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
-def short_id() -> str:
-    """A call's id as Mistral's templates demand it: nine letters and digits."""
-    return uuid.uuid4().hex[:9]
-
-
-def fit_short_id(given: str) -> str:
-    """An id for Mistral's templates in place of whichever a call has; equal for equal ones."""
-    return given if _SHORT_ID.fullmatch(given) else sha256(given.encode()).hexdigest()[:9]
-
-
-NAME_PLACE = "NAME"
-"""What stands for a tool's name in a CallFrame."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallFrame:
-    """How calls are written where they are forced: the texts around the arguments.
-
-    between: of two calls; None allows only one. begin, end: around all calls. has_tags: arguments
-    are tags around bare values, not JSON.
-    """
-
-    before: str
-    after: str
-    between: str | None = None
-    begin: str = ""
-    end: str = ""
-    has_tags: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a family of models writes calls.
-
-    begin: what calls begin with, anywhere in the answer. inner: further control texts of calls.
-    bare: calls may also begin the answer without a mark. new_id: makes ids of calls. fit_id: makes
-    such an id of one that comes from elsewhere.
-    """
-
-    name: str
-    read: Callable[[Calls], Wait[None]]
-    frame: CallFrame
-    begin: Marks
-    inner: tuple[str, ...] = ()
-    bare: bool = False
-    new_id: Callable[[], str] = long_id
-    fit_id: Callable[[str], str] = str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """How a family of models marks its thoughts, which come before the answer."""
-
-    name: str
-    begin: str
-    end: str
-
-
-def _read_hermes(calls: Calls) -> Wait[None]:
-    source = calls.source
-    yield from source.expect("<tool_call>")
-    yield from source.skip_space()
-    yield from read_json_call(calls)
-    yield from source.skip_space()
-    yield from source.accept("</tool_call>")
-
-
-def _read_llama3(calls: Calls) -> Wait[None]:
-    """One object, or several with semicolons between them."""
-    source = calls.source
-    yield from source.accept("<|python_tag|>")
-    yield from source.skip_space()
-    yield from read_json_call(calls)
-    calls.attempt()
-    yield from source.run(_BETWEEN)
-    while (yield from source.peek()) == "{":
-        yield from read_json_call(calls)
-        calls.attempt()
-        yield from source.run(_BETWEEN)
-    source.give_back()
-
-
-def _read_mistral(calls: Calls) -> Wait[None]:
-    """A list of objects after the mark; in newer models a name, a second mark and the arguments."""
-    source = calls.source
-    yield from source.expect("[TOOL_CALLS]")
-    yield from source.skip_space()
-    if (yield from source.accept("[")):
-        yield from _read_list(calls)
-    else:
-        yield from _read_named(calls)
-
-
-def _read_list(calls: Calls) -> Wait[None]:
-    source = calls.source
-    while True:
-        yield from source.skip_space()
-        yield from read_json_call(calls)
-        calls.attempt()
-        yield from source.skip_space()
-        if not (yield from source.accept(",")):
-            break
-    yield from source.expect("]")
-    source.end_attempt()
-
-
-def _read_named(calls: Calls) -> Wait[None]:
-    source = calls.source
-    calls.name((yield from source.word(NAME)))
-    if (yield from source.accept("[CALL_ID]")):
-        yield from source.word(NAME)
-    yield from source.accept("[ARGS]")
-    yield from source.skip_space()
-    yield from read_object(source, calls.arguments)
-    calls.complete()
-
+_LISTED = ('{"name": "NAME", "arguments": ', "}", ", ")
+_DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_INNER = (
+    *("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    _DEEPSEEK_FRAME[1],
+)
 
 TOOL_FORMATS = {
     form.name: form
     for form in (
         ToolFormat(
             "hermes",
-            _read_hermes,
+            read_hermes_calls,
             CallFrame('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),
             Marks("<tool_call>"),
             ("</tool_call>",),
         ),
         ToolFormat(
             "llama3",
-            _read_llama3,
+            read_llama3_calls,
             CallFrame('{"name": "NAME", "parameters": ', "}"),
             Marks("<|python_tag|>"),
             bare=True,
         ),
         ToolFormat(
             "mistral",
-            _read_mistral,
-            CallFrame('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
+            read_mistral_calls,
+            CallFrame(*_LISTED, "[TOOL_CALLS][", "]"),
             Marks("[TOOL_CALLS]"),
             new_id=short_id,
             fit_id=fit_short_id,
         ),
         ToolFormat(
             "mistral_args",
-            _read_mistral,
+            read_mistral_calls,
             CallFrame("[TOOL_CALLS]NAME[ARGS]", "", ""),
             Marks("[TOOL_CALLS]"),
             ("[CALL_ID]", "[ARGS]"),
@@ -179,12 +58,73 @@ TOOL_FORMATS = {
         ),
         ToolFormat(
             "qwen3_coder",
-            read_xml_call,
+            read_qwen_call,
             CallFrame(
-                "<tool_call>\n<function=NAME>\n", "</function>\n</tool_call>", "\n", has_tags=True
+                "<tool_call>\n<function=NAME>\n",
+                "</function>\n</tool_call>",
+                "\n",
+                tags=TagFrame("<parameter=KEY>\n", "</parameter>", "\n"),
             ),
             Marks("<tool_call>", "<function="),
             ("</tool_call>",),
+        ),
+        ToolFormat(
+            "glm45",
+            read_glm_call,
+            CallFrame(
+                "<tool_call>NAME\n",
+                "</tool_call>",
+                "\n",
+                tags=TagFrame("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>"),
+            ),
+            Marks("<tool_call>"),
+            ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+        ToolFormat(
+            "deepseek_v3",
+            read_deepseek_calls,
+            CallFrame(
+                "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+                "\n```<｜tool▁call▁end｜>",
+                "\n",
+                *_DEEPSEEK_FRAME,
+            ),
+            Marks(_DEEPSEEK_FRAME[0]),
+            _DEEPSEEK_INNER,
+        ),
+        ToolFormat(
+            "deepseek_v31",
+            read_deepseek_calls,
+            CallFrame(
+                "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
+                "<｜tool▁call▁end｜>",
+                "",
+                *_DEEPSEEK_FRAME,
+            ),
+            Marks(_DEEPSEEK_FRAME[0]),
+            _DEEPSEEK_INNER,
+        ),
+        ToolFormat(
+            "phi4_mini_json",
+            read_listed_calls,
+            CallFrame(*_LISTED, "<|tool_call|>[", "]<|/tool_call|>"),
+            Marks("<|tool_call|>", "functools["),
+            ("<|/tool_call|>",),
+        ),
+        ToolFormat(
+            "granite",
+            read_listed_calls,
+            CallFrame(*_LISTED, "<|tool_call|>[", "]"),
+            Marks("<|tool_call|>"),
+        ),
+        ToolFormat(
+            "internlm",
+            read_internlm_calls,
+            CallFrame(
+                '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ', "}<|action_end|>"
+            ),
+            Marks("<|action_start|>"),
+            ("<|plugin|>", "<|action_end|>"),
         ),
     )
 }

@@ -13,9 +13,16 @@ from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
 from quire.grammar.json_style import json_style
-from quire.server.parsing.formats import NAME_PLACE, CallFrame, ReasoningFormat, ToolFormat
+from quire.server.parsing.bare_values import is_readable_key, types_of
+from quire.server.parsing.frames import (
+    KEY_PLACE,
+    NAME_PLACE,
+    CallFrame,
+    ReasoningFormat,
+    TagFrame,
+    ToolFormat,
+)
 from quire.server.parsing.parser import Reading
-from quire.server.parsing.xml_call import is_readable_key, types_of
 
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
@@ -107,7 +114,7 @@ class _Writer:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
         for place, (name, schema) in enumerate((self._reading.tools or {}).items()):
-            arguments = self._tags(schema, place) if frame.has_tags else _json(schema)
+            arguments = self._tags(frame.tags, schema, place) if frame.tags else _json(schema)
             self._rules.append(f"arguments_{place}: {arguments}")
             begin, end = before.replace(NAME_PLACE, name), frame.after
             parts = [self._literal(begin), f"arguments_{place}", self._literal(end)]
@@ -116,7 +123,7 @@ class _Writer:
         self._rules.append(f"call: {' | '.join(names)}")
         return "call"
 
-    def _tags(self, schema: Mapping[str, Any], place: int) -> str:
+    def _tags(self, frame: TagFrame, schema: Mapping[str, Any], place: int) -> str:
         """Arguments as tags around bare values; of those that are not required any may be left."""
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
@@ -126,19 +133,19 @@ class _Writer:
             if not is_readable_key(key):
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
             rule = f"value_{place}_{number}"
-            self._value(rule, inner, schema)
-            tag = f"{self._literal(f'<parameter={key}>')} {rule}"
+            self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
+            before = self._literal(frame.before.replace(KEY_PLACE, key))
+            tag = f"{before} {rule} {self._literal(frame.after)}"
             tags.append(tag if key in required else f"({tag})?")
         return " ".join(tags) or '""'
 
-    def _value(self, rule: str, schema: Any, root: Mapping[str, Any]) -> None:
+    def _value(self, rule: str, frame: TagFrame, schema: Any, root: Mapping[str, Any]) -> str:
+        """A value and its end."""
         types = types_of(schema)
         if types is None or "string" in types:
-            self._rules.append(f'{rule}: "\\n" {rule}_end "\\n"')
-            self._rules.append(f'{rule}_end[lazy]: TEXT "\\n</parameter>"')
-        else:
-            shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            self._rules.append(f'{rule}: "\\n" {_json({**shared, **schema})} "\\n</parameter>\\n"')
+            return self._text_up_to(frame.end, f"{rule}_end")
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return f"{_json({**shared, **schema})} {self._literal(frame.space + frame.end)}"
 
     def _text_up_to(self, mark: str, rule: str) -> str:
         """Add a rule for text that ends with the first `mark`; returns its name."""

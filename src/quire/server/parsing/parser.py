@@ -19,7 +19,7 @@ from quire.server.parsing.events import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from quire.server.parsing.formats import ReasoningFormat, ToolFormat
+from quire.server.parsing.frames import ReasoningFormat, ToolFormat
 from quire.server.parsing.source import SPACE, Broken, Marks, Source, Wait
 
 

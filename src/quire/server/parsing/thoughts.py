@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from quire.server.parsing.formats import ReasoningFormat
+from quire.server.parsing.frames import ReasoningFormat
 
 
 class ThoughtCounter:

@@ -1,8 +1,4 @@
-"""Qwen3-Coder's calls: tags around bare values, which become the JSON that clients expect.
-
-    <tool_call><function=NAME><parameter=KEY>
-    value
-    </parameter></function></tool_call>
+"""Arguments that a model writes as keys and bare values, which become the JSON that clients expect.
 
 The tool's JSON schema says what a value is. Strings are handed on as they come; other values are
 held until they are whole, and are strings after all if they do not fit their type.
@@ -16,13 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.server.parsing.calls import Calls
-from quire.server.parsing.source import NAME, Broken, Marks, Source, Wait
+from quire.server.parsing.source import Broken, Marks, Source, Wait
 
 MAX_VALUE_CHARS = 64 << 10  # of a value that is no string
 
 _KEY = re.compile(r"[^<>\n]*")
 _MAX_KEY_CHARS = 256
-_END = Marks("</parameter>")
 _SPELLINGS = {"True": "true", "False": "false", "None": "null"}
 _KINDS: dict[type, tuple[str, ...]] = {
     bool: ("boolean",),
@@ -40,51 +35,40 @@ def is_readable_key(key: str) -> bool:
     return len(key) <= _MAX_KEY_CHARS and _KEY.fullmatch(key) is not None
 
 
-def read_xml_call(calls: Calls) -> Wait[None]:
-    """Read one call. Raises Broken."""
-    source = calls.source
-    yield from source.accept("<tool_call>")
-    yield from source.skip_space()
-    yield from source.expect("<function=")
-    name = yield from source.word(NAME)
-    yield from source.expect(">")
-    calls.name(name)
-    calls.arguments("{")
-    yield from _read_parameters(calls, calls.tools[name])
-    calls.arguments("}")
-    calls.complete()
-    yield from source.skip_space()
-    yield from source.accept("</tool_call>")
+def read_key(source: Source) -> Wait[str]:
+    """Read a parameter's name up to the tag after it. Raises Broken."""
+    key = yield from source.peek_run(_KEY, _MAX_KEY_CHARS)
+    source.take_to(source.at + len(key))
+    return key
 
 
-def _read_parameters(calls: Calls, schema: Mapping[str, Any]) -> Wait[None]:
-    source, seen = calls.source, set[str]()
-    yield from source.skip_space()
-    while not (yield from source.accept("</function>")):
-        yield from source.expect("<parameter=")
-        key = yield from source.peek_run(_KEY, _MAX_KEY_CHARS)
-        source.take_to(source.at + len(key))
-        yield from source.expect(">")
-        if key in seen:
+class BareArguments:
+    """The arguments of one call of a tool, told as one JSON object. Raises Broken."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        self._calls = calls
+        self._schema = calls.tools[name]
+        self._seen = set[str]()
+
+    def read(self, key: str, end: Marks, *, drop: str = "") -> Wait[None]:
+        """Read a value and the tag that ends it. drop: what right before the tag is no part."""
+        if key in self._seen:
             raise Broken
-        calls.arguments((", " if seen else "") + json.dumps(key, ensure_ascii=False) + ": ")
-        seen.add(key)
-        yield from source.accept("\n")
-        yield from _read_value(source, _types(schema, key), calls.arguments)
-        yield from source.expect("</parameter>")
-        yield from source.skip_space()
+        opening = ", " if self._seen else "{"
+        self._calls.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+        self._seen.add(key)
+        value = _Value(_value_types(self._schema, key), self._calls.arguments)
+        space = yield from self._calls.source.until(end, value.add)
+        if space is None:
+            raise Broken
+        value.add(space.removesuffix(drop))
+        value.end()
+        yield from self._calls.source.expect(end.texts[0])
 
-
-def _read_value(
-    source: Source, types: frozenset[str] | None, emit: Callable[[str], None]
-) -> Wait[None]:
-    """Read up to the end tag, without the line end before it."""
-    value = _Value(types, emit)
-    space = yield from source.until(_END, value.add)
-    if space is None:
-        raise Broken
-    value.add(space.removesuffix("\n"))
-    value.end()
+    def end(self) -> None:
+        """No more come."""
+        self._calls.arguments("}" if self._seen else "{}")
+        self._calls.complete()
 
 
 class _Value:
@@ -143,7 +127,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _types(schema: Mapping[str, Any], key: str) -> frozenset[str] | None:
+def _value_types(schema: Mapping[str, Any], key: str) -> frozenset[str] | None:
     """The types of a parameter; a string if the schema does not have it."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None

@@ -1,0 +1,140 @@
+"""Calls whose arguments are JSON, in the frames that families of models put around them.
+
+Each reader begins at one of its format's marks (or, for bare calls, at the answer's first brace),
+in an attempt that the caller has begun. It raises Broken where the text is no call of the format.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.server.parsing.calls import Calls, read_json_call
+from quire.server.parsing.json_text import read_object
+from quire.server.parsing.source import NAME, Broken, Wait
+
+_BETWEEN = re.compile(r"[ \t\r\n;]*")
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+
+
+def read_hermes_calls(calls: Calls) -> Wait[None]:
+    source = calls.source
+    yield from source.expect("<tool_call>")
+    yield from source.skip_space()
+    yield from read_json_call(calls)
+    yield from source.skip_space()
+    yield from source.accept("</tool_call>")
+
+
+def read_llama3_calls(calls: Calls) -> Wait[None]:
+    """One object, or several with semicolons between them."""
+    source = calls.source
+    yield from source.accept("<|python_tag|>")
+    yield from source.skip_space()
+    yield from read_json_call(calls)
+    calls.attempt()
+    yield from source.run(_BETWEEN)
+    while (yield from source.peek()) == "{":
+        yield from read_json_call(calls)
+        calls.attempt()
+        yield from source.run(_BETWEEN)
+    source.give_back()
+
+
+def read_mistral_calls(calls: Calls) -> Wait[None]:
+    """A list of objects after the mark; in newer models a name, a second mark and the arguments."""
+    source = calls.source
+    yield from source.expect("[TOOL_CALLS]")
+    yield from source.skip_space()
+    if (yield from source.accept("[")):
+        yield from _read_list(calls)
+    else:
+        yield from _read_named(calls)
+
+
+def _read_list(calls: Calls) -> Wait[None]:
+    source = calls.source
+    while True:
+        yield from source.skip_space()
+        yield from read_json_call(calls)
+        calls.attempt()
+        yield from source.skip_space()
+        if not (yield from source.accept(",")):
+            break
+    yield from source.expect("]")
+    source.end_attempt()
+
+
+def _read_named(calls: Calls) -> Wait[None]:
+    source = calls.source
+    calls.name((yield from source.word(NAME)))
+    if (yield from source.accept("[CALL_ID]")):
+        yield from source.word(NAME)
+    yield from source.accept("[ARGS]")
+    yield from source.skip_space()
+    yield from read_object(source, calls.arguments)
+    calls.complete()
+
+
+def read_listed_calls(calls: Calls) -> Wait[None]:
+    """A list of objects after a mark, as Phi-4-mini and Granite write it; Phi has two marks."""
+    source = calls.source
+    if not (yield from source.accept("<|tool_call|>")):
+        yield from source.expect("functools")
+    yield from source.skip_space()
+    yield from source.expect("[")
+    yield from _read_list(calls)
+    yield from source.skip_space()
+    yield from source.accept("<|/tool_call|>")
+
+
+def read_internlm_calls(calls: Calls) -> Wait[None]:
+    """One object between the marks of an action."""
+    source = calls.source
+    yield from source.expect("<|action_start|>")
+    yield from source.skip_space()
+    yield from source.expect("<|plugin|>")
+    yield from source.skip_space()
+    yield from read_json_call(calls)
+    yield from source.skip_space()
+    yield from source.accept("<|action_end|>")
+
+
+def read_deepseek_calls(calls: Calls) -> Wait[None]:
+    """One or several calls between common marks."""
+    source = calls.source
+    yield from source.expect("<｜tool▁calls▁begin｜>")
+    yield from source.skip_space()
+    yield from source.expect(_DEEPSEEK_CALL)
+    yield from _read_deepseek_call(calls)
+    calls.attempt()
+    yield from source.skip_space()
+    while (yield from source.accept(_DEEPSEEK_CALL)):
+        yield from _read_deepseek_call(calls)
+        calls.attempt()
+        yield from source.skip_space()
+    if (yield from source.accept("<｜tool▁calls▁end｜>")):
+        source.end_attempt()
+    else:
+        source.give_back()
+
+
+def _read_deepseek_call(calls: Calls) -> Wait[None]:
+    """The name and the arguments; until V3.1 the kind before them, and a fence around them."""
+    source = calls.source
+    name = yield from source.word(NAME)
+    yield from source.expect("<｜tool▁sep｜>")
+    yield from source.skip_space()
+    if (yield from source.peek()) != "{":
+        if name != "function":
+            raise Broken
+        name = yield from source.word(NAME)
+        yield from source.skip_space()
+        yield from source.accept("```json")
+        yield from source.skip_space()
+    calls.name(name)
+    yield from read_object(source, calls.arguments)
+    calls.complete()
+    yield from source.skip_space()
+    yield from source.accept("```")
+    yield from source.skip_space()
+    yield from source.accept("<｜tool▁call▁end｜>")
