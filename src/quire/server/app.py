@@ -141,7 +141,7 @@ class _Run(Generic[T]):
         """Serve one request; whatever it started is aborted when the client leaves."""
         with self._reception.visit(scope) as visit:
             try:
-                body = await read_body(scope, receive, self._limit)
+                body = await read_body(scope, receive, self._limit, visit.hold)
             except ClientDisconnect:
                 return
             visit.line_up()
@@ -181,9 +181,9 @@ class _Look:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        with self._reception.look(scope) as (deadline, ticket):
+        with self._reception.look(scope) as (deadline, ticket, space):
             try:
-                body = await read_body(scope, receive, self._limit)
+                body = await read_body(scope, receive, self._limit, space.hold)
             except ClientDisconnect:
                 return
             ticket.charge(1, 0, at=self._reception.looks)

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -41,10 +41,13 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(reversed(scope["headers"]))
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None] = lambda _: None
+) -> bytes:
     """Read a JSON body of at most `limit` bytes, counted as they arrive.
 
-    Raises HttpError 413 or 415, ClientDisconnect if the client leaves meanwhile.
+    hold: told how many have come so far; may raise. Raises HttpError 413 or 415, ClientDisconnect
+    if the client leaves meanwhile.
     """
     headers = first_headers(scope)
     _check_media_type(headers)
@@ -60,6 +63,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         body += message.get("body", b"")
         if len(body) > limit:
             raise _too_large(limit)
+        hold(len(body))
         more = message.get("more_body", False)
     return bytes(body)
 

@@ -19,6 +19,7 @@ from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
 from quire.server.admission import Admission, Capacity, Ticket
 from quire.server.body import first_headers
+from quire.server.body_memory import BodyMemory, BodySpace
 from quire.server.deadline import Deadline
 from quire.server.engine_protocol import GenerateProtocol, Prompt
 from quire.server.job import Job
@@ -44,13 +45,16 @@ class Visit:
         tenant: str,
         settings: ServerSettings,
         ticket: Ticket,
+        space: BodySpace,
     ) -> None:
         self.record = record
+        self.hold = space.hold  # told of the body's bytes as they come
         self.deadline = Deadline(settings.request_timeout)
         self._loader = loader
         self._tenant = tenant
         self._queue_timeout = settings.queue_timeout
         self._ticket = ticket
+        self._space = space
 
     @property
     def request_id(self) -> str:
@@ -106,6 +110,7 @@ class Visit:
     ) -> None:
         if isinstance(error, QueueTimeoutError):  # the engine does not know how fast others leave
             error.retry_after = self._ticket.admission.retry_after()
+        self._space.__exit__()
         self._ticket.__exit__(kind, error, trace)
 
 
@@ -117,6 +122,9 @@ class Reception:
         self._settings = settings
         self._arriving = _bounded(MAX_ARRIVING, "requests are being received")
         self.looks = _bounded(MAX_LOOKS, "requests are being looked at")
+        self.bodies = BodyMemory(
+            settings.held_body_bytes, lambda: loader.models.entrance.retry_after()
+        )
 
     def visit(self, scope: Scope) -> Visit:
         """Count a request in as one that arrives, and out however it ends.
@@ -133,12 +141,13 @@ class Reception:
         tenant = "" if self._settings.share_prefix_cache else state["tenant"]
         self._loader.models.entrance.check()
         ticket = self._arriving.enter()
-        visit = Visit(state["record"], self._loader, tenant, self._settings, ticket)
+        space = self.bodies.space()
+        visit = Visit(state["record"], self._loader, tenant, self._settings, ticket, space)
         visit.deadline.shorten(asked)
         return visit
 
     @contextmanager
-    def look(self, scope: Scope) -> Iterator[tuple[Deadline, Ticket]]:
+    def look(self, scope: Scope) -> Iterator[tuple[Deadline, Ticket, BodySpace]]:
         """Count in a request that needs no engine, such as one for token counts, as it arrives.
 
         Its place among the `looks` is taken when its body is whole.
@@ -148,8 +157,8 @@ class Reception:
         deadline = Deadline(self._settings.request_timeout)
         deadline.shorten(_asked_timeout(scope))
         self.looks.check()
-        with self._arriving.enter() as ticket:
-            yield deadline, ticket
+        with self._arriving.enter() as ticket, self.bodies.space() as space:
+            yield deadline, ticket, space
 
 
 class TenantEngine:

@@ -97,6 +97,11 @@ class ServerSettings:
         None, "seconds after which an idle model that was loaded on demand is unloaded"
     )
     max_body_bytes: int = _setting(4 << 20, "largest request body")
+    max_held_body_bytes: int | None = _setting(
+        None,
+        "bytes of large request bodies that an API process holds at once, more get 429; "
+        "default: 64 times max-body-bytes",
+    )
     api_server_count: int = _setting(1, "processes that speak HTTP, on one port")
     engine_hang_timeout: int = _setting(
         60,
@@ -129,12 +134,22 @@ class ServerSettings:
         cost = self.gpu_hour_cost
         if cost is not None and not 0.0 <= cost < math.inf:
             raise ConfigError(f"gpu_hour_cost is {cost}; give 0 or more")
+        if self.held_body_bytes < self.max_body_bytes:
+            raise ConfigError(
+                f"max_held_body_bytes is {self.held_body_bytes}, less than one body may have; "
+                f"give {self.max_body_bytes} or more, or lower max_body_bytes"
+            )
         _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
             if keys is not None:  # the class is frozen
                 object.__setattr__(self, name, ",".join(listed(keys, name)))
         self._check_admin()
+
+    @property
+    def held_body_bytes(self) -> int:
+        """As asked, or so much that many of the largest bodies find room."""
+        return self.max_held_body_bytes or 64 * self.max_body_bytes
 
     @property
     def keys(self) -> Keys:
