@@ -54,7 +54,8 @@ SERVE = """
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
-    --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint --gpu-hour-cost
+    --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint
+    --gpu-hour-cost
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.

@@ -94,6 +94,28 @@ def test_completions(ours: openai.OpenAI) -> None:
     assert len(reply.choices[0].logprobs.tokens or []) == 3
 
 
+def test_a_text_is_scored(ours: openai.OpenAI) -> None:
+    """With no answer its scores are those that it has before one, whole and streamed."""
+    wishes = {"model": MODEL, "prompt": "A list is a thing.", "echo": True, "logprobs": 1}
+    scored = ours.completions.create(**wishes, max_tokens=0)
+    (choice,) = scored.choices
+    answered = ours.completions.create(**wishes, max_tokens=1).choices[0].logprobs
+    assert (choice.text, choice.finish_reason) == (wishes["prompt"], "length")
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    assert choice.logprobs is not None
+    assert answered is not None
+    tokens, scores = choice.logprobs.tokens or [], choice.logprobs.token_logprobs or []
+    assert len(tokens) == len(scores) == scored.usage.prompt_tokens
+    assert tokens == (answered.tokens or [])[:-1]
+    assert scores[1:] == pytest.approx((answered.token_logprobs or [])[1:-1], abs=1e-4)
+    chunks = list(ours.completions.create(**wishes, max_tokens=0, stream=True))
+    parts = [chunk.choices[0] for chunk in chunks]
+    assert "".join(part.text for part in parts) == choice.text
+    assert parts[-1].finish_reason == "length"
+    assert [t for part in parts for t in (part.logprobs and part.logprobs.tokens) or []] == tokens
+
+
 def test_responses_whole_and_streamed(ours: openai.OpenAI) -> None:
     whole = ours.responses.create(model=MODEL, input="hello", temperature=0)
     assert whole.status == "completed"

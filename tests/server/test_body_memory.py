@@ -1,4 +1,4 @@
-"""Large bodies share a bound on their bytes; short ones get through whatever the large ones hold."""
+"""Large bodies share a bound on their bytes; short ones get through whatever those hold."""
 
 from __future__ import annotations
 

@@ -122,6 +122,42 @@ def test_echo_with_logprobs_scores_the_prompt(complete: Post, engine: FakeEngine
     assert "prompt_logprobs" not in choice
 
 
+SCORE = {"prompt": ["ab", "cde"], "n": 2, "echo": True, "max_tokens": 0, "return_token_ids": True}
+
+
+@pytest.mark.parametrize("wishes", [{}, {"logprobs": 1}])
+def test_no_tokens_with_echo_score_the_prompt(complete: Post, wishes: dict[str, int]) -> None:
+    reply = complete(**SCORE, **wishes).json()
+    assert reply["usage"]["completion_tokens"] == 0
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == 5
+    choices = reply["choices"]
+    assert [choice["text"] for choice in choices] == ["ab", "ab", "cde", "cde"]
+    assert {(c["finish_reason"], c["stop_reason"], *c["token_ids"]) for c in choices} == {
+        ("length", None)
+    }
+    if wishes:
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [len(choice["logprobs"][name]) for choice in choices] == [2, 2, 3, 3]
+        assert choices[2]["logprobs"]["tokens"] == ["c", "d", "e"]
+    *chunks, last, _ = complete(
+        **SCORE, **wishes, stream=True, stream_options={"include_usage": True}
+    ).events
+    assert last["usage"]["completion_tokens"] == 0
+    told = sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"])
+    for index, choice in enumerate(choices):
+        parts = [part for part in told if part["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert parts[-1]["finish_reason"] == "length"
+        assert (parts[0].get("logprobs") or None) == choice["logprobs"]
+
+
+def test_no_tokens_need_echo_and_no_others(complete: Post) -> None:
+    assert complete(max_tokens=0).error["param"] == "max_tokens"
+    assert complete(max_tokens=0, echo=False).status == 400
+    error = complete(max_tokens=0, echo=True, min_tokens=2).error
+    assert error["message"] == "min_tokens: 2 is above max_tokens (0); lower it"
+
+
 def test_prompt_logprobs(complete: Post) -> None:
     (choice,) = complete(prompt="ab", prompt_logprobs=1).json()["choices"]
     first, second = choice["prompt_logprobs"]

@@ -125,7 +125,7 @@ def test_schemas_take_what_the_routes_take(
 # lengths are characters); each reason is told in the operation's description or in the document's.
 BY_RULE = {
     "chat_template_kwargs": 7, "guided_whitespace_pattern": 1, "logit_bias": 1,
-    "max_completion_tokens": 2, "max_tokens": 2,
+    "max_completion_tokens": 2, "max_tokens": 3,
     "messages": 1, "min_tokens": 1, "n": 1, "prompt": 5, "reasoning_effort": 1,
     "response_format": 1, "stop_token_ids": 1, "tool_choice": 1, "tools": 1, "top_logprobs": 1,
 }  # fmt: skip

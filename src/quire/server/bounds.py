@@ -50,6 +50,7 @@ def one_of(*texts: str) -> Meta:
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, _ints("max_tokens")]
+TokenCountOrNone = Annotated[int, Meta(ge=0, le=INT_RANGES["max_tokens"][1])]  # 0: no answer
 MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
 TopK = Annotated[int, _ints("top_k")]

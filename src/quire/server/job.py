@@ -16,7 +16,10 @@ from quire.server.protocol import MAX_CHOICES, GenerationRequest
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-..."."""
+    """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-...".
+
+    prompt_alone: what the model draws is not told.
+    """
 
     reply_id: str
     model: str
@@ -29,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
     timeout: float | None  # seconds that it gives itself
     stop_when: StopWhen | None = None
+    prompt_alone: bool = False
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
@@ -61,4 +65,5 @@ def make_job(
         priority=request.priority or 0,
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
+        prompt_alone=request.max_tokens == 0,
     )

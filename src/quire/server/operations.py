@@ -82,6 +82,7 @@ _POSTS = (
         rules=(
             _MODEL, _CONTEXT, _VOCABULARY, _FORM, _STREAM, _TOKENS, _PRIORITY,
             "`prompt` has at least one token; prompts times `n` is at most 1024.",
+            "`max_tokens` is 0 only with `echo`.",
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
         body=protocol.CompletionRequest,

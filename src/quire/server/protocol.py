@@ -87,9 +87,13 @@ class GenerationRequest(FormRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """Body of /v1/completions. prompt: one or several texts or lists of token ids."""
+    """Body of /v1/completions. prompt: one or several texts or lists of token ids.
+
+    max_tokens: 0, with echo, for the prompt alone, such as to score it.
+    """
 
     prompt: msgspec.Raw
+    max_tokens: bounds.TokenCountOrNone | None = None
     echo: bool | None = None
     logprobs: bounds.NumLogprobs | None = None
 
@@ -223,7 +227,19 @@ def completion_sampling(request: CompletionRequest) -> SamplingParams:
     if request.echo and logprobs is not None:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     max_tokens = 16 if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0:
+        _check_prompt_alone(request)
+        max_tokens = 1  # each request draws a token at the end of its prompt; running.py drops it
     return _sampling(request, max_tokens, logprobs, prompt_logprobs)
+
+
+def _check_prompt_alone(request: CompletionRequest) -> None:
+    field, problem = "max_tokens", "0 leaves nothing to tell without echo; set echo, or give 1"
+    if request.echo and request.min_tokens:
+        field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
+    elif request.echo:
+        return
+    raise InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
 
 
 def chat_sampling(request: ChatRequest) -> SamplingParams:

@@ -53,7 +53,7 @@ async def _gather_one(job: Job, engine: GenerateProtocol, usage: UsageCounter) -
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
-    return engine.generate(
+    news = engine.generate(
         job.prompts[index],
         job.sampling,
         request_id=f"{job.reply_id}-{index}",
@@ -62,6 +62,21 @@ def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[Req
         stream=job.stream,
         stop_when=job.stop_when,
     )
+    return _without_answers(news) if job.prompt_alone else news
+
+
+async def _without_answers(
+    news: AsyncGenerator[RequestOutput, None],
+) -> AsyncGenerator[RequestOutput, None]:
+    """The prompt and its scores; an answer's one token is as if it had not been drawn."""
+    async with aclosing(news):
+        async for item in news:
+            for output in item.outputs:
+                output.text, output.token_ids, output.stop_reason = "", [], None
+                output.logprobs = None if output.logprobs is None else []
+                if output.finish_reason == "stop":
+                    output.finish_reason = "length"
+            yield item
 
 
 async def merged(
