@@ -298,6 +298,23 @@ def test_what_does_not_stream_comes_in_one_piece(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
+    async def scenario(front: Front) -> None:
+        server = front.server
+        link = ProcessLink("watcher", server.address, server.page_path)
+        watcher = AsyncEngine(link, TOKENIZER, server.info, 0)
+        await front.collect(20)
+        await watcher.view()
+        while watcher.stats.num_generation_tokens < 20:  # a busy machine answers late
+            await watcher.view()
+        await front.collect(20)
+        while watcher.stats.num_generation_tokens < 40:  # told without having asked again
+            await asyncio.sleep(0.01)
+        await watcher.close()
+
+    run(tmp_path, scenario)
+
+
 def test_requests_of_a_dead_client_are_aborted(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001

@@ -138,6 +138,7 @@ class FakeEngine:
     hold: bool = False
     closed: bool = False
     num_resets: int = 0
+    num_views: int = 0
 
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1
@@ -146,6 +147,7 @@ class FakeEngine:
         self.closed = True
 
     async def view(self) -> EngineView | None:
+        self.num_views += 1
         return self.latest_view
 
     async def generate(

@@ -49,6 +49,7 @@ def test_on_a_unix_socket_that_only_the_owner_opens(engine: FakeEngine, tmp_path
         status, stats = ask(unix(path), "GET", "/stats")
         assert status == 200
         assert stats["engine"]["num_running"] == 0  # type: ignore[index]
+        assert engine.num_views == 1, "a view brings the figures of now"
         assert stats["admission"]["max_answers"] == 1024 + 8  # type: ignore[index]
         assert stats["num_tasks"] == ask(unix(path), "GET", "/stats")[1]["num_tasks"] > 0  # type: ignore[operator]
         assert ask(unix(path), "POST", "/reset_prefix_cache") == (200, {"status": "ok"})

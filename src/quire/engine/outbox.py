@@ -51,11 +51,15 @@ class Clients:
         """A client asks for something. False if the id is in use: it would take another's news."""
         if message.request_id in self._owners:
             return False
+        self._owners[message.request_id] = (self.know(client), message.stream)
+        return True
+
+    def know(self, client: bytes) -> Outbox:
+        """Tell this client from now on what everyone is told, even if it never asks for more."""
         outbox = self._outboxes.get(client)
         if outbox is None:
             outbox = self._outboxes[client] = Outbox()
-        self._owners[message.request_id] = (outbox, message.stream)
-        return True
+        return outbox
 
     def put(self, deltas: Iterable[RequestDelta]) -> None:
         """Sort a step's news into the outboxes; nobody's news is dropped."""

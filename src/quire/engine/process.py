@@ -121,6 +121,7 @@ class EngineProcess:
     def _handle(self, client: bytes, message: EngineMessage) -> None:
         if isinstance(message, Watch):
             self._watchers.add(client)
+            self._clients.know(client)
         if isinstance(message, AddRequest) and not self._clients.add(client, message):
             self._socket.num_bad_frames += 1
         else:

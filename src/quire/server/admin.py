@@ -105,6 +105,7 @@ class _Endpoints:
 
     async def stats(self, request: Request) -> Response:
         served = self._models.find(request.query_params.get("model"))
+        await served.engine.view()  # brings the figures of now; this process may have had no news
         found = served.admission
         admission = AdmissionStats(
             num_answers=found.num_answers,
@@ -122,6 +123,7 @@ class _Endpoints:
         return _json({"status": "ok"})
 
     async def models(self, _request: Request) -> Response:
+        await asyncio.gather(*(served.engine.view() for served in self._models.loaded()))
         statuses = [_status(entry) for entry in self._models.entries()]
         loaded = sum(s.num_bytes or 0 for s in statuses if s.state != "unloaded")
         return _json(ModelStatuses(statuses, loaded, self._settings.model_memory_bytes))
