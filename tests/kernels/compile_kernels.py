@@ -13,6 +13,7 @@ from typing import Any
 from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.rotary import _rotary_write_kv_kernel
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 
 BF16, INTS = "*bf16", "*i32"
@@ -86,7 +87,28 @@ def small(capability: int) -> Compiled:
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
-KERNELS = {"skinny": skinny, "decode": decode, "prefill": prefill, "small": small}
+def turning(capability: int) -> Compiled:
+    """Turning and writing with norms and a rest that is not turned."""
+    pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
+    strides = ["token", "head", "angles", "block", "slot", "kv_head"]
+    types = {
+        **dict.fromkeys([*pointers, "k_cache_ptr", "v_cache_ptr"], BF16),
+        **{f"stride_{name}": "i32" for name in strides},
+        "slots_ptr": "*i64", "eps": "fp32",
+    }
+    constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
+    return compile_kernel(
+        _rotary_write_kv_kernel, types, constants | {"HAS_NORMS": True}, capability, num_warps=8
+    )
+
+
+KERNELS = {
+    "turning": turning,
+    "skinny": skinny,
+    "decode": decode,
+    "prefill": prefill,
+    "small": small,
+}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from twins import CASES, THROUGH, TOLERANCES
+from twins import CASES, THROUGH, TOLERANCES, WRITING
 
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
@@ -33,13 +33,13 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """The results of an operation; for one that has none, the arguments it changed."""
+    """The results of an operation, and the arguments of one that writes into them."""
     arguments = copy.deepcopy(arguments)
     if op == "linear":
         x, weight, bias = arguments
         arguments = (x, kernels.prepare_linear(weight), bias)
     result = getattr(kernels, op)(*arguments)
-    return tensors(arguments if result is None else result)
+    return tensors(result) + (tensors(arguments) if op in WRITING else [])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

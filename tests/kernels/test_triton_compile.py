@@ -21,6 +21,7 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
         ("decode", ["90"]),
         ("prefill", ["90"]),
         ("small", ["90"]),
+        ("turning", ["90"]),
     ],
 )
 def test_kernels_compile_and_fit(kernel: str, capabilities: list[str], tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import HeadNorms
 
-_TOKENS = (1, 5, 123)
+_TOKENS = (1, 6, 123)
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -40,20 +41,30 @@ def _silu(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield (normal(tokens, 2 * 77, dtype=dtype),)
 
 
-def _rotary(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for heads, head_dim, rotary_dim in ((3, 80, 80), (1, 96, 72), (6, 20, 2)):
-        for tokens in _TOKENS:
-            fused = normal(tokens, heads + 2, head_dim, dtype=dtype)
-            cos, sin = normal(2, tokens, rotary_dim, dtype=dtype, seed=1)
-            yield fused[:, 1:-1], cos, sin
-
-
-def _write_kv(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+def _rotary_angles(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for tokens in _TOKENS:
-        fused = normal(tokens, 7, 24, dtype=dtype)
-        k_cache, v_cache = normal(2, 20, 8, 3, 24, dtype=dtype, seed=1)
-        slots = torch.randperm(160, generator=torch.Generator().manual_seed(2))[:tokens]
-        yield fused[:, 1:4], fused[:, 4:], k_cache, v_cache, slots
+        positions = torch.arange(tokens) * 37
+        yield positions, normal(20, dtype=torch.float32).abs(), 1.3, dtype
+        yield positions, normal(tokens, 3, dtype=torch.float32), 1.0, dtype
+
+
+def rotary_case(
+    tokens: int, heads: tuple[int, int, int], rotary_dim: int, norms: bool, dtype: torch.dtype
+) -> tuple[Any, ...]:
+    """Arguments of turning and writing. heads: (Hq, Hkv, D)."""
+    num_heads, num_kv_heads, head_dim = heads
+    fused = normal(tokens, num_heads + 2 * num_kv_heads + 1, head_dim, dtype=dtype)[:, :-1]
+    cos, sin = normal(2, tokens, rotary_dim, dtype=dtype, seed=1)
+    k_cache, v_cache = normal(2, 20, 8, num_kv_heads, head_dim, dtype=dtype, seed=2)
+    slots = torch.randperm(160, generator=torch.Generator().manual_seed(2))[:tokens]
+    weights = normal(2, head_dim, dtype=dtype, seed=3)
+    return fused, HeadNorms(*weights, 1e-5) if norms else None, cos, sin, k_cache, v_cache, slots
+
+
+def _rotary_write_kv(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for heads, rotary_dim in (((3, 1, 80), 80), ((4, 2, 96), 72), ((6, 3, 20), 2)):
+        for tokens in _TOKENS:
+            yield rotary_case(tokens, heads, rotary_dim, tokens % 2 == 0, dtype)
 
 
 def attention_case(
@@ -155,13 +166,15 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
     "rms_norm_residual": _norm_residual,
     "silu_and_mul": _silu,
-    "rotary": _rotary,
-    "write_kv": _write_kv,
+    "rotary_angles": _rotary_angles,
+    "rotary_write_kv": _rotary_write_kv,
     "attention": _attention,
     "linear": _linear,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
 }
+# operations that also write into their arguments
+WRITING = {"rotary_write_kv"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {"prepare_linear": "linear"}
 # largest difference relative to the largest value of the twin's result

@@ -16,6 +16,7 @@ from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import HeadNorms
 
 # operation → {device type: function}; a device without an entry runs the reference twin
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -27,8 +28,11 @@ TABLE: Table = {
         "cpu": elementwise.rms_norm_residual,
     },
     "silu_and_mul": {"reference": reference.silu_and_mul, "cpu": elementwise.silu_and_mul},
-    "rotary": {"reference": reference.rotary, "cpu": elementwise.rotary},
-    "write_kv": {"reference": reference.write_kv, "cpu": elementwise.write_kv},
+    "rotary_angles": {"reference": reference.rotary_angles},
+    "rotary_write_kv": {
+        "reference": reference.rotary_write_kv,
+        "cpu": elementwise.rotary_write_kv,
+    },
     "attention": {"reference": reference.attention, "cpu": cpu_attention.attention},
     "prepare_linear": {
         "reference": reference.prepare_linear,
@@ -47,8 +51,10 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    rotary_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+    rotary_write_kv: Callable[
+        [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
+    ]
     attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
     prepare_linear: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import HeadNorms, Normed
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -66,20 +67,37 @@ def write_kv(
     v_cache.view(-1, *value.shape[1:]).index_copy_(0, slots, value[kept])
 
 
+def rotary_angles(
+    positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """(cos, sin) · scale of the angles at positions int64 [T], each [T, R], as `rotary` reads them.
+
+    inv_freq: float32 [R/2], radians per position of each pair, or [T, R/2] for each token its own.
+    """
+    angles = positions[:, None].float() * inv_freq
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
+
+
 def rotary_write_kv(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    heads: Tensor,
+    norms: HeadNorms | None,
     cos: Tensor,
     sin: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Turn query and key, put key and value in their slots; the turned query [T, Hq, D].
+    """Turn queries and keys, normalised first if norms are given; put keys and values in slots.
 
-    Shapes as for `rotary` and `write_kv`.
+    heads [T, Hq + 2 Hkv, D]: of queries, keys, values. The result is the turned query [T, Hq, D];
+    the rest as for `rotary` and `write_kv`.
     """
+    num_kv_heads = k_cache.shape[2]
+    query, key, value = heads.tensor_split((-2 * num_kv_heads, -num_kv_heads), dim=1)
+    if norms is not None:
+        query = rms_norm(query, norms.query, norms.eps)
+        key = rms_norm(key, norms.key, norms.eps)
     write_kv(rotary(key, cos, sin), value, k_cache, v_cache, slot_mapping)
     return rotary(query, cos, sin)
 
@@ -140,6 +158,45 @@ def prepare_linear(weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N]."""
     return F.linear(x, weight, bias)
+
+
+def order_gate_up(weight: Tensor) -> Tensor:
+    """Bring W [2I, ...] of gate rows, then up rows, into the order that `linear_silu` reads."""
+    return weight
+
+
+def linear_normed(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
+    return linear(normed_rows(x), weight, bias)
+
+
+def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """silu(gate) · up of a stream behind its norm: [T, H] → [T, I].
+
+    weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `prepare_linear`.
+    """
+    return silu_and_mul(linear_normed(x, weight, bias))
+
+
+def linear_add_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+) -> Normed:
+    """residual + `linear` of x, ready for the product behind the next norm.
+
+    x [T, K], residual [T, N], norm_weight [N]. The residual passed in is given away.
+    """
+    rows, residual = rms_norm_residual(linear(x, weight, bias), residual, norm_weight, eps)
+    return Normed(residual, rows, norm_weight, eps)
+
+
+def normed_rows(x: Normed) -> Tensor:
+    """The norm's result, [T, H]."""
+    return x.rows if x.squares is None else rms_norm(x.residual, x.weight, x.eps)
 
 
 def skinny_gemm(

@@ -34,7 +34,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, rope: RopeSettings, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()
         self.rope = rope
-        self.dtype = options.dtype
+        self.kernels, self.dtype = options.kernels, options.dtype
         self.scale = attention_factor(rope)
         frequencies = inverse_frequencies(rope, max_model_len).to(options.device)
         self.register_buffer("inv_freq", frequencies, persistent=False)
@@ -42,17 +42,12 @@ class RotaryEmbedding(nn.Module):
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [T] → (cos, sin), each [T, R] in the model's data type.
 
-        In the form of `kernels.rotary`: angles twice in a row, sin's first half negated.
+        In the form of `reference.rotary`: angles twice in a row, sin's first half negated.
         """
         inv_freq = self.inv_freq
         if self.rope.kind == "dynamic":
             inv_freq = _dynamic_frequencies(self.rope, positions)  # [T, R/2]
-        angles = positions[:, None].float() * inv_freq
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        return (
-            torch.cat([cos, cos], dim=-1).to(self.dtype),
-            torch.cat([-sin, sin], dim=-1).to(self.dtype),
-        )
+        return self.kernels.rotary_angles(positions, inv_freq, self.scale, self.dtype)
 
 
 def inverse_frequencies(rope: RopeSettings, max_model_len: int) -> Tensor:

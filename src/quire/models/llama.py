@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.layers.attention import Attention
+from quire.kernels.operands import HeadNorms
+from quire.layers.attention import Attention, Rope
 from quire.layers.context import ForwardContext
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -19,18 +20,13 @@ from quire.layers.parameter import LayerOptions
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.architecture import ModelArchitecture
 
-# cos and sin of the step's positions, each [T, R]
-Rope = tuple[Tensor, Tensor]
-
 
 class LlamaAttention(nn.Module):
     """Project to heads, turn, attend, project back."""
 
     def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
         self.head_dim = shape.head_dim
-        self.kernels = options.kernels
         self.qkv_proj = QKVParallelLinear(
             shape.hidden_size,
             shape.head_dim,
@@ -47,15 +43,12 @@ class LlamaAttention(nn.Module):
     def forward(self, hidden: Tensor, rope: Rope, ctx: ForwardContext) -> Tensor:
         """hidden [T, H] → [T, H]."""
         heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
-        turning = self.num_heads + self.num_kv_heads
-        query, key = self.turn(heads[:, :turning], rope)
-        out = self.attn(query, key, heads[:, turning:], ctx)
+        out = self.attn(heads, self.head_norms(), rope, ctx)
         return self.o_proj(out)  # type: ignore[no-any-return]
 
-    def turn(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Apply the rotary embedding to [T, Hq + Hkv, D] → query [T, Hq, D], key [T, Hkv, D]."""
-        turned = self.kernels.rotary(heads, *rope)
-        return turned[:, : self.num_heads], turned[:, self.num_heads :]
+    def head_norms(self) -> HeadNorms | None:
+        """Norms of each query's and key's dimensions, where a family has them."""
+        return None
 
 
 class LlamaMLP(nn.Module):

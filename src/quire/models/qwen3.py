@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from quire.kernels.operands import HeadNorms
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.models.architecture import ModelArchitecture
-from quire.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM, Rope
+from quire.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 
 
 class Qwen3Attention(LlamaAttention):
@@ -18,13 +17,9 @@ class Qwen3Attention(LlamaAttention):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
 
-    def turn(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Normalise each head, then apply the rotary embedding."""
-        query, key = heads[:, : self.num_heads], heads[:, self.num_heads :]
-        return (
-            self.kernels.rotary(self.q_norm(query), *rope),
-            self.kernels.rotary(self.k_norm(key), *rope),
-        )
+    def head_norms(self) -> HeadNorms:
+        """Of this layer."""
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class Qwen3DecoderLayer(LlamaDecoderLayer):

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.operands import HeadNorms
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`."""
@@ -43,9 +45,24 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos[:, None], swapped, sin[:, None])
 
 
-def write_kv(
-    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    """Twin of `reference.write_kv` for steps without padding, as all are here."""
-    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slot_mapping, key)
-    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slot_mapping, value)
+def rotary_write_kv(
+    heads: Tensor,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Twin of `reference.rotary_write_kv` for steps without padding, as all are here."""
+    num_kv_heads = k_cache.shape[2]
+    turning, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    if norms is None:
+        turned = rotary(turning, cos, sin)
+        query, key = turned[:, :-num_kv_heads], turned[:, -num_kv_heads:]
+    else:
+        query = rotary(rms_norm(turning[:, :-num_kv_heads], norms.query, norms.eps), cos, sin)
+        key = rotary(rms_norm(turning[:, -num_kv_heads:], norms.key, norms.eps), cos, sin)
+    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+    return query

@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
-from quire.kernels.triton.rotary import rotary, write_kv
+from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
@@ -32,8 +32,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "rms_norm_residual": rms_norm_residual,
     "silu_and_mul": silu_and_mul,
-    "rotary": rotary,
-    "write_kv": write_kv,
+    "rotary_angles": rotary_angles,
+    "rotary_write_kv": rotary_write_kv,
     "attention": attention,
     "linear": linear,
 }
