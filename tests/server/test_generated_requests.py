@@ -14,24 +14,29 @@ from typing import Any
 
 import jsonschema
 import pytest
+import schemathesis
 from asgi_client import JSON, Reply, call
 from fake_engine import FakeEngine, FakeInfo
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.core import NOT_SET
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
 from quire.server.openapi import document
-from quire.server.operations import OPERATIONS, Operation
+from quire.server.operations import ADMIN_OPERATIONS, OPERATIONS, Operation
 from quire.server.settings import ServerSettings
 
-schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
-NotSet = type(pytest.importorskip("schemathesis.core").NOT_SET)
-
 HOOKS = Path(__file__).parents[2] / "benchmarks" / "api_fuzz_hooks.py"
-DOCUMENT = document()
+DOCUMENTS = {"public": document(), "admin": document(ADMIN_OPERATIONS)}
+SCHEMAS = {side: schemathesis.openapi.from_dict(told) for side, told in DOCUMENTS.items()}
 MODES = list(schemathesis.GenerationMode)
-POSTS = [operation for operation in OPERATIONS if operation.body is not None]
-EXAMPLES = 5
+POSTS = [
+    pytest.param(side, operation, id=operation.path)
+    for side, operations in (("public", OPERATIONS), ("admin", ADMIN_OPERATIONS))
+    for operation in operations
+    if operation.body is not None
+]
+EXAMPLES = 4
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +51,18 @@ def hooks() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def app() -> Starlette:
-    return build_app(FakeEngine(info=FakeInfo(model_name="quire")), ServerSettings())
+def apps() -> dict[str, Starlette]:
+    public = build_app(FakeEngine(info=FakeInfo(model_name="quire")), ServerSettings())
+    return {"public": public, "admin": public.state.admin}
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-@pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
+@pytest.mark.parametrize(("side", "operation"), POSTS)
 def test_requests_are_answered_as_the_document_says(
-    app: Starlette, hooks: ModuleType, operation: Operation, mode: Any
+    apps: dict[str, Starlette], hooks: ModuleType, side: str, operation: Operation, mode: Any
 ) -> None:
-    described = schemathesis.openapi.from_dict(DOCUMENT)[operation.path]["POST"]
+    told = DOCUMENTS[side]
+    described = SCHEMAS[side][operation.path]["POST"]
 
     @seed(1)
     @settings(
@@ -66,8 +73,8 @@ def test_requests_are_answered_as_the_document_says(
     def ask(case: Any) -> None:
         hooks.before_call(None, case, {})
         sent = {name.lower(): str(value) for name, value in (case.headers or {}).items()}
-        reply = call(app, operation.path, bytes_of(case.body), headers=JSON | sent)
-        check_reply(operation, reply)
+        reply = call(apps[side], operation.path, bytes_of(case.body), headers=JSON | sent)
+        check_reply(told, operation, reply)
         if mode is schemathesis.GenerationMode.NEGATIVE:
             assert reply.status in (400, 404), (case.body, case.headers)
         elif reply.status == 400:
@@ -80,18 +87,18 @@ def test_requests_are_answered_as_the_document_says(
 
 def bytes_of(body: Any) -> bytes:
     """A body as it is sent; wrong ones may be none, or no JSON."""
-    if isinstance(body, bytes | NotSet):
+    if isinstance(body, bytes) or body is NOT_SET:
         return body if isinstance(body, bytes) else b""
     return json.dumps(body).encode()
 
 
-def check_reply(operation: Operation, reply: Reply) -> None:
+def check_reply(document: dict[str, Any], operation: Operation, reply: Reply) -> None:
     """Whether the document tells this status, and this form of its body."""
-    told = DOCUMENT["paths"][operation.path]["post"]["responses"][str(reply.status)]
+    told = document["paths"][operation.path]["post"]["responses"][str(reply.status)]
     if "$ref" in told:
-        told = DOCUMENT["components"]["responses"][told["$ref"].rpartition("/")[2]]
+        told = document["components"]["responses"][told["$ref"].rpartition("/")[2]]
     kind = reply.headers["content-type"].partition(";")[0]
-    schema = told["content"][kind]["schema"] | {"components": DOCUMENT["components"]}
+    schema = told["content"][kind]["schema"] | {"components": document["components"]}
     if kind == "application/json":
         jsonschema.Draft202012Validator(schema).validate(reply.json())
     else:

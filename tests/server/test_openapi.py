@@ -9,13 +9,16 @@ from typing import Any
 import jsonschema
 import pytest
 from asgi_client import call
+from fake_engine import FakeEngine, FakeInfo
 from openapi_spec_validator.schemas import schema_v31
 from starlette.applications import Starlette
 from starlette.routing import Route
 from test_protocol import CASES
 
+from quire.server.app import build_app
 from quire.server.openapi import document
-from quire.server.operations import OPERATIONS
+from quire.server.operations import ADMIN_OPERATIONS, OPERATIONS
+from quire.server.settings import ServerSettings
 
 USER = {"role": "user", "content": "hi"}
 
@@ -25,11 +28,22 @@ def described() -> dict[str, Any]:
     return document()
 
 
-def test_it_is_served(app: Starlette, described: dict[str, Any]) -> None:
+@pytest.fixture(params=["public", "admin"])
+def side(request: pytest.FixtureRequest) -> tuple[Starlette, dict[str, Any]]:
+    """An application and its document."""
+    app = build_app(FakeEngine(info=FakeInfo(model_name="quire-tiny")), ServerSettings())
+    if request.param == "public":
+        return app, document()
+    return app.state.admin, document(ADMIN_OPERATIONS)
+
+
+def test_it_is_served(side: tuple[Starlette, dict[str, Any]]) -> None:
+    app, described = side
     assert call(app, "/openapi.json").json() == described
 
 
-def test_it_has_every_route_and_no_other(app: Starlette, described: dict[str, Any]) -> None:
+def test_it_has_every_route_and_no_other(side: tuple[Starlette, dict[str, Any]]) -> None:
+    app, described = side
     served = set()
     for route in app.routes:
         assert isinstance(route, Route)
@@ -39,16 +53,34 @@ def test_it_has_every_route_and_no_other(app: Starlette, described: dict[str, An
     assert told == served
 
 
-def test_it_is_valid(described: dict[str, Any]) -> None:
+def test_it_is_valid(side: tuple[Starlette, dict[str, Any]]) -> None:
+    _, described = side
     jsonschema.Draft202012Validator(dict(schema_v31)).validate(described)
     for schema in described["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+def test_every_reference_leads_somewhere(side: tuple[Starlette, dict[str, Any]]) -> None:
+    _, described = side
     schemas = described["components"]["schemas"]
-    for name in re.findall(r"#/components/schemas/([^']+)'", str(described)):
-        assert name in schemas
+    assert set(re.findall(r"#/components/schemas/([^']+)'", str(described))) == set(schemas)
+
+
+def test_models_in_a_query_are_told(side: tuple[Starlette, dict[str, Any]]) -> None:
+    app, described = side
+    (path,) = {"/live", "/stats"} & set(described["paths"])
+    told = described["paths"][path]["get"]
+    assert [given["name"] for given in told["parameters"]] == ["model"]
+    for query, status in (("", 200), ("model=quire-tiny", 200), ("model=x", 404)):
+        assert call(app, path, query=query).status == status
+        assert str(status) in told["responses"]
+
+
+def test_examples_of_the_admin_endpoints_are_taken() -> None:
+    described = document(ADMIN_OPERATIONS)
+    for operation in ADMIN_OPERATIONS:
+        if operation.body is not None:
+            assert validator(described, operation.path).is_valid(operation.example)
 
 
 def test_examples_are_taken(app: Starlette, described: dict[str, Any]) -> None:

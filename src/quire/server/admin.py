@@ -7,8 +7,8 @@ belongs here.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
+from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,72 +16,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.core.messages import EngineStats
-from quire.engine.control import ModelState
-from quire.errors import InvalidRequestError
 from quire.server import body
+from quire.server.admin_wire import (
+    AdminStats,
+    AdmissionStats,
+    Done,
+    LoadRequest,
+    ModelStatus,
+    ModelStatuses,
+    UnloadRequest,
+)
 from quire.server.application import Application
 from quire.server.envelope import Envelope
 from quire.server.http_errors import HttpError
 from quire.server.loading import Loader
+from quire.server.openapi import OpenApi
+from quire.server.operations import ADMIN_OPERATIONS
 from quire.server.served import Entry
 from quire.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 4096
 
-
-class AdmissionStats(msgspec.Struct):
-    """What this server process has let in, and what it may."""
-
-    num_answers: int
-    num_waiting: int
-    num_prompt_tokens: int
-    num_refused: int
-    max_answers: int
+T = TypeVar("T", bound=msgspec.Struct)
 
 
-class AdminStats(msgspec.Struct):
-    """All that is counted of one model. num_tasks: asyncio tasks of this server process."""
-
-    engine: EngineStats
-    admission: AdmissionStats
-    num_tasks: int
-
-
-class ModelStatus(msgspec.Struct, kw_only=True):
-    """One model. num_bytes: what it takes while it is loaded. failure: of the latest loading.
-
-    idle_seconds: since it had work; None if it never had. running, waiting: its requests in the
-    engine; waiting_for_load: those of this process that it is being loaded for.
-    """
-
-    name: str
-    state: ModelState
-    at_start: bool
-    num_bytes: int | None
-    idle_seconds: float | None
-    running: int
-    waiting: int
-    waiting_for_load: int
-    failure: str | None
-
-
-class ModelStatuses(msgspec.Struct):
-    """All models. num_bytes: of the loaded ones; limit_bytes: what those may take together."""
-
-    models: list[ModelStatus]
-    num_bytes: int
-    limit_bytes: int | None
-
-
-class ModelRequest(msgspec.Struct, kw_only=True):
-    """Which model to load or unload. grace: seconds that its requests have to end."""
-
-    model: str
-    grace: float | None = None
-
-
-_decoder = msgspec.json.Decoder(ModelRequest)
+_load, _unload = msgspec.json.Decoder(LoadRequest), msgspec.json.Decoder(UnloadRequest)
 
 
 def build_admin_app(loader: Loader, settings: ServerSettings) -> Starlette:
@@ -93,6 +52,7 @@ def build_admin_app(loader: Loader, settings: ServerSettings) -> Starlette:
         Route("/admin/models", endpoints.models),
         Route("/admin/models/load", endpoints.load, methods=["POST"]),
         Route("/admin/models/unload", endpoints.unload, methods=["POST"]),
+        Route("/openapi.json", OpenApi(ADMIN_OPERATIONS).answer),
     ]
     return Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
 
@@ -120,7 +80,7 @@ class _Endpoints:
     async def reset_prefix_cache(self, _request: Request) -> Response:
         for served in self._models.loaded():
             await served.engine.reset_prefix_cache()
-        return _json({"status": "ok"})
+        return _json(Done())
 
     async def models(self, _request: Request) -> Response:
         await asyncio.gather(*(served.engine.view() for served in self._models.loaded()))
@@ -130,15 +90,15 @@ class _Endpoints:
 
     async def load(self, request: Request) -> Response:
         """Answers once requests can come. Raises ModelNotLoadedError."""
-        asked, entry = await self._asked(request)
-        if asked.grace is not None:
-            raise _wrong("grace", "it belongs to unloading; remove it")
+        asked = await _read(request, _load)
+        entry = self._models.entry(asked.model)
         await self._loader.load(entry.name, self._settings.model_load_timeout)
         return _json(_status(entry))
 
     async def unload(self, request: Request) -> Response:
         """Answers once the engine has ended."""
-        asked, entry = await self._asked(request)
+        asked = await _read(request, _unload)
+        entry = self._models.entry(asked.model)
         if entry.condition.state == "loading":
             text = f"model: {entry.name} is being loaded; unload it when it is there"
             raise HttpError(409, text, code="model_is_loading")
@@ -147,14 +107,13 @@ class _Endpoints:
             await self._loader.unload(entry.name, grace)
         return _json(_status(entry))
 
-    async def _asked(self, request: Request) -> tuple[ModelRequest, Entry]:
-        """Raises InvalidRequestError, ModelNotFoundError."""
-        data = await body.read_body(request.scope, request.receive, MAX_BODY_BYTES)
-        asked = body.decode(data, _decoder)
-        body.check_names(body.read_names(data), ModelRequest.__struct_fields__, {})
-        if asked.grace is not None and not 0.0 <= asked.grace < math.inf:
-            raise _wrong("grace", "give seconds, 0 or more")
-        return asked, self._models.entry(asked.model)
+
+async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """The body. Raises InvalidRequestError."""
+    data = await body.read_body(request.scope, request.receive, MAX_BODY_BYTES)
+    asked = body.decode(data, decoder)
+    body.check_names(body.read_names(data), decoder.type.__struct_fields__, {})
+    return asked
 
 
 def _status(entry: Entry) -> ModelStatus:
@@ -172,10 +131,6 @@ def _status(entry: Entry) -> ModelStatus:
         waiting_for_load=entry.num_waiting,
         failure=found.failure or None,
     )
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
 
 
 def _json(content: object) -> Response:

@@ -31,6 +31,7 @@ from quire.server.loading import Loader
 from quire.server.models import Models
 from quire.server.observer import Observer
 from quire.server.openapi import OpenApi
+from quire.server.operations import OPERATIONS
 from quire.server.page import Page
 from quire.server.reception import Reception, Visit
 from quire.server.served import ServedModels
@@ -96,7 +97,7 @@ def build_server(
         *Health(models, drain, settings.engine_hang_timeout).routes,
         Route("/live", Live(models, observer.metrics).answer),
         Route("/metrics", MetricsPage(observer.metrics, settings.gpu_hour_cost).answer),
-        Route("/openapi.json", OpenApi().answer),
+        Route("/openapi.json", OpenApi(OPERATIONS).answer),
         *page.routes,
     ]
     observer.know_endpoints(routes)

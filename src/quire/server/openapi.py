@@ -5,6 +5,7 @@ Owns the form of the document; operations.py has the table, openapi_schemas.py t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,7 @@ _ERRORS = {
     404: "The path or the model does not exist.",
     405: "The path has no such method.",
     408: "The request came too slowly.",
+    409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
     429: "As many requests wait as may; see Retry-After.",
@@ -57,8 +59,19 @@ _TIMEOUT = {
 }
 
 
+_MODEL = {
+    "name": "model",
+    "in": "query",
+    "schema": {"type": "string", "minLength": 1},
+    "description": "One of the served models; without it, the first.",
+}
+
+
 class OpenApi:
-    """The document and its route."""
+    """The document of some operations, and its route."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self._operations = operations
 
     async def answer(self, _request: Request) -> Response:
         """The document as JSON."""
@@ -66,30 +79,31 @@ class OpenApi:
 
     @cached_property
     def _body(self) -> bytes:
-        return msgspec.json.encode(document())
+        return msgspec.json.encode(document(self._operations))
 
 
-def document() -> dict[str, Any]:
+def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
     """The whole document, as plain values."""
-    replies = [kind for o in OPERATIONS for kind in (o.reply, *o.events) if kind is not None]
+    replies = [kind for o in operations for kind in (o.reply, *o.events) if kind is not None]
     schemas = Schemas(
-        bodies=[o.body for o in OPERATIONS if o.body is not None],
+        bodies=[o.body for o in operations if o.body is not None],
         others=[*replies, ErrorChunk, AnthropicError],
     )
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation, schemas)
+    failures = {
+        _failure_name(o, status): _failure(o, status, schemas)
+        for o in operations
+        for status in _statuses(o)
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__, "description": _ABOUT},
         "paths": paths,
         "components": {
-            "schemas": schemas.components,
-            "responses": {
-                _failure_name(o, status): _failure(o, status, schemas)
-                for o in OPERATIONS
-                for status in _statuses(o)
-            },
+            "schemas": schemas.used_by([paths, failures]),
+            "responses": failures,
             "headers": {"request-id": _REQUEST_ID, "retry-after": _RETRY_AFTER},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -137,8 +151,14 @@ def _operation_id(operation: Operation) -> str:
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     name = operation.path.partition("{")[2].rstrip("}")
     text = {"type": "string", "minLength": 1}
-    placed = [{"name": name, "in": "path", "required": True, "schema": text}] if name else []
-    return [*placed, _TIMEOUT] if 504 in operation.errors else placed
+    told: list[dict[str, Any]] = []
+    if name:
+        told.append({"name": name, "in": "path", "required": True, "schema": text})
+    if operation.names_model:
+        told.append(_MODEL)
+    if 504 in operation.errors:
+        told.append(_TIMEOUT)
+    return told
 
 
 def _content(operation: Operation, schemas: Schemas) -> dict[str, Any]:

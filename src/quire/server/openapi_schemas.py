@@ -58,7 +58,7 @@ class Schemas:
         found, self.components = msgspec.json.schema_components(types, ref_template=REF)
         self._of: dict[Any, Schema] = dict(zip(types, found, strict=True))
         self._fill_in()
-        for name in self._reachable(bodies):
+        for name in self._reachable([self._of[kind] for kind in bodies]):
             _close(self.components[name])
         for struct, values in _NEUTRAL.items():
             self._properties(struct).update(_neutral(values))
@@ -70,6 +70,10 @@ class Schemas:
     def ref(self, kind: Any) -> Schema:
         """The schema of a type that was given."""
         return self._of[kind]
+
+    def used_by(self, described: Iterable[Any]) -> dict[str, Schema]:
+        """The components that these parts of a document refer to, through others too."""
+        return {name: self.components[name] for name in sorted(self._reachable(described))}
 
     def _component(self, struct: type[msgspec.Struct]) -> Schema:
         schema: Schema = self.components[_name(self._of[struct])]
@@ -88,13 +92,13 @@ class Schemas:
                 choice["items"] = {"anyOf": self._of[responses_protocol.InputItem]["anyOf"]}
         self._component(responses_protocol.InputMessage)["required"].remove("type")
 
-    def _reachable(self, types: Iterable[Any]) -> Iterator[str]:
-        """The names of all components that these types are made of."""
+    def _reachable(self, parts: Iterable[Any]) -> Iterator[str]:
+        """The names of all components that these are made of."""
         seen: set[str] = set()
-        left = [_name(schema) for kind in types for schema in _refs(self._of[kind])]
+        left = [_name(schema) for part in parts for schema in _refs(part)]
         while left:
             name = left.pop()
-            if name not in seen:
+            if name not in seen and name in self.components:
                 seen.add(name)
                 yield name
                 left += [_name(schema) for schema in _refs(self.components[name])]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from quire.server import (
+    admin_wire,
     chat_wire,
     completions,
     embeddings,
@@ -33,7 +34,8 @@ from quire.server.responses_protocol import ResponsesRequest
 class Operation:
     """One method of one path. media: of the answer. errors: statuses besides those of all paths.
 
-    events: what the data of a stream's events may be; () for a path without streams.
+    events: what the data of a stream's events may be; () for a path without streams. names_model:
+    in its query.
     """
 
     path: str
@@ -47,6 +49,7 @@ class Operation:
     media: str = "application/json"
     errors: tuple[int, ...] = ()
     needs_key: bool = True
+    names_model: bool = False
 
     @property
     def failure(self) -> type[msgspec.Struct]:
@@ -58,6 +61,7 @@ _BODY_ERRORS = (400, 404, 408, 413, 415, 503)
 _RUN_ERRORS = (*_BODY_ERRORS, 429, 504)
 
 _MODEL = "`model` is a served one (else 404), or left out."
+_SERVED = "`model` is one that the server has (else 404)."
 _CONTEXT = "Prompt and answer fit the model's context and the KV cache."
 _VOCABULARY = "Token ids are below the size of the model's vocabulary."
 _TOOLS = "`tools` need a chat template that shows them; names differ from one another."
@@ -199,10 +203,48 @@ OPERATIONS = (
     _health("/ping", "The same as /health."),
     _health("/ping", "The same as /health.", method="post"),
     _health("/ready", "Whether requests are welcome."),
-    Operation(path="/live", summary="The engine at work, for live views.", reply=LiveState),
+    Operation(path="/live", summary="The engine at work, for live views.", reply=LiveState,
+              errors=(404, 503), names_model=True),
     Operation(path="/metrics", summary="Figures for Prometheus.", media="text/plain"),
     Operation(path="/openapi.json", summary="This document."),
     Operation(path="/", summary="The page.", media="text/html", needs_key=False),
     Operation(path="/page/{path}", summary="A file of the page.", media="*/*",
               errors=(404,), needs_key=False),
+)  # fmt: skip
+
+ADMIN_OPERATIONS = (
+    Operation(
+        path="/stats",
+        summary="All that is counted of one model.",
+        reply=admin_wire.AdminStats,
+        errors=(404, 503),
+        names_model=True,
+    ),
+    Operation(
+        method="post", path="/reset_prefix_cache",
+        summary="Let no later request find what was computed before.",
+        reply=admin_wire.Done,
+    ),
+    Operation(
+        path="/admin/models", summary="All models, loaded or not.", reply=admin_wire.ModelStatuses
+    ),
+    Operation(
+        method="post", path="/admin/models/load",
+        summary="Load a model. Answers when requests can come.",
+        rules=(_SERVED,),
+        example={"model": "quire-tiny"},
+        body=admin_wire.LoadRequest,
+        reply=admin_wire.ModelStatus,
+        errors=_BODY_ERRORS,
+    ),
+    Operation(
+        method="post", path="/admin/models/unload",
+        summary="Unload a model. Answers when its engine has ended.",
+        rules=(_SERVED,),
+        example={"model": "quire-tiny", "grace": 5},
+        body=admin_wire.UnloadRequest,
+        reply=admin_wire.ModelStatus,
+        errors=(*_BODY_ERRORS, 409),
+    ),
+    Operation(path="/openapi.json", summary="This document."),
 )  # fmt: skip
