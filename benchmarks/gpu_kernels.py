@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 32, 4])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")

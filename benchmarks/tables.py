@@ -192,10 +192,10 @@ def api_fuzz(result: Result) -> str:
 def gpu_kernels(result: Result) -> str:
     """Times of each kernel beside the library's, of the models' products, and of attention."""
     bandwidth = result["read_bandwidth"]
-    figures = {(row["model"], row["product"], row["m"]): row for row in result["gemm"]}
+    figures = {(_named(row), row["product"], row["m"]): row for row in result["gemm"]}
     rows = sorted({row["m"] for row in result["gemm"]})
     lines = [
-        f"Products, us of the best way / of cuBLAS, by rows; **bold** where cuBLAS was faster "
+        f"Products, us of the best way / of the library, by rows; **bold** where that was faster "
         f"(reading alone: {bandwidth / 1e12:.2f} TB/s):",
         "",
         f"| model, product | [N, K] | {' | '.join(map(str, rows))} |",
@@ -217,10 +217,15 @@ def gpu_kernels(result: Result) -> str:
         "|---|---|---|---|---|",
     ]
     for row in sorted(result["chain"], key=lambda row: (row["model"] == "1b", row["m"])):
-        cells = [row["model"], str(row["m"]), f"{row['us'] / 1e3:.2f}"]
+        cells = [_named(row), str(row["m"]), f"{row['us'] / 1e3:.2f}"]
         cells += [f"{row['pdl_us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_gpu_attention(result)])
+
+
+def _named(row: Result) -> str:
+    """The model, and the form of its weights where it is not the usual one."""
+    return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")
 
 
 def _gpu_attention(result: Result) -> list[str]:

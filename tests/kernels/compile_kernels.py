@@ -19,23 +19,28 @@ from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 BF16, INTS = "*bf16", "*i32"
 
 
-def skinny(capability: int) -> Compiled:
+def skinny(capability: int, form: str = "plain") -> Compiled:
     """The product before a norm, as an 8B model's layers have it."""
+    itemsize = 2 if form == "plain" else 1
     pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
     pointers |= {"normed_ptr": BF16, "squares_out_ptr": "*fp32", "partial_ptr": "*fp32"}
     sizes = dict.fromkeys(
         ["M", "N", "K", "num_squares", "stride_x", "stride_w", "stride_out"], "i32"
     )
     constants: dict[str, Any] = {
-        "w_desc": None, "bias_ptr": None, "squares_ptr": None,
-        "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "STAGES": 4, "MAX_PARTS": 4, "EVEN_K": True,
-        "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
-        "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
+        "w_desc": None, "w_scale_ptr": None, "bias_ptr": None, "squares_ptr": None,
+        "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 256 // itemsize, "STAGES": 4, "MAX_PARTS": 4,
+        "EVEN_K": True, "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
+        "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False, "FORM": form,
     }  # fmt: skip
+    kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[form]
+    if form != "plain":
+        pointers |= {"w_ptr": f"*{kind}", "w_scale_ptr": "*fp32"}
+        del constants["w_scale_ptr"]
     pdl = capability >= 90
     if capability == 90:
         constants |= {"TMA": True}
-        pointers |= {"w_desc": "tensordesc<bf16[64,128]>"}
+        pointers |= {"w_desc": f"tensordesc<{kind}[64,{constants['BLOCK_K']}]>"}
         del constants["w_desc"]
     return compile_kernel(
         skinny_gemm_kernel,
@@ -45,6 +50,11 @@ def skinny(capability: int) -> Compiled:
         num_warps=4,
         launch_pdl=pdl,
     )
+
+
+def skinny_fp8(capability: int) -> Compiled:
+    """The same with weights in FP8."""
+    return skinny(capability, "fp8" if capability >= 89 else "bytes")
 
 
 ATTENTION = {
@@ -94,7 +104,8 @@ def turning(capability: int) -> Compiled:
     types = {
         **dict.fromkeys([*pointers, "k_cache_ptr", "v_cache_ptr"], BF16),
         **{f"stride_{name}": "i32" for name in strides},
-        "slots_ptr": "*i64", "eps": "fp32",
+        "slots_ptr": "*i64",
+        "eps": "fp32",
     }
     constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
     return compile_kernel(
@@ -105,6 +116,7 @@ def turning(capability: int) -> Compiled:
 KERNELS = {
     "turning": turning,
     "skinny": skinny,
+    "skinny_fp8": skinny_fp8,
     "decode": decode,
     "prefill": prefill,
     "small": small,

@@ -17,7 +17,8 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
 @pytest.mark.parametrize(
     ("kernel", "capabilities"),
     [
-        ("skinny", ["80", "89", "90", "100"]),
+        ("skinny", ["80", "90"]),
+        ("skinny_fp8", ["80", "89", "90", "100"]),
         ("decode", ["90"]),
         ("prefill", ["90"]),
         ("small", ["90"]),

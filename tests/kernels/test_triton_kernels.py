@@ -13,19 +13,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from twins import CASES, WRITING, attention_case, device_case, normal, rotary_case
 
 from quire.kernels import reference
 from quire.kernels.dispatch import TABLE, kernels_for, select
 from quire.kernels.triton import elementwise, operations, rotary
+from quire.kernels.triton import skinny_gemm as skinny
 from quire.kernels.triton.attention import (
     _most_query_tiles,
     attention,
     decode_attention,
     make_plan,
 )
-from quire.kernels.triton.skinny_gemm import interleave_gate_up, skinny_gemm, skinny_gemm_norm
+from quire.kernels.triton.skinny_gemm import (
+    Fp8Weight,
+    interleave_gate_up,
+    multiplies_fp8,
+    skinny_gemm,
+    skinny_gemm_norm,
+)
 from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
 from quire.kernels.triton.workspace import workspace
 
@@ -40,7 +48,7 @@ ONE_ROUNDING = {torch.float32: 3e-6, torch.float16: 2**-11 + 1e-5, torch.bfloat1
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
 # the interpreter takes milliseconds for a program's step, so of these it gets every n-th case
-EVERY = {} if ON_GPU else {"attention": 29, "linear": 6}
+EVERY = {} if ON_GPU else {"attention": 29, "linear": 6, "linear_fp8": 3}
 MOST_TOKENS = 1000 if ON_GPU else 40
 
 
@@ -74,7 +82,7 @@ def close_to_exact(ours: Tensor, exact: Tensor) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", [op for op in CASES if op in operations.OPERATIONS])
 def test_operations_equal_their_twins(
     op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +137,73 @@ def _compare_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch
     exact = reference.skinny_gemm(divided, after32, None, None, None, 0.0, True)
     close_to_exact(skinny_gemm(normed, after, silu=True, config=config), exact)
     assert not workspace(DEVICE).counters.any()
+
+
+FP8_CONFIGS = [
+    SkinnyConfig(64, 32, 3, split=1),
+    SkinnyConfig(64, 64, 2, split=3),
+    SkinnyConfig(64, 128, 3, per_sm=1),
+    SkinnyConfig(128, 64, 2, per_sm=2, warps=8),
+]
+FORMS = ["fp8", "bytes"] if not ON_GPU or multiplies_fp8(DEVICE) else ["bytes"]
+
+
+def in_fp8(x: Tensor) -> Tensor:
+    """x as it is once it was rounded to FP8, which rounding it again does not change.
+
+    Without what is too small for the type's full digits, which the interpreter cuts off.
+    """
+    codes, scale = reference.quantize_rows(x * (x.abs() > x.abs().amax() / 2**8))
+    return (codes.float() * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)])
+def test_products_with_weights_in_fp8(
+    shape: tuple[int, int, int], form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: form == "fp8")
+    m, n, k = shape
+    for config in FP8_CONFIGS if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
+        _compare_fp8_products(m, n, k, config, dtype)
+
+
+def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch.dtype) -> None:
+    """Each with an x that is FP8 already, so that the twin, which does not round it, must agree."""
+    given = [
+        in_fp8(normal(m, k, dtype=dtype)),
+        normal(n, dtype=dtype, seed=1),
+        normal(m, n, dtype=dtype, seed=3),
+        normal(n, dtype=dtype, seed=4),
+        *reference.quantize_fp8(normal(n, k, dtype=dtype, seed=2) / k**0.5),
+    ]
+    x, bias, residual, norm_weight, *kept = map(moved, given)
+    weight = Fp8Weight(*kept)
+    exact = reference.linear_fp8(x.float(), *kept, bias) + residual.float()
+    close_to_exact(skinny_gemm(x, weight, bias=bias, residual=residual, config=config), exact)
+    normed = skinny_gemm_norm(x, weight, residual, norm_weight, 1e-5, bias=bias, config=config)
+    close_to_exact(normed.residual, exact)
+    stream = normed.residual.float()
+    squares = stream.square().mean(-1, keepdim=True)
+    normed = dataclasses.replace(normed, scaled=in_fp8(normed.scaled))
+    after = reference.quantize_fp8(moved(normal(66, n, dtype=dtype, seed=5) / n**0.5))
+    divided = normed.scaled.float() * torch.rsqrt(squares + 1e-5)
+    gate, up = reference.linear_fp8(divided, *after, None).unflatten(-1, (-1, 2)).unbind(-1)
+    ours = skinny_gemm(normed, Fp8Weight(*after), silu=True, config=config)
+    close_to_exact(ours, F.silu(gate) * up)
+    assert not workspace(DEVICE).counters.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter rounds to FP8 in its own way")
+@pytest.mark.parametrize("tokens", [1, 64, 65, 300])
+def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
+    x = moved(normal(tokens, 512, dtype=torch.bfloat16) * 3)
+    kept = reference.quantize_fp8(moved(normal(256, 512, dtype=torch.bfloat16, seed=1)))
+    codes, scale = reference.quantize_rows(x)
+    exact = reference.linear_fp8(codes.float() * scale, *kept, None)
+    close_to_exact(operations.linear_fp8(x, *kept, None), exact)
 
 
 def test_gate_and_up_take_turns() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
+from quire.kernels.triton.fp8 import linear_fp8
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
 from quire.kernels.triton.tuning import library_is_faster
@@ -36,4 +37,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rotary_write_kv": rotary_write_kv,
     "attention": attention,
     "linear": linear,
+    "linear_fp8": linear_fp8,
 }

@@ -5,6 +5,7 @@ Floor: the bytes of W over the memory's bandwidth; x, out and partial results ar
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +35,17 @@ class Normed:
     eps: float
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight as `reference.quantize_fp8` made it."""
+
+    codes: Tensor  # e4m3 [N, K]
+    scale: Tensor  # float32 [N]
+
+
 def skinny_gemm(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -46,6 +55,7 @@ def skinny_gemm(
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
 
+    With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8.
     A Normed x stands for the normalised rows. silu: W's rows are gate and up by turns, and the
     result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the shape if None.
     pdl: start before the kernel in front has ended (only among kernels that wait for theirs).
@@ -55,7 +65,7 @@ def skinny_gemm(
 
 def skinny_gemm_norm(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
@@ -79,7 +89,7 @@ def interleave_gate_up(weight: Tensor) -> Tensor:
 
 def _launch(
     x: Tensor | Normed,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     residual: Tensor | None,
     norm_weight: Tensor | None,
@@ -90,11 +100,12 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run the kernel → (out, out · norm weight, sums of out's squares)."""
     rows = x.scaled if isinstance(x, Normed) else x
-    (num_rows, k), n = rows.shape, len(weight)
+    w, w_scale, form = _operand(weight)
+    (num_rows, k), n = rows.shape, len(w)
     assert num_rows <= MAX_ROWS
-    assert rows.stride(1) == weight.stride(1) == 1
+    assert rows.stride(1) == w.stride(1) == 1
     space = workspace(rows.device)
-    config = config or skinny_config(num_rows, n, k, weight.dtype.itemsize, space.num_sms)
+    config = config or skinny_config(num_rows, n, k, w.dtype.itemsize, space.num_sms)
     block_m = max(config.min_block_m, triton.next_power_of_2(num_rows))
     num_tiles = triton.cdiv(n, config.block_n)
     num_programs, parts = config.grid(n, k, space.num_sms)
@@ -107,21 +118,36 @@ def _launch(
         squares = rows.new_empty(num_tiles, num_rows, dtype=torch.float32)
     incoming = x.squares if isinstance(x, Normed) else None
     skinny_gemm_kernel[(num_programs,)](
-        rows, weight, _descriptor(weight, config), out, bias, residual,
+        rows, w, _descriptor(w, config), w_scale, out, bias, residual,
         norm_weight, scaled, squares, incoming,
         space.partials, space.counters,
         num_rows, n, k, 0 if incoming is None else len(incoming),
         x.eps if isinstance(x, Normed) else eps,
-        rows.stride(0), weight.stride(0), out.stride(0),
+        rows.stride(0), w.stride(0), out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         STAGES=config.stages, MAX_PARTS=triton.next_power_of_2(parts),
         EVEN_K=k % config.block_k == 0,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HAS_NORM=norm_weight is not None, HAS_SQUARES=incoming is not None, SILU=silu,
         PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-        TMA=config.tma, PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
+        TMA=config.tma, PDL=pdl, FORM=form, num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out, scaled, squares
+
+
+def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
+    """(what the kernel reads, its scales, the kernel's name for the form)."""
+    if isinstance(weight, Tensor):
+        return weight, None, "plain"
+    if multiplies_fp8(weight.codes.device):
+        return weight.codes, weight.scale, "fp8"
+    return weight.codes.view(torch.uint8), weight.scale, "bytes"
+
+
+@functools.cache
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether tensor cores there take FP8; Triton's interpreter does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:

@@ -3,6 +3,12 @@
 Tokens are too few to fill a tensor core's 64 rows, so the weight takes that side: each program
 multiplies tiles [BLOCK_N, BLOCK_K] of W by xᵀ [BLOCK_K, BLOCK_M], and W is read once and in one
 stream. Units of work are the k-steps of W's tiles, shared as `sharing` tells.
+
+W may be FP8 with a scale for each of its rows (FORM "fp8"). Each k-step then rounds its piece of x
+to FP8 by scales of its own, so that nothing has to read x beforehand, and tensor cores multiply FP8
+by FP8. Their sums, which they keep in few digits, go into float32 after each step, by those scales.
+Where there are no such tensor cores W comes as bytes (FORM "bytes") and is widened, and x stays as
+it is.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from quire.kernels.triton.sharing import arrive, owner, run_begin, slot
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def skinny_gemm_kernel(
-    x_ptr, w_ptr, w_desc, out_ptr, bias_ptr, residual_ptr,
+    x_ptr, w_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
@@ -25,7 +31,7 @@ def skinny_gemm_kernel(
     STAGES: tl.constexpr, MAX_PARTS: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, PDL: tl.constexpr,
+    TMA: tl.constexpr, PDL: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`."""
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -44,7 +50,7 @@ def skinny_gemm_kernel(
         acc = _multiply(
             x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
             tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
-            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_K, PRECISION, TMA,
+            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_K, PRECISION, TMA, FORM,
         )  # fmt: skip
         if PDL:
             if first_unit + k_tiles >= end:  # all that is left is the way out
@@ -61,9 +67,9 @@ def skinny_gemm_kernel(
                     acc = _sum_parts(partial_ptr, first, last, BLOCK_N, BLOCK_M, MAX_PARTS)
         if complete:
             _finish(
-                acc * scale[None, :], tile, out_ptr, bias_ptr, residual_ptr,
+                acc * scale[None, :], tile, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
                 norm_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
-                BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU,
+                BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU, FORM,
             )  # fmt: skip
 
 
@@ -88,6 +94,7 @@ def _multiply(
     x_ptr, w_ptr, w_desc, tile, k_begin, k_end, M, N, K, stride_x, stride_w,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    FORM: tl.constexpr,
 ):  # fmt: skip
     """Some k-steps of one tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32."""
     rows = (tile * BLOCK_N + tl.arange(0, BLOCK_N)) % N  # rows beyond N wrap: never stored
@@ -110,8 +117,31 @@ def _multiply(
         if not EVEN_K:
             seen = seen & inside
         x = tl.load(x_ptrs + start, mask=seen, other=0.0)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+        if FORM == "fp8":
+            codes, scale = to_fp8(x)
+            acc += tl.dot(w, tl.trans(codes)) * scale[None, :]
+        else:
+            if FORM == "bytes":
+                w = _widened(w, x.dtype)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def to_fp8(x):
+    """`reference.quantize_rows`: x [M, K] → codes [M, K], scale [M]."""
+    x = x.to(tl.float32)
+    wanted = tl.maximum(tl.max(tl.abs(x), axis=1) / 448.0, 2.0**-100)
+    bits = (wanted.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    scale = bits.to(tl.float32, bitcast=True)
+    return (x * (1.0 / scale)[:, None]).to(tl.float8e4nv), scale
+
+
+@triton.jit
+def _widened(w, dtype: tl.constexpr):
+    """Bytes of FP8 as 16-bit numbers, 256 times too small: the exponent's bias is 7, not 15."""
+    bits = ((w & 0x80).to(tl.uint16) << 8) | ((w & 0x7F).to(tl.uint16) << 7)
+    return bits.to(tl.float16, bitcast=True).to(dtype)
 
 
 @triton.jit
@@ -151,14 +181,17 @@ def _row_scale(squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, tile, out_ptr, bias_ptr, residual_ptr, norm_ptr, normed_ptr, squares_out_ptr,
+    acc, tile, w_scale_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr, normed_ptr, squares_out_ptr,
     M, N, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     tokens = tl.arange(0, BLOCK_M)
+    if FORM != "plain":
+        by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
+        acc = acc * (by * 256.0 if FORM == "bytes" else by)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
     out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
