@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
@@ -24,17 +24,20 @@ SHARE_SECONDS = 0.5
 OTHER = "other"  # the path of requests that no endpoint answers: clients choose it, series do not
 
 
-@dataclass(slots=True)
 class EngineTotal:
     """One engine, over all processes. latest: its newest figures; epochs: each epoch's newest."""
 
-    num_blocks: int = 0
-    block_size: int = 0
-    kv_cache_bytes: int = 0
-    requests: RequestMetrics = field(default_factory=RequestMetrics)
-    epochs: dict[int, EngineStats] = field(default_factory=dict)
-    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))
-    step_seconds: Histogram = field(default_factory=lambda: Histogram(STEP_SECONDS_BOUNDS))
+    def __init__(self, figures: EngineFigures) -> None:
+        self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
+        self.kv_cache_bytes = figures.kv_cache_bytes
+        self.epochs = figures.stats
+        self.requests = RequestMetrics()
+        self.requests.add(figures.requests)
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
+        self.step_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        for stats in self.epochs.values():
+            self.step_tokens.add(stats.step_tokens)
+            self.step_seconds.add(stats.step_seconds)
 
     @property
     def latest(self) -> EngineStats:
@@ -58,16 +61,6 @@ class EngineTotal:
             total.update(stats.prefix_cache_misses)
         return total
 
-    def add(self, figures: EngineFigures) -> None:
-        """Take what one process knows; of each epoch's figures, the newest are kept."""
-        self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
-        self.kv_cache_bytes = figures.kv_cache_bytes
-        self.requests.add(figures.requests)
-        for epoch, stats in figures.stats.items():
-            known = self.epochs.get(epoch)
-            if known is None or known.time < stats.time:
-                self.epochs[epoch] = stats
-
 
 @dataclass(slots=True)
 class Total:
@@ -75,24 +68,15 @@ class Total:
 
     started: float
     engines: dict[str, EngineTotal]
-    http_requests: Counter[tuple[str, str, int]]
-    errors: Counter[str]
+    http_requests: dict[tuple[str, str, int], int]
+    errors: dict[str, int]
 
     @classmethod
     def of(cls, snapshots: Iterable[Snapshot]) -> Total:
-        """Add up."""
-        total = cls(time.time(), {}, Counter(), Counter())
-        for snapshot in snapshots:
-            total.started = min(total.started, snapshot.started)
-            total.http_requests.update(snapshot.http_requests)
-            total.errors.update(snapshot.errors)
-            for model, figures in snapshot.engines.items():
-                total.engines.setdefault(model, EngineTotal()).add(figures)
-        for engine in total.engines.values():
-            for stats in engine.epochs.values():
-                engine.step_tokens.add(stats.step_tokens)
-                engine.step_seconds.add(stats.step_seconds)
-        return total
+        """Add up one or more."""
+        whole = Snapshot.joined(snapshots)
+        engines = {model: EngineTotal(figures) for model, figures in whole.engines.items()}
+        return cls(whole.started, engines, whole.http_requests, whole.errors)
 
 
 class Metrics:
@@ -138,6 +122,11 @@ class Metrics:
         while True:
             self.share()
             await asyncio.sleep(SHARE_SECONDS)
+
+    def fold_dead(self) -> None:
+        """Join what processes that are no more have left, so that it does not grow."""
+        if self._folder is not None:
+            self._folder.fold_dead()
 
     def share(self) -> None:
         """Tell the other processes."""

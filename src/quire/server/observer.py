@@ -42,6 +42,7 @@ class Observer:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Share the figures while the server runs, and the last ones and all traces at its end."""
+        self.metrics.fold_dead()
         keeping = asyncio.create_task(self.metrics.keep_sharing())
         try:
             yield

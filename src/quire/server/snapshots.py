@@ -1,24 +1,31 @@
 """Figures of several server processes, joined through files in a private folder.
 
 Each process writes its own file, now and then and at its end; whoever is asked for metrics reads
-all of them. A file outlives its process, so counters never go back.
+all of them. A file outlives its process, so counters never go back; those of dead ones are folded
+into one file when a process starts, so their number stays small.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import uuid
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from quire.core.messages import EngineStats
-from quire.engine.request_metrics import RequestFigures
+from quire.engine.request_metrics import RequestFigures, RequestMetrics
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".metrics"
+FOLDED = "folded" + SUFFIX
+MAX_LOOKS = 8  # at files that somebody folds meanwhile
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):
@@ -30,17 +37,53 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     requests: RequestFigures
     stats: dict[int, EngineStats] = {}
 
+    @classmethod
+    def joined(cls, parts: Iterable[EngineFigures]) -> EngineFigures:
+        """One engine as several processes know it: their requests, and its newest figures."""
+        whole, requests = cls(requests=RequestFigures()), RequestMetrics()
+        for part in parts:
+            whole.num_blocks, whole.block_size = part.num_blocks, part.block_size
+            whole.kv_cache_bytes = part.kv_cache_bytes
+            requests.add(part.requests)
+            for epoch, stats in part.stats.items():
+                known = whole.stats.get(epoch)
+                if known is None or known.time < stats.time:
+                    whole.stats[epoch] = stats
+        whole.requests = requests.figures()
+        return whole
+
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """One process. started: Unix seconds. engines: by model name.
+    """One process, or several. started: Unix seconds, of the first. engines: by model name.
 
-    http_requests: by path, method and status. errors: by the code of the error body.
+    http_requests: by path, method and status. errors: by the code of the error body. folded: whose
+    files these figures were in; where such a file is still there, it counts no more.
     """
 
     started: float = 0.0
     engines: dict[str, EngineFigures] = {}
     http_requests: dict[tuple[str, str, int], int] = {}
     errors: dict[str, int] = {}
+    folded: list[str] = []
+
+    @classmethod
+    def joined(cls, parts: Iterable[Snapshot]) -> Snapshot:
+        """Add up one or more."""
+        parts = list(parts)
+        http_requests: Counter[tuple[str, str, int]] = Counter()
+        errors: Counter[str] = Counter()
+        engines: dict[str, list[EngineFigures]] = {}
+        for part in parts:
+            http_requests.update(part.http_requests)
+            errors.update(part.errors)
+            for model, figures in part.engines.items():
+                engines.setdefault(model, []).append(figures)
+        return cls(
+            started=min(part.started for part in parts),
+            engines={model: EngineFigures.joined(found) for model, found in engines.items()},
+            http_requests=dict(http_requests),
+            errors=dict(errors),
+        )
 
 
 class SnapshotFolder:
@@ -54,22 +97,108 @@ class SnapshotFolder:
 
     def write(self, snapshot: Snapshot) -> None:
         """Replace this process's file; readers see the old one or the new one."""
+        self._replace(self._name + SUFFIX, snapshot)
+
+    def read_others(self) -> list[Snapshot]:
+        """The other processes' figures, of dead ones too; what cannot be read is left out."""
+        found: list[Snapshot] = []
+        for _ in range(MAX_LOOKS):
+            before = self._folded_mark()
+            found = self._read_all()
+            if self._folded_mark() == before:  # else a file may be missing, or count twice
+                break
+        return found
+
+    def fold_dead(self) -> None:
+        """Fold the files of processes that are no more into one; for the start of a process.
+
+        It may be interrupted anywhere: the new sum names the files that are in it in the same
+        write, and from then on these count no more, deleted or not.
+        """
+        lock = self._lock()
+        if lock is not None:  # else another process folds
+            with lock:
+                self._fold()
+
+    def _fold(self) -> None:
+        old = self._read(FOLDED)
+        if old is None and (self._path / FOLDED).exists():
+            return  # it cannot be read now, so it must not be replaced
+        done = {name for name in old.folded if self._file(name).exists()} if old else set()
+        dead = {path.stem for path in self._files() if _is_dead(path.stem)} - done
+        parts = {name: part for name in dead if (part := self._read(name + SUFFIX))}
+        if parts:
+            whole = Snapshot.joined([*([old] if old else []), *parts.values()])
+            whole.folded = sorted(done | set(parts))
+            if not self._replace(FOLDED, whole):
+                return
+        drafts = [path for path in self._path.glob("*.draft") if _is_dead(path.stem)]
+        for path in (*map(self._file, done | set(parts)), *drafts):
+            path.unlink(missing_ok=True)
+
+    def _read_all(self) -> list[Snapshot]:
+        folded = self._read(FOLDED)
+        gone = set(folded.folded) if folded else set()
+        names = sorted(path.name for path in self._files() if path.stem not in gone)
+        others = [self._read(name) for name in names if name != self._name + SUFFIX]
+        return [snapshot for snapshot in (folded, *others) if snapshot is not None]
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._path.glob(f"*{SUFFIX}") if path.name != FOLDED]
+
+    def _file(self, name: str) -> Path:
+        return self._path / (name + SUFFIX)
+
+    def _folded_mark(self) -> tuple[int, int] | None:
+        """Changes with each fold."""
+        try:
+            found = (self._path / FOLDED).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _lock(self) -> IO[bytes] | None:
+        """The right to fold, until it is closed or its process is dead; None if it is taken."""
+        try:
+            lock = (self._path / "folding.lock").open("wb")
+        except OSError:
+            return None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return None
+        return lock
+
+    def _replace(self, name: str, snapshot: Snapshot) -> bool:
         draft = self._path / f"{self._name}.draft"
         try:
             draft.write_bytes(self._encoder.encode(snapshot))
-            draft.replace(self._path / (self._name + SUFFIX))
+            draft.replace(self._path / name)
         except OSError as error:  # a full disk costs figures, not requests
             logger.warning("metrics could not be written: %s", error.strerror)
+            return False
+        return True
 
-    def read_others(self) -> list[Snapshot]:
-        """The other processes' files, of dead ones too; what cannot be read is left out."""
-        paths = [p for p in self._path.glob(f"*{SUFFIX}") if p.stem != self._name]
-        found = [self._read(path) for path in sorted(paths)]
-        return [snapshot for snapshot in found if snapshot is not None]
-
-    def _read(self, path: Path) -> Snapshot | None:
+    def _read(self, name: str) -> Snapshot | None:
         try:
-            return self._decoder.decode(path.read_bytes())
+            return self._decoder.decode((self._path / name).read_bytes())
+        except FileNotFoundError:  # nothing is folded yet, or this is folded by now
+            return None
         except (OSError, msgspec.DecodeError) as error:  # the other figures are still good
             logger.warning("figures of another process could not be read: %s", error)
             return None
+
+
+def _is_dead(name: str) -> bool:
+    """Whether the process of this file is certainly no more."""
+    pid = name.partition("-")[0]
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
