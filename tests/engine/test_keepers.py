@@ -87,5 +87,6 @@ def test_an_engine_that_is_of_no_use_is_given_up(
     with pytest.raises(EngineError, match="5 times in a row"):
         asyncio.run(keep())
     assert len(spawned) == count
+    assert [first.num_restarts for first in spawned] == list(range(count))
     downs = [message.will_return for message in news if isinstance(message, EngineDown)]
     assert downs == [True] * (count - 1) + [False]

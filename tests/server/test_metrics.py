@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from quire.core.histogram import STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
 from quire.core.sampling_params import SamplingParams
+from quire.engine.control import ModelCondition
 from quire.engine.request_metrics import RequestMetrics
 from quire.server.app import build_app
 from quire.server.exposition import expose
@@ -133,12 +134,33 @@ def test_counters_go_on_when_the_engine_is_restarted() -> None:
         epoch=0, time=1.0, num_steps=5, num_running=3, prefix_cache_misses={"cold": 4}
     )
     metrics.snapshot()
-    engine.stats = EngineStats(epoch=1, time=2.0, num_steps=2, prefix_cache_misses={"cold": 1})
+    engine.stats = EngineStats(
+        epoch=1, num_restarts=1, time=2.0, num_steps=2, prefix_cache_misses={"cold": 1}
+    )
     text = text_of(metrics)
     assert value(text, "quire:steps_total") == 7
     assert value(text, "vllm:num_requests_running") == 0
     assert value(text, "quire:prefix_cache_misses_total", reason="cold") == 5
     assert value(text, "quire:engine_restarts_total") == 1
+    engine.stats = EngineStats(epoch=2, num_restarts=1, time=3.0)  # it was unloaded, and loaded
+    assert value(text_of(metrics), "quire:engine_restarts_total") == 1
+    assert value(text_of(metrics), "quire:steps_total") == 7
+
+
+def test_models_that_are_loaded_and_their_memory(app: Starlette) -> None:
+    """Loaded by their states alone, so that one without a process has a series, too."""
+    states = ("unloaded", "loading", "loaded", "unloading")
+    models = [
+        ModelCondition(name=state, state=state, at_start=False, max_num_seqs=1, num_bytes=7)
+        for state in states
+    ]
+    text = expose(Metrics().total(), None, "", models)[0].decode()
+    loaded = [value(text, "quire:model_loaded", model_name=state) for state in states]
+    assert loaded == [0, 0, 1, 0]
+    sizes = [value(text, "quire:model_bytes", model_name=state) for state in states]
+    assert sizes == [0, 7, 7, 7]
+    served = call(app, "/metrics").body.decode()
+    assert value(served, "quire:model_loaded", model_name="fake") == 1
 
 
 def test_http_requests_and_rejections_are_counted(app: Starlette) -> None:

@@ -137,12 +137,14 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
 class EngineStats(msgspec.Struct, kw_only=True):
     """The engine after a step: gauges as they are, counters since the start.
 
-    epoch: which start of the engine counted this; time: when, in seconds of the monotonic clock.
+    epoch: which start of the engine counted this; num_restarts: how many of its starts took over
+    from a process that had died; time: when, in seconds of the monotonic clock.
     step_tokens and step_seconds: how many steps fell into each bucket (core/histogram), with the
     sums beside them.
     """
 
     epoch: int = 0
+    num_restarts: int = 0
     time: float = 0.0
 
     num_running: int = 0

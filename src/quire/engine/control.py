@@ -37,11 +37,12 @@ _ERRORS: dict[str, type[QuireError]] = {
 class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine"):
     """To an engine process: load this. address, page_path: where requests and status go.
 
-    epoch: how often the engine was started before.
+    epoch: how often the engine was started before. num_restarts: how often because one had died.
     """
 
     config: EngineConfig
     epoch: int
+    num_restarts: int = 0
     address: str
     page_path: str
     log: LogOptions

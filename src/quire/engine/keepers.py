@@ -48,7 +48,8 @@ STEADY_SECONDS = 10.0  # a process that served for so long did not die in a row
 class EnginePlace:
     """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never.
 
-    first_epoch: how many processes the model had before.
+    first_epoch: how many processes the model had before; num_restarts: how many of them took over
+    from one that had died.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class EnginePlace:
     first_epoch: int
     hang: float
     log: LogOptions
+    num_restarts: int = 0
 
 
 class EngineKeeper:
@@ -81,6 +83,7 @@ class EngineKeeper:
         self._page: StatusPage | None = None
         self._begin = time.monotonic()
         self.epoch = place.first_epoch  # of the process that runs, or comes next
+        self.num_restarts = place.num_restarts
 
     @property
     def pid(self) -> int | None:
@@ -114,6 +117,7 @@ class EngineKeeper:
             self._on_change(EngineDown(name=self.name, will_return=will_return, why=why))
             if not will_return:
                 raise EngineError(why)
+            self.num_restarts += 1
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
     async def _live(self, epoch: int) -> bool:
@@ -125,6 +129,7 @@ class EngineKeeper:
         first = StartEngine(
             config=self._config,
             epoch=epoch,
+            num_restarts=self.num_restarts,
             address=address,
             page_path=str(page_path),
             log=self._place.log,

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput, Watch
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineMessage,
+    EngineStats,
+    StepOutput,
+    Watch,
+)
 from quire.engine.control import (
     Control,
     EngineStarted,
@@ -51,7 +58,8 @@ def main() -> None:
     try:
         page = StatusPage(Path(start.page_path), writable=True)
         core, info = _start_engine(start.config, page)
-        engine = EngineProcess(core, EngineSocket(start.address), page, orders, start.epoch)
+        socket = EngineSocket(start.address)
+        engine = EngineProcess(core, socket, page, orders, start.epoch, start.num_restarts)
     except UserError as error:
         line.send(StartFailed(kind=type(error).__name__, message=str(error)))
         return
@@ -84,14 +92,15 @@ class EngineProcess:
         page: StatusPage,
         orders: queue.SimpleQueue[Control],
         epoch: int = 0,
+        num_restarts: int = 0,
     ) -> None:
         self._core = core
         self._socket = socket
         self._page = page
-        self._epoch = epoch
         self._orders = orders
         self._clients = Clients()
-        self._stats = core.stats
+        self._epoch, self._num_restarts = epoch, num_restarts
+        self._stats = self._stamped(core.stats)
         self._told_at = 0.0  # when everyone last got stats
         self._watchers: set[bytes] = set()  # clients that have asked for the next view
         core.on_begin = self._page.note_begun
@@ -113,10 +122,14 @@ class EngineProcess:
         if core.has_work:
             step = core.step()
             self._clients.put(step.deltas)
-            self._stats = step.stats
-            self._stats.epoch = self._epoch
+            self._stats = self._stamped(step.stats)
             self._show(step)
         self._tell()
+
+    def _stamped(self, stats: EngineStats) -> EngineStats:
+        """Whose figures they are: each process of a model counts from nothing."""
+        stats.epoch, stats.num_restarts = self._epoch, self._num_restarts
+        return stats
 
     def _handle(self, client: bytes, message: EngineMessage) -> None:
         if isinstance(message, Watch):

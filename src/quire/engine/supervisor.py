@@ -54,7 +54,7 @@ class Supervisor:
         self._settings = settings
         self._listener = listener
         self._engines: dict[str, EngineKeeper] = {}
-        self._epochs: dict[str, int] = {}  # by model: how many processes it had until its unload
+        self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
         self._workers: list[WorkerKeeper] = []
         self._tasks: dict[EngineKeeper | WorkerKeeper, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
@@ -121,10 +121,12 @@ class Supervisor:
         on_end: told why it cannot be started or kept.
         """
         assert name not in self._engines
+        first_epoch, num_restarts = self._past.get(name, (0, 0))
         place = EnginePlace(
             folder=self._folder,
             number=self._num_engines,
-            first_epoch=self._epochs.get(name, 0),
+            first_epoch=first_epoch,
+            num_restarts=num_restarts,
             hang=self._settings.hang_timeout,
             log=self._settings.log,
         )
@@ -160,7 +162,7 @@ class Supervisor:
 
     def _forget_engine(self, keeper: EngineKeeper) -> None:
         if self._engines.pop(keeper.name, None) is not None:
-            self._epochs[keeper.name] = keeper.epoch + 1
+            self._past[keeper.name] = keeper.epoch + 1, keeper.num_restarts
             del self._tasks[keeper]
 
     # ------------------------------------------------------------------ API processes

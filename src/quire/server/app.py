@@ -96,7 +96,7 @@ def build_server(
         *Models(models).routes,
         *Health(models, drain, settings.engine_hang_timeout).routes,
         Route("/live", Live(models, observer.metrics).answer),
-        Route("/metrics", MetricsPage(observer.metrics, settings.gpu_hour_cost).answer),
+        Route("/metrics", MetricsPage(observer.metrics, models, settings.gpu_hour_cost).answer),
         Route("/openapi.json", OpenApi(OPERATIONS).answer),
         *page.routes,
     ]

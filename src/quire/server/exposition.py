@@ -20,7 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.histogram import Histogram
+from quire.engine.control import ModelCondition
 from quire.server.metrics import EngineTotal, Metrics, Total
+from quire.server.served import ServedModels
 from quire.version import __version__
 
 LABELS = ("model_name", "engine")
@@ -69,35 +71,50 @@ REQUEST_HISTOGRAMS = (
 class MetricsPage:
     """The endpoint that Prometheus scrapes. gpu_hour_cost: what an hour of the server costs."""
 
-    def __init__(self, metrics: Metrics, gpu_hour_cost: float | None) -> None:
+    def __init__(self, metrics: Metrics, models: ServedModels, gpu_hour_cost: float | None) -> None:
         self._metrics = metrics
+        self._models = models
         self._gpu_hour_cost = gpu_hour_cost
 
     async def answer(self, request: Request) -> Response:
         """The text, summed over all processes."""
         accept = request.headers.get("accept", "")
-        content, media_type = expose(self._metrics.total(), self._gpu_hour_cost, accept)
+        conditions = [entry.condition for entry in self._models.entries()]
+        total = self._metrics.total()
+        content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
         return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})
 
 
-def expose(total: Total, gpu_hour_cost: float | None, accept: str) -> tuple[bytes, str]:
-    """The text and its media type, in the form that the Accept header asks for."""
+def expose(
+    total: Total,
+    gpu_hour_cost: float | None,
+    accept: str,
+    conditions: Sequence[ModelCondition] = (),
+) -> tuple[bytes, str]:
+    """The text and its media type, in the form that the Accept header asks for.
+
+    conditions: how all models are now, loaded or not.
+    """
     encode, media_type = choose_encoder(accept)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Once(total, gpu_hour_cost))
+    registry.register(_Once(total, gpu_hour_cost, conditions))
     return encode(registry), media_type
 
 
 class _Once(Collector):
     """One scrape's families."""
 
-    def __init__(self, total: Total, gpu_hour_cost: float | None) -> None:
+    def __init__(
+        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelCondition]
+    ) -> None:
         self._total = total
         self._gpu_hour_cost = gpu_hour_cost
+        self._conditions = conditions
 
     def collect(self) -> Iterator[Metric]:
         """All families, each once, with the values of all engines."""
         engines = list(self._total.engines.items())
+        yield from _models(self._conditions)
         yield from _engine_gauges(engines)
         yield from _engine_counters(engines)
         yield from _requests(engines)
@@ -107,6 +124,19 @@ class _Once(Collector):
 
 
 Engines = list[tuple[str, EngineTotal]]
+
+
+def _models(conditions: Sequence[ModelCondition]) -> Iterator[Metric]:
+    """Which models are there; one that is being loaded or unloaded takes its memory already."""
+    loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
+    yield _gauge("quire:model_loaded", "1 for a model that requests can come to.", loaded)
+    sizes = [
+        ((model.name,), 0 if model.state == "unloaded" else model.num_bytes)
+        for model in conditions
+        if model.num_bytes is not None
+    ]
+    text = "Memory of a model's process, as counted before loading; 0 while it is unloaded."
+    yield _gauge("quire:model_bytes", text, sizes)
 
 
 def _engine_gauges(engines: Engines) -> Iterator[Metric]:
@@ -140,7 +170,9 @@ def _engine_counters(engines: Engines) -> Iterator[Metric]:
     text = "Tokens looked up but not found in the prefix cache."
     yield _counter("quire:prefix_cache_misses", text, misses, "reason")
     restarts = [((model,), e.num_restarts) for model, e in engines]
-    yield _counter("quire:engine_restarts", "Engine processes that took over.", restarts)
+    yield _counter(
+        "quire:engine_restarts", "Engine processes that took over from dead ones.", restarts
+    )
     # dashboards ask for it; there is no speculative decoding yet, so none were
     accepted = [((model,), 0) for model, _ in engines]
     yield _counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.", accepted)

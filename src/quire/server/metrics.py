@@ -46,8 +46,8 @@ class EngineTotal:
 
     @property
     def num_restarts(self) -> int:
-        """How often another engine process took over."""
-        return self.latest.epoch
+        """How often another engine process took over from one that had died."""
+        return self.latest.num_restarts
 
     def count(self, name: str) -> int:
         """A counter of EngineStats, over all epochs."""
