@@ -25,11 +25,11 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
         return reference.linear_fp8(x, codes, scale, bias)
     if len(x) == 0:
         return x.new_empty(0, len(codes))
-    by_library = _library_multiplies(x, codes)
+    has_library = _library_multiplies(x, codes)
     few = len(x) <= MAX_ROWS
-    if few and not (by_library and _library_is_faster(len(x), codes)):
+    if few and not (has_library and _library_is_faster(len(x), codes)):
         return skinny_gemm(x, Fp8Weight(codes, scale), bias=bias)
-    if by_library:
+    if has_library:
         return by_library(x, codes, scale, bias)
     return _widened(x, codes, scale, bias)
 
