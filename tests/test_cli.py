@@ -55,7 +55,7 @@ SERVE = """
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
     --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
     --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint
-    --gpu-hour-cost
+    --gpu-hour-cost --dry-run --gpu-memory-gib --json
 """
 
 # Every option of every command. Changing this list is changing what users have in their scripts.

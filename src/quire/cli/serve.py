@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.cli.dry_run import dry_run
 from quire.cli.models_file import read_models
 from quire.cli.options import (
     CommandParser,
@@ -41,6 +42,7 @@ EXAMPLES = (
     "QUIRE_API_KEY=secret quire serve ./my-model --host 0.0.0.0",
     "quire serve --model chat=quire-tiny --model small=quire-tiny-draft",
     "quire serve --config models.yaml --model-memory-bytes 8G",
+    "quire serve ./my-model --dry-run --gpu-memory-gib 80",
 )
 
 
@@ -56,6 +58,18 @@ def make_parser() -> CommandParser:
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with the models and their own options"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        default=False,
+        help="tell what would be taken of the memory, and leave",
+    )
+    parser.add_argument(
+        "--gpu-memory-gib", type=float, metavar="X", help="with --dry-run: a GPU of this size"
+    )
+    parser.add_argument(
+        "--json", action="store_true", default=False, help="with --dry-run: in JSON"
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
@@ -74,6 +88,11 @@ def run(argv: Sequence[str]) -> int:
             given[name] = os.environ[variable]
     settings = ServerSettings(**given)
     plans = model_plans(args, settings)
+    only_dry = [name for name in ("gpu_memory_gib", "json") if vars(args).get(name)]
+    if only_dry and not args.dry_run:
+        raise ConfigError(f"{only_dry[0]} is for --dry-run; give both or none")
+    if args.dry_run:
+        return dry_run([plan.config for plan in plans], args)
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
         return asyncio.run(_serve(plans, settings, listener, begin))

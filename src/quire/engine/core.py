@@ -28,6 +28,7 @@ from quire.core.request import FinishReason, Request, RequestLimits
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
 from quire.engine.executor import Executor
 from quire.engine.grammars import Grammars
+from quire.engine.out_of_memory import told_of_step
 from quire.engine.queue_deadlines import QueueDeadlines
 from quire.engine.step_log import StepLog
 from quire.errors import InvalidRequestError
@@ -146,11 +147,13 @@ class EngineCore:
     ) -> list[RequestDelta]:
         try:
             output = future.result()
-        except Exception:  # whatever broke the step ends its requests, not the engine
-            logger.exception("step %d failed with %d requests", plan.step_id, len(plan.scheduled))
-            deltas = self._scheduler.fail(
-                plan, "the step that ran this request failed; send it again"
-            )
+        except Exception as failure:  # whatever broke the step ends its requests, not the engine
+            text = told_of_step(failure)
+            log = logger.exception if text is None else logger.error
+            what = str(failure).partition("\n")[0]
+            log("step %d failed with %d requests: %s", plan.step_id, len(plan.scheduled), what)
+            text = text or "the step that ran this request failed; send it again"
+            deltas = self._scheduler.fail(plan, text)
         else:
             end = time.monotonic()  # with several steps in flight, one begins when another ends
             self._scheduler.observe(plan, end - max(begin, self._last_end))

@@ -7,6 +7,7 @@ business. Startup (startup.py) sizes the KV cache by the same rules.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from quire.config import EngineConfig
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint
-from quire.quantization.scheme import scheme_of
+from quire.quantization.scheme import Role, scheme_of
 
 # The interpreter, torch and the loop, as a process of them shows before it has a model (RSS).
 BASE_BYTES = 256 << 20
@@ -26,7 +27,7 @@ CPU_KV_BYTES = 4 << 30
 # Below this size of float32 weights, CPUs without 16-bit products run in float32.
 SMALL_MODEL_BYTES = 1 << 30
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +54,11 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
     shape = ModelArchitecture.from_folder(folder)
     if config.model.load_format == "null":
         return Footprint(weights=0, kv_cache=0)
-    item = _item_bytes(config, shape)
+    block_bytes = block_bytes_of(config, shape)
+    default = default_kv_bytes(memory_bytes or available_bytes())
     return Footprint(
-        weights=_weight_bytes(config, shape, folder, item),
-        kv_cache=_kv_bytes(config, shape, item, memory_bytes or available_bytes()),
+        weights=sum(weights_by_form(config, shape, folder).values()),
+        kv_cache=blocks_within(config, shape, default, block_bytes) * block_bytes,
     )
 
 
@@ -75,48 +77,67 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
     return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
 
 
-def _weight_bytes(config: EngineConfig, shape: ModelArchitecture, folder: Path, item: int) -> int:
-    """All weights as they stay in memory: those of products in their form, others as they are."""
+def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path) -> dict[str, int]:
+    """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
     if config.model.load_format == "dummy":
         num_weights = shape.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
+    dtype = dtype_of(config, shape)
+    item = ITEM_BYTES[dtype]
     scheme = scheme_of(config.model.quantization)
     head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
     if scheme is None:
         # tied: CPU products read a copy in blocks
         copied = shape.tie_word_embeddings and not _is_on_gpu(config)
-        return (num_weights + sum(n * k for n, k in head if copied)) * item
-    layer = shape.layer_products
-    in_products = shape.num_layers * sum(n * k for n, k in layer)
-    if not shape.tie_word_embeddings:
-        in_products += sum(n * k for n, k in head)
-    return (
-        (num_weights - in_products) * item
-        + shape.num_layers * sum(scheme.weight_bytes("layer", n, k, item) for n, k in layer)
-        + sum(scheme.weight_bytes("head", n, k, item) for n, k in head)
-    )
+        return {dtype: (num_weights + sum(n * k for n, k in head if copied)) * item}
+    products: dict[Role, list[tuple[int, int]]] = {
+        "layer": shape.layer_products * shape.num_layers,
+        "head": head,
+    }
+    taken_out = products["layer"] + ([] if shape.tie_word_embeddings else head)
+    found = Counter({dtype: (num_weights - sum(n * k for n, k in taken_out)) * item})
+    for role, weights in products.items():
+        sizes = [scheme.weight_bytes(role, n, k, item) for n, k in weights]
+        found[scheme.forms.get(role, dtype)] += sum(sizes)
+    return dict(found)
 
 
-def _kv_bytes(config: EngineConfig, shape: ModelArchitecture, item: int, available: int) -> int:
+def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Bytes of one KV block in all layers."""
+    slot = shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype_of(config, shape)]
+    return 2 * shape.num_layers * config.cache.block_size * slot
+
+
+def blocks_within(
+    config: EngineConfig, shape: ModelArchitecture, default_bytes: int, block_bytes: int
+) -> int:
+    """How many KV blocks there will be: as asked, or what the bytes give and requests can use.
+
+    default_bytes: for the KV cache, unless the settings say how many.
+    """
     cache = config.cache
-    block = 2 * shape.num_layers * cache.block_size * shape.num_kv_heads * shape.head_dim * item
     if cache.num_blocks is not None:
-        return cache.num_blocks * block
-    budget = cache.kv_cache_memory_bytes or min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
+        return cache.num_blocks
+    budget = default_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
     limit = config.model.max_model_len or shape.max_position_embeddings
-    return min(budget // block, usable_blocks(config, limit)) * block
+    return max(0, min(budget // block_bytes, usable_blocks(config, limit)))
 
 
-def _item_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
-    """Bytes of a weight and of a number in the KV cache, by startup's rule for "auto"."""
+def default_kv_bytes(available: int) -> int:
+    """The KV cache's bytes on a CPU with so much free memory, unless the settings say."""
+    return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
+
+
+def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
+    """Data type of weights and of the KV cache, by startup's rule for "auto"."""
     wanted = config.model.dtype
     if wanted != "auto":
-        return _ITEM_BYTES[wanted]
+        return wanted
     is_small = shape.num_parameters * 4 <= SMALL_MODEL_BYTES
     if is_small and not _is_on_gpu(config) and not _has_products_of(shape.dtype):
-        return 4
-    return _ITEM_BYTES.get(shape.dtype, 4)
+        return "float32"
+    return shape.dtype if shape.dtype in ITEM_BYTES else "float32"
 
 
 def _is_on_gpu(config: EngineConfig) -> bool:

@@ -10,25 +10,21 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from quire.config import CacheConfig, EngineConfig
+from quire.config import EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
-from quire.engine.footprint import (
-    CPU_KV_BYTES,
-    CPU_KV_SHARE,
-    SMALL_MODEL_BYTES,
-    available_bytes,
-    usable_blocks,
-)
+from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
+from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.model_runner import ModelRunner
 from quire.engine.null import start_null_engine
+from quire.engine.out_of_memory import fitting
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
@@ -66,12 +62,13 @@ def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCo
     torch.set_num_threads(_threads(config, shape))
     limit = _length_limit(config, shape)
     block_size = config.cache.block_size
-    with _timed("weights", seconds):
+    with _timed("weights", seconds), _fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype)
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, dtype)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
-    num_blocks = _num_blocks(config, limit, bytes_each, device)
-    max_model_len = _max_model_len(config, limit, num_blocks * block_size)
+    with _timed("kernels", seconds), _fitting_step(config):
+        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
+    max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
     limits = RequestLimits(
         max_model_len=max_model_len,
         max_kv_tokens=num_blocks * block_size,
@@ -81,7 +78,7 @@ def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCo
         hidden_size=shape.hidden_size,
         generates=shape.has_head,
     )
-    with _timed("kv_cache", seconds), _fitting_memory(config, num_blocks * bytes_each):
+    with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         grammars = Grammars(_grammar_compiler(config, shape))
         runner = ModelRunner(
@@ -160,43 +157,6 @@ def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else num_cores
 
 
-def _num_blocks(config: EngineConfig, limit: int, bytes_each: int, device: torch.device) -> int:
-    """How many KV blocks to make: as asked, or what the memory gives and the requests can use."""
-    cache = config.cache
-    if cache.num_blocks is not None:
-        return cache.num_blocks
-    budget = cache.kv_cache_memory_bytes or _default_kv_bytes(cache, device)
-    num_blocks = min(budget // bytes_each, usable_blocks(config, limit))
-    if num_blocks < 1:
-        raise ConfigError(
-            f"the KV cache has {budget} bytes, but one block takes {bytes_each}; raise "
-            "kv_cache_memory_bytes or free memory"
-        )
-    return num_blocks
-
-
-def _max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
-    """As asked; by default the model's limit, or what the KV cache can hold of it."""
-    wanted = config.model.max_model_len
-    if wanted is None:
-        if num_slots < limit:
-            setting = "num_blocks" if config.cache.num_blocks else "kv_cache_memory_bytes"
-            logger.warning(
-                "the KV cache holds %d tokens, so the context is limited to that instead of the "
-                "model's %d; for more, raise %s",
-                num_slots,
-                limit,
-                setting,
-            )
-        return min(limit, num_slots)
-    if wanted > num_slots:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but the whole KV cache holds {num_slots} tokens; lower "
-            "the former, or raise kv_cache_memory_bytes or num_blocks"
-        )
-    return wanted
-
-
 def _length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
     limit = shape.max_position_embeddings
     wanted = config.model.max_model_len or limit
@@ -207,20 +167,25 @@ def _length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
     return wanted
 
 
-def _default_kv_bytes(cache: CacheConfig, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(total * cache.gpu_memory_utilization) - (total - free))
-    return min(int(available_bytes() * CPU_KV_SHARE), CPU_KV_BYTES)
+def _fitting_weights(shape: ModelArchitecture, dtype: torch.dtype) -> AbstractContextManager[None]:
+    num_bytes = shape.num_parameters * dtype.itemsize
+    return fitting(
+        f"the model, {num_bytes:,} bytes in {str(dtype).removeprefix('torch.')},",
+        "free memory, take a smaller model, or give quantization",
+    )
 
 
-@contextmanager
-def _fitting_memory(config: EngineConfig, num_bytes: int) -> Iterator[None]:
-    """Turn a failed allocation into the settings that decide its size."""
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise ConfigError(
-            f"a KV cache of {num_bytes:,} bytes and {config.scheduler.max_num_seqs:,} rows of "
-            "requests do not fit in memory; lower num_blocks, kv_cache_memory_bytes or max_num_seqs"
-        ) from error
+def _fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
+    scheduler = config.scheduler
+    return fitting(
+        f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
+        "requests beside the weights",
+        "lower max_num_batched_tokens or max_num_seqs, or free memory",
+    )
+
+
+def _fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[None]:
+    return fitting(
+        f"a KV cache of {num_bytes:,} bytes with {config.scheduler.max_num_seqs:,} requests' rows",
+        "lower num_blocks, kv_cache_memory_bytes, gpu_memory_utilization or max_num_seqs",
+    )

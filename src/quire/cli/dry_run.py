@@ -1,0 +1,99 @@
+"""`quire serve --dry-run`: what the models would take in memory, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.config import EngineConfig
+from quire.engine.footprint import available_bytes
+from quire.engine.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
+from quire.errors import ConfigError
+
+_GIB = 2**30
+
+
+def dry_run(configs: Sequence[EngineConfig], args: Namespace) -> int:
+    """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
+
+    args: may have gpu_memory_gib, of a GPU that need not be there. Raises ConfigError or
+    CheckpointError.
+    """
+    gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
+    plans = [plan_memory(config, device_memory(config, gpu_memory_gib)) for config in configs]
+    if args.json:
+        print(json.dumps([plan.as_json() for plan in plans], indent=1))
+    else:
+        console = Console(highlight=False)
+        for plan in plans:
+            show(plan, console)
+    return int(any(plan.problem for plan in plans))
+
+
+def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceMemory:
+    """The memory to plan for, read from the device unless it is given. Raises ConfigError."""
+    wanted = config.device.device
+    if gpu_memory_gib is not None:
+        if wanted == "cpu":
+            raise ConfigError("device is 'cpu', so gpu_memory_gib has no meaning; give one of them")
+        if not 0.0 < gpu_memory_gib < 2**20:
+            raise ConfigError(f"gpu_memory_gib is {gpu_memory_gib}; give a positive number")
+        total = int(gpu_memory_gib * _GIB)
+        return DeviceMemory("cuda", total, total, CONTEXT_BYTES)
+    if wanted != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            return DeviceMemory("cuda", total, free)
+        if wanted == "cuda":
+            raise ConfigError(
+                "device is 'cuda', but torch sees no GPU; give gpu_memory_gib to plan for one"
+            )
+    available = available_bytes()
+    return DeviceMemory("cpu", available, available)
+
+
+def show(plan: MemoryPlan, console: Console) -> None:
+    """Print one plan."""
+    console.print(f"{plan.model} on {plan.device}, {_gib(plan.total)}", style="bold")
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("memory for")
+    table.add_column("bytes", justify="right")
+    table.add_column("", justify="right")
+    table.add_column("because of", style="dim", no_wrap=True)
+    for name, num_bytes, why in _rows(plan):
+        table.add_row(name, f"{num_bytes:,}", _gib(num_bytes), why)
+    console.print(table)
+    if plan.problem is not None:
+        console.print(f"  it does not fit: {plan.problem}\n", soft_wrap=True)
+        return
+    fits = ", ".join(f"{count:,} of {length:,}" for length, count in plan.at_once().items())
+    console.print(f"  context  {plan.max_model_len:,} tokens a request (max_model_len)")
+    console.print(f"  at once  {fits} tokens\n", soft_wrap=True)
+
+
+def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
+    taken, kept_free = plan.total - plan.free, plan.total - plan.budget
+    rows = [
+        ("others", taken, "what is in use already"),
+        ("CUDA", plan.context, "its own"),
+        *((f"weights, {form}", size, "") for form, size in plan.weights.items()),
+        ("activations", plan.activations, f"{plan.max_num_batched_tokens:,} tokens a step"),
+        ("logits", plan.logits, f"{plan.max_num_seqs:,} requests"),
+        ("graphs", plan.graphs, "recorded steps"),
+        ("workspace", plan.workspace, "scratch of kernels"),
+    ]
+    shown = [row for row in rows if row[1]]
+    shown.append(("KV cache", plan.kv_cache, f"{plan.num_blocks:,} blocks of {plan.block_size}"))
+    left = plan.budget - taken - plan.fixed - plan.kv_cache
+    shown.append(("left", left, "missing" if left < 0 else ""))
+    return [*shown, ("kept free", kept_free, "gpu_memory_utilization")] if kept_free else shown
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:,.2f} GiB"

@@ -1,0 +1,128 @@
+"""How many KV blocks an engine makes, and how long its requests may be because of that.
+
+On a GPU the largest step is run once, without requests, and what it takes is measured; the KV cache
+gets what is then left of the share that the settings give.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from quire.config import EngineConfig
+from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
+from quire.engine.memory_plan import graph_bytes
+from quire.engine.model_runner import CausalLM
+from quire.errors import ConfigError
+from quire.kernels.layout import BatchLayout
+from quire.kvcache.storage import allocate_kv
+from quire.layers.context import ForwardContext
+from quire.models.architecture import ModelArchitecture
+
+logger = logging.getLogger(__name__)
+
+
+def choose_num_blocks(
+    config: EngineConfig,
+    shape: ModelArchitecture,
+    model: CausalLM,
+    block_bytes: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """As asked, or what the memory gives and the requests can use. Raises ConfigError."""
+    asked = config.cache.num_blocks, config.cache.kv_cache_memory_bytes
+    if asked != (None, None):
+        budget, raised = asked[1] or 0, "raise kv_cache_memory_bytes"
+    elif device.type == "cuda":
+        budget = _measured_bytes(config, shape, model, dtype, device)
+        raised = (
+            "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs, or "
+            "free memory"
+        )
+    else:
+        budget, raised = default_kv_bytes(available_bytes()), "free memory"
+    num_blocks = blocks_within(config, shape, budget, block_bytes)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"the KV cache has {budget:,} bytes, but one block takes {block_bytes:,}; {raised}"
+        )
+    return num_blocks
+
+
+def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
+    """As asked; by default the model's limit, or what the KV cache can hold of it."""
+    wanted = config.model.max_model_len
+    if wanted is None:
+        if num_slots < limit:
+            setting = "num_blocks" if config.cache.num_blocks else "kv_cache_memory_bytes"
+            logger.warning(
+                "the KV cache holds %d tokens, so the context is limited to that instead of the "
+                "model's %d; for more, raise %s",
+                num_slots,
+                limit,
+                setting,
+            )
+        return min(limit, num_slots)
+    if wanted > num_slots:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the whole KV cache holds {num_slots} tokens; lower "
+            "the former, or raise kv_cache_memory_bytes or num_blocks"
+        )
+    return wanted
+
+
+def _measured_bytes(
+    config: EngineConfig,
+    shape: ModelArchitecture,
+    model: CausalLM,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int:
+    """What is left for the KV cache of the share of the GPU's memory; may be negative."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_largest_step(config, shape, model, dtype, device)
+    peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    graphs = graph_bytes(shape, config.scheduler.max_num_seqs, dtype.itemsize)
+    budget = int(total * config.cache.gpu_memory_utilization) - (total - free) - peak - graphs
+    logger.info(
+        "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "
+        "for graphs, %.2f for the KV cache",
+        *(size / 2**30 for size in (total, free, peak, graphs, budget)),
+    )
+    return budget
+
+
+@torch.inference_mode()
+def run_largest_step(
+    config: EngineConfig,
+    shape: ModelArchitecture,
+    model: CausalLM,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Prompts of all the tokens that a step may have, and logits for all requests that may run.
+
+    The prompts' keys all go to one block, over each other.
+    """
+    block_size = config.cache.block_size
+    longest = config.model.max_model_len or shape.max_position_embeddings
+    left, lens = config.scheduler.max_num_batched_tokens, list[int]()
+    while left > 0:
+        lens.insert(0, min(left, longest))  # the shortest comes first: it may be a single token
+        left -= lens[0]
+    table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
+    layout = BatchLayout.build(lens, lens, table, block_size, device)
+    kv_shape = (shape.num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
+    context = ForwardContext(layout, allocate_kv(*kv_shape, dtype, device))
+    positions = torch.cat([torch.arange(count, device=device) for count in lens])
+    hidden = model.forward(torch.zeros_like(positions), positions, context)
+    if shape.has_head:
+        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs])
+        copies = [logits.clone() for _ in range(2)]  # as many as samplers make
+        del copies

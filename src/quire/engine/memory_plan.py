@@ -1,0 +1,194 @@
+"""What a model will take on its device and what fits beside it, in bytes, before any is taken.
+
+No torch, and no look at a weight. The KV cache gets what is left: on a GPU of the share that the
+settings give, on a CPU by footprint's rule. Sizes of a step are upper bounds by arithmetic; at the
+start of an engine on a GPU they are measured instead (kv_size.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from quire.config import EngineConfig
+from quire.engine.footprint import (
+    ITEM_BYTES,
+    block_bytes_of,
+    blocks_within,
+    default_kv_bytes,
+    dtype_of,
+    weights_by_form,
+)
+from quire.hub import resolve_model
+from quire.models.architecture import ModelArchitecture
+
+# What CUDA takes in a process before anything is asked of it, as seen on Hopper.
+CONTEXT_BYTES = 512 << 20
+# Scratch memory of Triton's kernels and of cuBLAS.
+WORKSPACE_BYTES = 96 << 20
+# The largest step that is kept as a graph, in tokens, and what the driver keeps for each graph.
+GRAPH_TOKENS = 512
+GRAPH_BYTES = 3 << 20
+_LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A device's memory. context: bytes that will be taken by the mere use of it."""
+
+    device: Literal["cpu", "cuda"]
+    total: int
+    free: int
+    context: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose, and what they give. weights: by the form that they are kept in.
+
+    budget: what may be taken of the device, by others, too. max_model_len: None if nothing fits.
+    problem: what does not fit and which setting to change; None if all does.
+    """
+
+    model: str
+    device: str
+    total: int
+    free: int
+    budget: int
+    context: int
+    weights: dict[str, int]
+    activations: int
+    logits: int
+    graphs: int
+    workspace: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    problem: str | None
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        parts = self.context + self.activations + self.logits + self.graphs + self.workspace
+        return parts + sum(self.weights.values())
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    def at_once(self) -> dict[int, int]:
+        """Length of requests → how many of them run at a time."""
+        longest = self.max_model_len or 0
+        lengths = sorted({n for n in (*_LENGTHS, longest) if 0 < n <= longest}, reverse=True)
+        blocks = {n: -(-n // self.block_size) for n in lengths}
+        return {n: min(self.max_num_seqs, self.num_blocks // blocks[n]) for n in lengths}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it for machines."""
+        lengths = {str(length): count for length, count in self.at_once().items()}
+        return asdict(self) | {"kv_cache": self.kv_cache, "at_once": lengths}
+
+
+def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
+    """The plan of an engine of these settings. Reads files; downloads them if need be.
+
+    Raises CheckpointError.
+    """
+    config = replace(config, device=replace(config.device, device=memory.device))
+    folder = resolve_model(config.model.model, config.model.revision)
+    shape = ModelArchitecture.from_folder(folder)
+    sizes = _sizes(config, shape)
+    weights = weights_by_form(config, shape, folder)
+    share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
+    budget = int(memory.total * share)
+    fixed = memory.context + sum(sizes.values()) + sum(weights.values())
+    left = budget - (memory.total - memory.free) - fixed
+    block_bytes, block_size = block_bytes_of(config, shape), config.cache.block_size
+    default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
+    num_blocks = blocks_within(config, shape, default, block_bytes)
+    problem = _problem(config, left, num_blocks, block_bytes)
+    limit = config.model.max_model_len or shape.max_position_embeddings
+    return MemoryPlan(
+        model=config.model.served_model_name or config.model.model,
+        device=memory.device,
+        total=memory.total,
+        free=memory.free,
+        budget=budget,
+        context=memory.context,
+        weights=weights,
+        **sizes,
+        block_bytes=block_bytes,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=None if problem else min(limit, num_blocks * block_size),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        problem=problem,
+    )
+
+
+def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
+    """What steps need beside weights and KV cache."""
+    num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    item = ITEM_BYTES[dtype_of(config, shape)]
+    sizes = {
+        "activations": activation_bytes(shape, num_tokens, item),
+        "logits": logits_bytes(shape, num_rows, item) if shape.has_head else 0,
+        "graphs": 0,
+        "workspace": 0,
+    }
+    if config.device.device == "cuda":
+        sizes["workspace"] = WORKSPACE_BYTES
+        sizes["graphs"] = graph_bytes(shape, num_rows, item)
+    return sizes
+
+
+def activation_bytes(shape: ModelArchitecture, num_tokens: int, item: int) -> int:
+    """The most that is alive at a time in a layer's pass over so many tokens."""
+    heads = 3 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # projected, turned, out
+    widest = max(heads, 3 * shape.intermediate_size)  # gate and up, and what they become
+    turns = 2 * shape.head_dim * 4  # cosines and sines
+    return num_tokens * ((2 * shape.hidden_size + widest) * item + turns)
+
+
+def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
+    """Logits as they come, in float32, and two copies for a sampler to change."""
+    return num_rows * shape.vocab_size * (item + 3 * 4)
+
+
+def graph_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
+    """Of recorded steps: the largest one's tensors, which all share, and the driver's part."""
+    num_graphs = 8 + num_rows // 16
+    return activation_bytes(shape, GRAPH_TOKENS, item) + num_graphs * GRAPH_BYTES
+
+
+def _problem(config: EngineConfig, left: int, num_blocks: int, block_bytes: int) -> str | None:
+    """left: bytes for the KV cache; negative if something is missing even without one."""
+    raised = "free memory, or lower max_num_batched_tokens or max_num_seqs"
+    if config.device.device == "cuda":
+        raised = "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
+    if left < 0:
+        return f"{-left:,} bytes are missing before there is a KV cache; {raised}"
+    if num_blocks == 0:
+        return f"what is left is less than a KV block's {block_bytes:,} bytes; {raised}"
+    if num_blocks * block_bytes > left:
+        return (
+            f"the KV cache takes {num_blocks * block_bytes:,} bytes, but {left:,} are left; lower "
+            "num_blocks or kv_cache_memory_bytes"
+        )
+    num_slots, wanted = num_blocks * config.cache.block_size, config.model.max_model_len
+    if wanted is not None and wanted > num_slots:
+        return (
+            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower "
+            f"max_model_len, or {raised}"
+        )
+    return None

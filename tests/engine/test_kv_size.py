@@ -1,0 +1,170 @@
+"""The KV cache's size from what the largest step takes, and what is said when memory runs out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import ModelRunnerOutput, SchedulerOutput
+from quire.engine import kv_size, startup
+from quire.engine.executor import UniprocExecutor
+from quire.engine.kv_size import choose_num_blocks, run_largest_step
+from quire.engine.memory_plan import graph_bytes
+from quire.engine.startup import start_engine
+from quire.errors import ConfigError
+from quire.hub import resolve_model
+from quire.kernels.layout import BatchLayout
+from quire.layers.context import ForwardContext
+from quire.models.architecture import ModelArchitecture
+from quire.models.loader import load_model
+
+SHAPE = ModelArchitecture.from_folder(resolve_model("quire-tiny-draft"))
+CPU, MIB = torch.device("cpu"), 2**20
+
+
+class WatchedModel:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        config = EngineConfig.from_options(model="quire-tiny-draft").model
+        folder = resolve_model(config.model)
+        self.model = load_model(config, SHAPE, folder, CPU, torch.float32)
+        self.layouts: list[BatchLayout] = []
+        self.num_logits = 0
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        self.layouts.append(ctx.layout)
+        return self.model.forward(input_ids, positions, ctx)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.num_logits = len(hidden)
+        return self.model.compute_logits(hidden)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "longest", "lens"),
+    [(64, 64, [64]), (64, 21, [1, 21, 21, 21]), (50, None, [50]), (20, 8, [4, 8, 8])],
+)
+def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int]) -> None:
+    config = EngineConfig.from_options(
+        model="quire-tiny-draft",
+        max_num_batched_tokens=num_tokens,
+        max_num_seqs=20,
+        max_model_len=longest,
+    )
+    model = WatchedModel()
+    run_largest_step(config, SHAPE, model, torch.float32, CPU)
+    assert [layout.query_lens_host for layout in model.layouts] == [lens]
+    assert model.num_logits == 20
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
+    """A GPU as far as `choose_num_blocks` looks."""
+    told = SimpleNamespace(
+        synchronize=lambda _: None,
+        reset_peak_memory_stats=lambda _: None,
+        max_memory_allocated=lambda _: peak,
+        memory_allocated=lambda _: kept,
+        empty_cache=lambda: None,
+        mem_get_info=lambda _: (free, total),
+    )
+    monkeypatch.setattr(torch, "cuda", told)
+    monkeypatch.setattr(kv_size, "run_largest_step", lambda *_: None)
+
+
+def blocks(**options: Any) -> int:
+    config = EngineConfig.from_options(model="quire-tiny-draft", **options)
+    cuda = torch.device("cuda")
+    return choose_num_blocks(config, SHAPE, None, MIB, torch.float32, cuda)  # type: ignore[arg-type]
+
+
+def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, free=800 * MIB, total=1000 * MIB, peak=130 * MIB, kept=30 * MIB)
+    graphs = graph_bytes(SHAPE, 256, 4)
+    assert blocks() == 900 - 200 - 100 - -(-graphs // MIB)
+    assert blocks(gpu_memory_utilization=0.5) == 500 - 200 - 100 - -(-graphs // MIB)
+    assert blocks(num_blocks=7) == 7
+    assert blocks(kv_cache_memory_bytes=9 * MIB) == 9
+
+
+def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, free=100 * MIB, total=1000 * MIB, peak=200 * MIB, kept=0)
+    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, or lower max_num_batched"):
+        blocks()
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        blocks(kv_cache_memory_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("load_model", "free memory, take a smaller model, or give quantization"),
+        ("choose_num_blocks", "lower max_num_batched_tokens or max_num_seqs"),
+        ("allocate_kv", "lower num_blocks, kv_cache_memory_bytes, gpu_memory_utilization or max"),
+    ],
+)
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate"),
+    ],
+)
+def test_memory_that_runs_out_at_the_start_names_the_setting(
+    name: str, told: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(startup, name, fail)
+    with pytest.raises(ConfigError, match=told):
+        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+
+
+def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(startup, "load_model", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+
+
+def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful:
+        def __init__(self, runner: Any) -> None:
+            self.runner, self.fails = runner, True
+
+        def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+            output: ModelRunnerOutput = self.runner.run(plan)
+            if self.fails:
+                self.fails = False
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return output
+
+    monkeypatch.setattr(
+        startup, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
+    )
+    core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+
+    def answer(request_id: str) -> tuple[str | None, str | None]:
+        request = AddRequest(request_id=request_id, prompt_token_ids=[5], sampling=sampling)
+        core.handle(request)
+        deltas = []
+        while core.has_work:
+            deltas += core.step().deltas
+        return deltas[-1].finish_reason, deltas[-1].error
+
+    reason, error = answer("a")
+    assert reason == "error"
+    assert "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization" in str(error)
+    assert answer("b") == ("length", None)

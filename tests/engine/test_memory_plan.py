@@ -1,0 +1,124 @@
+"""What is told before anything is allocated: against an engine that was started, and by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli import main
+from quire.config import EngineConfig
+from quire.engine.memory_plan import DeviceMemory, MemoryPlan, activation_bytes, plan_memory
+from quire.engine.startup import start_engine
+from quire.models.architecture import ModelArchitecture
+
+SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.1-8b"
+GIB = 2**30
+CPU = DeviceMemory("cpu", 16 * GIB, 16 * GIB)
+
+
+def plan_8b(gib: float, *, taken: int = 0, **options: Any) -> MemoryPlan:
+    config = EngineConfig.from_options(model=SHAPE, load_format="dummy", **options)
+    total = int(gib * GIB)
+    return plan_memory(config, DeviceMemory("cuda", total, total - taken, 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 50},
+        {"num_blocks": 50, "block_size": 32, "dtype": "bfloat16"},
+        {"kv_cache_memory_bytes": 5_000_000, "max_num_seqs": 3},
+        {"max_num_seqs": 2, "max_model_len": 100},
+    ],
+)
+def test_an_engine_is_as_planned(options: dict[str, Any]) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
+    plan = plan_memory(config, CPU)
+    _, info = start_engine(config)
+    assert plan.problem is None
+    assert (plan.num_blocks, plan.kv_cache) == (info.num_blocks, info.kv_cache_bytes)
+    assert plan.max_model_len == info.limits.max_model_len
+    assert plan.weights.keys() == {info.dtype}
+
+
+def test_all_that_may_be_used_of_a_gpu_is_used() -> None:
+    plan = plan_8b(141, taken=2 * GIB)
+    left = plan.budget - 2 * GIB - plan.fixed - plan.kv_cache
+    assert 0 <= left < plan.block_bytes == 2 * 32 * 16 * 8 * 128 * 2
+    assert plan.budget == int(141 * GIB * 0.9)
+    assert plan.weights == {"bfloat16": pytest.approx(16.06e9, rel=0.001)}
+    assert plan.max_model_len == 131_072
+
+
+def test_quantized_weights_leave_room_for_the_cache() -> None:
+    plain, small = plan_8b(24), plan_8b(24, quantization="fp8")
+    assert small.weights["fp8"] == pytest.approx(plain.weights["bfloat16"] * 0.467, rel=0.01)
+    assert small.weights["bfloat16"] == 128_256 * 4096 * 2  # the embedding
+    saved = sum(plain.weights.values()) - sum(small.weights.values())
+    assert abs(small.kv_cache - plain.kv_cache - saved) < plain.block_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "bytes are missing before there is a KV cache; raise gpu_memory_utilization, or low"),
+        ({"gib": 17.5}, "left is less than a KV block's 2,097,152 bytes; raise gpu_memory_util"),
+        ({"gib": 24, "num_blocks": 9000}, "are left; lower num_blocks or kv_cache_memory_bytes"),
+        ({"gib": 24, "max_model_len": 131_072}, "max_model_len is 131072, but the KV cache holds"),
+    ],
+)
+def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: str) -> None:
+    sizes = {"gib": 16.0, "gpu_memory_utilization": 0.95} | options
+    if sizes["gib"] == 17.5:  # all but a megabyte goes to what is not the cache
+        fixed = plan_8b(141).fixed
+        sizes["gib"], sizes["gpu_memory_utilization"] = (fixed + 2**20) / GIB, 1.0
+    plan = plan_8b(**sizes)
+    assert problem in str(plan.problem)
+    assert plan.max_model_len is None
+    assert plan.at_once() == {}
+
+
+def test_how_many_requests_fit() -> None:
+    plan = replace(plan_8b(141), num_blocks=1000, max_model_len=8192, max_num_seqs=6)
+    assert plan.at_once() == {8192: 1, 2048: 6}
+
+
+def test_activations_grow_with_the_widest_part() -> None:
+    shape = ModelArchitecture.from_folder(SHAPE)
+    assert activation_bytes(shape, 2, 2) == 2 * activation_bytes(shape, 1, 2)
+    assert activation_bytes(shape, 1, 2) > (2 * 4096 + 3 * 14_336) * 2
+
+
+def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--gpu-memory-gib", "80"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    for row in ("weights, bfloat16", "activations", "logits", "graphs", "KV cache", "kept free"):
+        assert row in text
+    assert "131,072 tokens a request (max_model_len)" in text
+
+
+def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--json"]
+    assert main([*words, "--gpu-memory-gib", "8"]) == 1
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["max_model_len"] is None
+    assert "raise gpu_memory_utilization" in plan["problem"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--json"], "--json is for --dry-run"),
+        (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
+        (["--dry-run", "--gpu-memory-gib", "-1"], "--gpu-memory-gib is -1.0; give a positive"),
+        (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--device is 'cpu', so"),
+    ],
+)
+def test_mistakes(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *words]) == 2
+    assert told in capsys.readouterr().err
