@@ -166,6 +166,9 @@ class DeviceConfig:
     threads: int | None = _setting(
         None, "CPU threads for tensor work; default: all cores, one for a tiny model"
     )
+    enforce_eager: bool = _setting(
+        False, "on a GPU, launch kernels one by one instead of replaying CUDA graphs"
+    )
 
     def __post_init__(self) -> None:
         _require(

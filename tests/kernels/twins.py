@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms
+from quire.kernels.step_layout import StepSections
 
 _TOKENS = (1, 6, 123)
 
@@ -161,6 +162,44 @@ def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield (codes.float() * scale).to(dtype), *stored, bias
 
 
+def packed_step(seed: int, num_tokens: int = 40, num_rows: int = 9) -> tuple[Any, ...]:
+    """Arguments of `build_inputs`: some rows run, one token or several; blocks of 4."""
+    rng = np.random.default_rng(seed)
+    sections = StepSections(num_tokens, min(num_tokens, num_rows), num_rows)
+    packed = np.zeros(sections.size + 2 * 60, np.int32)
+    step = sections.cut(packed)
+    counts = rng.choice([0, 1, 1, 6], num_rows)
+    step.query_start_loc[1:] = np.cumsum(counts)
+    step.seq_lens[:] = np.where(counts, counts + rng.integers(0, 30, num_rows), 0)
+    total = counts.sum()
+    step.token_rows[:] = -1
+    step.token_rows[:total] = np.repeat(np.arange(num_rows), counts)
+    step.token_ids[:total] = rng.integers(-1, 500, total).clip(-1)
+    step.header[0] = rng.integers(0, 60)
+    step.block_changes[:, 0] = rng.permutation(num_rows * (600 // num_rows))[:60]
+    step.block_changes[:, 1] = rng.integers(0, 1000, 60)
+    last_tokens = torch.from_numpy(rng.integers(500, 600, num_rows).astype(np.int32))
+    block_table = torch.from_numpy(
+        rng.integers(0, 1000, (num_rows, 600 // num_rows)).astype(np.int32)
+    )
+    inputs = torch.full((3, num_tokens), 7)
+    return torch.from_numpy(packed), sections, last_tokens, block_table, inputs, 4
+
+
+def _build_inputs(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for seed in range(4):
+        yield packed_step(seed)
+    yield packed_step(4, num_tokens=200, num_rows=3)
+
+
+def _finish_step(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens, samples in ((1, 1), (37, 5), (5, 8)):
+        hidden = normal(tokens, 77, dtype=dtype)
+        drawn = torch.arange(samples, dtype=torch.int32) + 100
+        rows = (torch.randperm(samples + 2) - 1)[:samples].int()
+        yield hidden, drawn, drawn % 2, rows, torch.zeros(samples + 2, dtype=torch.int32)
+
+
 # operation → dtype → argument lists
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
@@ -172,9 +211,11 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "linear": _linear,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
+    "build_inputs": _build_inputs,
+    "finish_step": _finish_step,
 }
 # operations that also write into their arguments
-WRITING = {"rotary_write_kv"}
+WRITING = {"rotary_write_kv", "build_inputs", "finish_step"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {"prepare_linear": "linear"}
 # largest difference relative to the largest value of the twin's result

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from quire.core.messages import (
     AbortRequests,
@@ -25,8 +24,8 @@ from quire.core.messages import (
     Watch,
 )
 from quire.core.request import FinishReason, Request, RequestLimits
-from quire.core.step import ModelRunnerOutput, SchedulerOutput
-from quire.engine.executor import Executor
+from quire.core.step import SchedulerOutput
+from quire.engine.executor import Executor, Outcome
 from quire.engine.grammars import Grammars
 from quire.engine.out_of_memory import told_of_step
 from quire.engine.queue_deadlines import QueueDeadlines
@@ -55,7 +54,7 @@ class EngineCore:
         self.on_begin: Callable[[list[str]], None] | None = None  # told who enters the batch
         self._scheduler = scheduler
         self._executor = executor
-        self._in_flight: deque[tuple[float, SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._in_flight: deque[tuple[float, SchedulerOutput, Outcome]] = deque()
         self._deltas: list[RequestDelta] = []
         self._log = StepLog()
         self._num_arrivals = 0
@@ -142,11 +141,9 @@ class EngineCore:
             steps=self._log.recent,
         )
 
-    def _answer(
-        self, begin: float, plan: SchedulerOutput, future: Future[ModelRunnerOutput]
-    ) -> list[RequestDelta]:
+    def _answer(self, begin: float, plan: SchedulerOutput, outcome: Outcome) -> list[RequestDelta]:
         try:
-            output = future.result()
+            output = outcome.result()
         except Exception as failure:  # whatever broke the step ends its requests, not the engine
             text = told_of_step(failure)
             log = logger.exception if text is None else logger.error

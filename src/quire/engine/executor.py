@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
+
+Step = TypeVar("Step")
 
 
 class Runner(Protocol):
@@ -15,13 +17,64 @@ class Runner(Protocol):
         """Run one step to its end. Changes the batch and the KV cache."""
 
 
+class LaunchingRunner(Protocol[Step]):
+    """A model runner that need not wait for its device."""
+
+    def launch(self, plan: SchedulerOutput) -> Step:
+        """Start a step behind those that were started before."""
+
+    def collect(self, step: Step) -> ModelRunnerOutput:
+        """Wait for the outcome of a step; called in the order of the launches."""
+
+
+class Outcome(Protocol):
+    """A step that was started."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for its end; raises what went wrong in it."""
+
+
 class Executor(Protocol):
     """Starts steps. The engine keeps up to `max_in_flight` of them unanswered."""
 
     max_in_flight: int
 
-    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Start a step; steps run in the order of these calls. Never raises: see the future."""
+    def execute(self, plan: SchedulerOutput) -> Outcome:
+        """Start a step; steps run in the order of these calls. Never raises: see the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that came to its end."""
+
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        """What it gave."""
+        return self.output
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A step that could not be run."""
+
+    failure: Exception
+
+    def result(self) -> ModelRunnerOutput:
+        """Raise why."""
+        raise self.failure
+
+
+@dataclass(frozen=True, slots=True)
+class Launched(Generic[Step]):
+    """A step that runs on a device."""
+
+    runner: LaunchingRunner[Step]
+    step: Step
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the device."""
+        return self.runner.collect(self.step)
 
 
 class UniprocExecutor:
@@ -32,11 +85,25 @@ class UniprocExecutor:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run the step; its failure is kept in the future."""
-        future: Future[ModelRunnerOutput] = Future()
+    def execute(self, plan: SchedulerOutput) -> Outcome:
+        """Run the step; its failure is kept in the outcome."""
         try:
-            future.set_result(self._runner.run(plan))
+            return Done(self._runner.run(plan))
         except Exception as failure:  # a step may fail in any way; the engine has to outlive it
-            future.set_exception(failure)
-        return future
+            return Failed(failure)
+
+
+class OverlappedExecutor(Generic[Step]):
+    """Launches a step while the one before it still runs."""
+
+    max_in_flight = 2
+
+    def __init__(self, runner: LaunchingRunner[Step]) -> None:
+        self._runner = runner
+
+    def execute(self, plan: SchedulerOutput) -> Outcome:
+        """Launch the step; a failure, then or later, is kept in the outcome."""
+        try:
+            return Launched(self._runner, self._runner.launch(plan))
+        except Exception as failure:  # as above
+            return Failed(failure)

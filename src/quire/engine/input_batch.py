@@ -18,12 +18,18 @@ from quire.kernels.layout import BatchLayout
 
 
 @dataclass(frozen=True, slots=True)
-class StepInputs:
-    """One ragged step of T tokens. `scheduled` is the plan's list in batch order: decodes first."""
+class StepOrder:
+    """Who is where in the flat list of a step of T tokens."""
 
-    scheduled: list[ScheduledRequest]
+    scheduled: list[ScheduledRequest]  # in batch order
     rows: npt.NDArray[np.int64]  # [B] batch row of each scheduled request
     query_start: npt.NDArray[np.int64]  # [B + 1] first token of each request in the flat list
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs(StepOrder):
+    """One ragged step as tensors, decodes first."""
+
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     layout: BatchLayout
@@ -34,6 +40,7 @@ class InputBatch:
 
     token_ids: int32 [R, max_model_len], known tokens of each row, sampled ones included as soon
     as they are drawn, so that the next step needs nothing from the scheduler to read them.
+    tenancies: int64 [R], another number for each request that a row was given to.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class InputBatch:
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        self.tenancies = np.zeros(max_num_seqs, np.int64)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -64,6 +72,7 @@ class InputBatch:
     def add(self, request: NewRequest) -> int:
         """Give a request a row and fill in its known tokens; returns the row."""
         row = self._free_rows.pop()
+        self.tenancies[row] += 1
         self._rows[request.request_id] = row
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
         self.num_tokens[row] = len(request.token_ids)
@@ -82,7 +91,7 @@ class InputBatch:
         rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
         for entry, row in zip(scheduled, rows, strict=True):
             if entry.new_block_ids:
-                self._append_blocks(row, entry.new_block_ids)
+                self.append_blocks(row, entry.new_block_ids)
         counts = np.array([entry.num_tokens for entry in scheduled], np.int64)
         starts = np.array([entry.start for entry in scheduled], np.int64)
         query_start = np.concatenate(([0], np.cumsum(counts)))
@@ -105,7 +114,9 @@ class InputBatch:
             ),
         )
 
-    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
-        held = self._num_blocks[row]
+    def append_blocks(self, row: int, block_ids: list[int]) -> int:
+        """Add to a row's block table; returns how many it had."""
+        held = int(self._num_blocks[row])
         self.block_table[row, held : held + len(block_ids)] = block_ids
         self._num_blocks[row] += len(block_ids)
+        return held

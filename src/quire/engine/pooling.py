@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire.core.pooling_params import PoolingParams
 from quire.core.step import NewRequest, SampleResult
-from quire.engine.input_batch import StepInputs
+from quire.engine.input_batch import StepOrder
 
 _SMALLEST_LENGTH = 1e-12  # vectors are scaled by no less, so that zeros stay zeros
 
@@ -52,7 +52,7 @@ class Pooler:
         """A request leaves the batch."""
         self._requests.pop(request_id, None)
 
-    def pool(self, inputs: StepInputs, hidden: Tensor, results: dict[str, SampleResult]) -> None:
+    def pool(self, inputs: StepOrder, hidden: Tensor, results: dict[str, SampleResult]) -> None:
         """Take a step's hidden states [T, H]; fills in the results that are complete with it.
 
         Requests whose states are not finite have been marked as failed, and are left alone; one

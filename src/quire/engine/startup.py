@@ -17,14 +17,13 @@ import torch
 from quire.config import EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
-from quire.engine.executor import UniprocExecutor
 from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
-from quire.engine.model_runner import ModelRunner
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
+from quire.engine.runners import make_executor
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
@@ -80,10 +79,9 @@ def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCo
     )
     with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
-        grammars = Grammars(_grammar_compiler(config, shape))
-        runner = ModelRunner(
-            model, kv_caches, limits, block_size, device, matchers=grammars, beat=beat
-        )
+    grammars = Grammars(_grammar_compiler(config, shape))
+    with _timed("graphs", seconds), _fitting_step(config):
+        executor = make_executor(config, model, kv_caches, limits, device, grammars, beat)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -101,7 +99,7 @@ def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCo
         quantization=config.model.quantization,
         pooling=pooling,
     )
-    return EngineCore(scheduler, UniprocExecutor(runner), limits, grammars), info
+    return EngineCore(scheduler, executor, limits, grammars), info
 
 
 def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:

@@ -17,6 +17,7 @@ from quire.kernels.cpu import elementwise
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms
+from quire.kernels.step_layout import StepSections
 
 # operation → {device type: function}; a device without an entry runs the reference twin
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -41,6 +42,8 @@ TABLE: Table = {
     "linear": {"reference": reference.linear, "cpu": cpu_matmul.linear},
     "quantize_fp8": {"reference": reference.quantize_fp8},
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
+    "build_inputs": {"reference": reference.build_inputs},
+    "finish_step": {"reference": reference.finish_step},
 }
 
 
@@ -60,6 +63,8 @@ class Kernels:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
+    finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def select(table: Table, device_type: str) -> Kernels:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.step_layout import StepSections
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -258,3 +259,59 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     """
     out = F.linear(x.float(), codes.float()) * scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def build_inputs(
+    packed: Tensor,
+    sections: StepSections,
+    last_tokens: Tensor,
+    block_table: Tensor,
+    inputs: Tensor,
+    block_size: int,
+) -> None:
+    """Apply a step's changes to the block table, and fill in what each of its T tokens needs.
+
+    packed: int32, a step as `sections` cut it; last_tokens int32 [R]; block_table int32 [R, N];
+    inputs int64 [3, T]: token ids, positions, and slots, which are 0, 0 and -1 beyond the last
+    token.
+    """
+    step = sections.cut(packed)
+    _change_blocks(block_table, step.block_changes, int(step.header[0]))
+    rows = step.token_rows.long()
+    there = rows >= 0
+    rows = rows.clamp(min=0)
+    drawn = there & (step.token_ids < 0)
+    ids = torch.where(drawn, last_tokens[rows], step.token_ids).long()
+    tokens = torch.arange(len(rows), device=rows.device)
+    # the last token of a row is at its length - 1
+    positions = step.seq_lens[rows] - step.query_start_loc[rows + 1] + tokens
+    positions = torch.where(there, positions, 0)
+    blocks = block_table[rows, positions // block_size].long()
+    slots = blocks * block_size + positions % block_size
+    inputs.copy_(
+        torch.stack([torch.where(there, ids, 0), positions, torch.where(there, slots, -1)])
+    )
+
+
+def _change_blocks(block_table: Tensor, changes: Tensor, count: int) -> None:
+    """changes int32 [..., 2]: a place in the flattened table, and the block's id."""
+    table = block_table.view(-1)
+    table[changes[:count, 0].long()] = changes[:count, 1]
+
+
+def finish_step(
+    hidden: Tensor, drawn: Tensor, failed: Tensor, rows: Tensor, last_tokens: Tensor
+) -> Tensor:
+    """Keep the drawn tokens for the next step, and gather all that the host wants to know.
+
+    hidden [T, H]; drawn, failed, rows int32 [S], rows -1 where nothing was drawn; last_tokens
+    int32 [R]. The result is int32 [3, max(S, T)]: drawn, failed, and whether a token's hidden state
+    is finite.
+    """
+    mine = rows >= 0
+    last_tokens[rows[mine].long()] = drawn[mine]
+    outcome = torch.zeros(3, max(len(rows), len(hidden)), dtype=torch.int32, device=hidden.device)
+    outcome[0, : len(rows)] = drawn
+    outcome[1, : len(rows)] = failed
+    outcome[2, : len(hidden)] = hidden.isfinite().all(-1)
+    return outcome

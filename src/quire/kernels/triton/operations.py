@@ -14,6 +14,7 @@ from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_a
 from quire.kernels.triton.fp8 import linear_fp8
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
+from quire.kernels.triton.step import build_inputs, finish_step
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
 
@@ -38,4 +39,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "attention": attention,
     "linear": linear,
     "linear_fp8": linear_fp8,
+    "build_inputs": build_inputs,
+    "finish_step": finish_step,
 }

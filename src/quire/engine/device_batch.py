@@ -1,0 +1,170 @@
+"""The persistent batch where the device keeps it: block tables, tokens drawn last, a step's inputs.
+
+Owns these tensors, and the way of a step to them: one buffer, filled on the host and copied without
+waiting. Does not own what a row's tokens are (input_batch.py), nor the KV cache's bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.core.step import ScheduledRequest, SchedulerOutput
+from quire.engine.input_batch import InputBatch, StepOrder
+from quire.kernels.dispatch import Kernels
+from quire.kernels.layout import BatchLayout
+from quire.kernels.step_layout import Step, StepSections
+
+# Buffers on their way at once: of a step that runs, of one that waits, and one that is filled.
+_NUM_BUFFERS = 3
+
+Ints = npt.NDArray[np.int64]
+HostStep = Step[npt.NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What a step's kernels are launched for; with the same size the same kernels serve any step.
+
+    num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
+    token.
+    """
+
+    num_tokens: int
+    num_samples: int
+    has_prefills: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step's tensors on the device: of the same size always the same memory."""
+
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    layout: BatchLayout
+    sample_tokens: Tensor  # int32 [S], index of the token whose hidden state is wanted
+    sample_rows: Tensor  # int32 [S], -1 where the device draws nothing
+    sample_positions: Tensor  # int32 [S]
+
+
+class DeviceBatch:
+    """R rows on the device. batch: the same rows on the host. max_num_tokens: of a step."""
+
+    def __init__(
+        self, batch: InputBatch, max_num_tokens: int, kernels: Kernels, device: torch.device
+    ) -> None:
+        self._batch = batch
+        self._kernels = kernels
+        self._num_rows, num_blocks = batch.block_table.shape
+        self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
+        most = StepSections(max_num_tokens, max_num_tokens, self._num_rows).size
+        size = most + 2 * self._num_rows * num_blocks
+        self._packed = torch.zeros(size, dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(3 * max_num_tokens, dtype=torch.int64, device=device)
+        on_gpu = device.type == "cuda"
+        self._buffers = [
+            torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(_NUM_BUFFERS)
+        ]
+
+    def order(self, plan: SchedulerOutput) -> StepOrder:
+        """Requests in the order of their rows."""
+        rows = np.array([self._batch.row_of(entry.request_id) for entry in plan.scheduled])
+        places = np.argsort(rows)
+        scheduled = [plan.scheduled[place] for place in places.tolist()]
+        counts = [entry.num_tokens for entry in scheduled]
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        return StepOrder(scheduled=scheduled, rows=rows[places], query_start=query_start)
+
+    def send(self, order: StepOrder, size: StepSize, due: Ints, on_device: Ints) -> None:
+        """Start the copy of a step.
+
+        due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
+        on_device [D]: the rows for which the device is to draw, -1 for the others.
+        """
+        self._buffers.append(buffer := self._buffers.pop(0))
+        sections = self._sections(size)
+        step = sections.cut(buffer.numpy())
+        changes = self._note_blocks(order)
+        step.header[0] = len(changes)
+        step.block_changes[: len(changes)] = changes
+        self._fill_tokens(step, order)
+        self._fill_samples(step, order, due, on_device)
+        length = sections.size + changes.size
+        self._packed[:length].copy_(buffer[:length], non_blocking=True)
+
+    def build(self, size: StepSize) -> DeviceStep:
+        """What follows the copy: the kernels that make a model's inputs of it."""
+        sections = self._sections(size)
+        step: Step[Tensor] = sections.cut(self._packed)
+        inputs = self._inputs[: 3 * size.num_tokens].view(3, -1)
+        self._kernels.build_inputs(
+            self._packed, sections, self.last_tokens, self._block_table, inputs,
+            self._batch.block_size,
+        )  # fmt: skip
+        layout = BatchLayout(
+            query_start_loc=step.query_start_loc,
+            seq_lens=step.seq_lens,
+            block_table=self._block_table,
+            slot_mapping=inputs[2],
+            has_decodes=True,
+            has_prefills=size.has_prefills,
+        )
+        return DeviceStep(
+            input_ids=inputs[0],
+            positions=inputs[1],
+            layout=layout,
+            sample_tokens=step.sample_tokens,
+            sample_rows=step.sample_rows,
+            sample_positions=step.sample_positions,
+        )
+
+    def _sections(self, size: StepSize) -> StepSections:
+        return StepSections(size.num_tokens, size.num_samples, self._num_rows)
+
+    def _note_blocks(self, order: StepOrder) -> npt.NDArray[np.int32]:
+        """Append the new blocks to their rows; what changes in the flattened table, [N, 2]."""
+        width = self._block_table.shape[1]
+        changes: list[npt.NDArray[np.int32]] = [np.empty((0, 2), np.int32)]
+        for entry, row in zip(order.scheduled, order.rows.tolist(), strict=True):
+            if block_ids := entry.new_block_ids:
+                first = row * width + self._batch.append_blocks(row, block_ids)
+                places = range(first, first + len(block_ids))
+                changes.append(np.array([places, block_ids], np.int32).T)
+        return np.concatenate(changes)
+
+    def _fill_tokens(self, step: HostStep, order: StepOrder) -> None:
+        starts, counts = _starts(order.scheduled), np.diff(order.query_start)
+        lengths = np.zeros(self._num_rows, np.int32)
+        lengths[order.rows] = counts
+        step.query_start_loc[0] = 0
+        np.cumsum(lengths, out=step.query_start_loc[1:])
+        step.seq_lens[:] = 0
+        step.seq_lens[order.rows] = starts + counts
+        num_tokens = order.query_start[-1]
+        rows = np.repeat(order.rows, counts)
+        positions = np.arange(num_tokens) + np.repeat(starts - order.query_start[:-1], counts)
+        is_known = positions < self._batch.num_tokens[rows]
+        known = self._batch.token_ids[rows, positions]
+        step.token_ids[:num_tokens] = np.where(is_known, known, -1)
+        step.token_rows[:num_tokens] = rows
+        step.token_rows[num_tokens:] = -1
+
+    def _fill_samples(self, step: HostStep, order: StepOrder, due: Ints, on_device: Ints) -> None:
+        count = len(due)
+        last_tokens = order.query_start[due + 1] - 1
+        step.sample_tokens[:count] = last_tokens
+        step.sample_tokens[count:] = 0
+        step.sample_rows[:count] = on_device
+        step.sample_rows[count:] = -1
+        step.sample_positions[:count] = step.seq_lens[order.rows[due]]
+        step.sample_positions[count:] = 0
+
+
+def _starts(scheduled: list[ScheduledRequest]) -> Ints:
+    return np.array([entry.start for entry in scheduled], np.int64)

@@ -1,0 +1,218 @@
+"""Keeps a GPU busy: launches a step without waiting for the one before it.
+
+Owns the order of a step's work on the device and the way of its outcome back. A step is launched
+from what the scheduler knows; the token that the step before will draw for a row is read on the
+device. Nothing on this path waits for the device but `collect`, which is called when the next step
+is on its way.
+
+What the device does not draw (answers in a form, penalties, log-probabilities) is drawn on the host
+as it is for other devices. Such a step first waits for the tokens of the one before, and then for
+its own logits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.request import RequestLimits
+from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.device_batch import DeviceBatch, Ints, StepSize
+from quire.engine.input_batch import StepOrder
+from quire.engine.model_runner import CausalLM, KVCaches
+from quire.engine.running import Results, RunningRequests, sound_requests
+from quire.engine.step_graphs import StepGraphs, StepTensors
+from quire.kernels.dispatch import Kernels
+from quire.layers.context import ForwardContext
+
+# Steps whose outcome may be on its way: one that runs, one that waits, one that is launched.
+_NUM_BUFFERS = 3
+
+
+class DeviceDraw(Protocol):
+    """Draws tokens where the logits are."""
+
+    def upload(self, rows: list[int]) -> None:
+        """Start the copy of the wishes of these rows of the sampling state."""
+
+    def serves(self, row: int) -> bool:
+        """Whether all that this row wishes can be done on the device."""
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].
+
+        Rows of -1 are not looked at. Never waits, and always launches the same kernels.
+        """
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step that was launched; its outcome is on the host once `arrival` has happened."""
+
+    plan: SchedulerOutput
+    order: StepOrder
+    due: Ints  # [D] places in the order that are due a token
+    rows: Ints  # [D] their rows; -1 where the host draws
+    tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
+    outcome: Tensor  # int32 [3, max(S, T)] on the host
+    arrival: torch.cuda.Event | None
+    output: ModelRunnerOutput | None = None
+
+
+class DeviceRunner:
+    """One rank's steps on a device that works while the host goes on.
+
+    max_num_tokens: of a step. use_graphs: replay CUDA graphs instead of launching kernels.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        limits: RequestLimits,
+        running: RunningRequests,
+        sampler: DeviceDraw,
+        kernels: Kernels,
+        max_num_tokens: int,
+        device: torch.device,
+        *,
+        use_graphs: bool,
+    ) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._kernels = kernels
+        self._has_head = limits.generates
+        self._running = running
+        self._sampler = sampler
+        self._batch = DeviceBatch(running.batch, max_num_tokens, kernels, device)
+        self._graphs = StepGraphs(self._run_kernels, limits.max_num_seqs, is_captured=use_graphs)
+        self._on_gpu = device.type == "cuda"
+        width = 3 * max(max_num_tokens, limits.max_num_seqs)
+        self._buffers = [
+            torch.zeros(width, dtype=torch.int32, pin_memory=self._on_gpu)
+            for _ in range(_NUM_BUFFERS)
+        ]
+        self._pending: deque[PendingStep] = deque()
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Compile and record what steps will need."""
+        self._graphs.capture_all()
+
+    @torch.inference_mode()
+    def launch(self, plan: SchedulerOutput) -> PendingStep:
+        """Start a step. Changes the batch and, when it runs, the KV cache."""
+        self._sampler.upload(self._running.apply_differences(plan))
+        order = self._batch.order(plan)
+        due = np.array(
+            [i for i, entry in enumerate(order.scheduled) if self._running.is_due(entry)], np.int64
+        )
+        rows = np.array(
+            [row if self._sampler.serves(row) else -1 for row in order.rows[due].tolist()], np.int64
+        )
+        draws_on_host = bool((rows < 0).any())
+        if draws_on_host:
+            self._settle()  # wishes depend on all the tokens before
+        num_tokens = int(order.query_start[-1])
+        size = self._graphs.size_of(num_tokens, len(due), num_tokens > len(order.rows))
+        self._batch.send(order, size, due, rows)
+        tensors = self._graphs.run(size)
+        step = self._receive(plan, order, due, rows, tensors.outcome)
+        self._pending.append(step)
+        if draws_on_host or self._running.reads_hidden(order):
+            self._settle(tensors)
+        return step
+
+    def collect(self, step: PendingStep) -> ModelRunnerOutput:
+        """Wait for a step's outcome; steps are collected in the order of their launches."""
+        while step.output is None:
+            if not self._pending:
+                raise RuntimeError("this step was lost in the failure of a later one")
+            self._finish(self._pending.popleft(), None)
+        return step.output
+
+    def _run_kernels(self, size: StepSize) -> StepTensors:
+        """All that a step does on the device, from its packed form to its outcome."""
+        step = self._batch.build(size)
+        context = ForwardContext(layout=step.layout, kv=self._kv_caches, beat=self._running.beat)
+        hidden = self._model.forward(step.input_ids, step.positions, context)
+        logits, drawn, failed = None, step.sample_rows, step.sample_rows
+        if self._has_head:
+            logits = self._model.compute_logits(hidden.index_select(0, step.sample_tokens))
+            drawn, failed = self._sampler.sample(logits, step.sample_rows, step.sample_positions)
+        outcome = self._kernels.finish_step(
+            hidden, drawn, failed, step.sample_rows, self._batch.last_tokens
+        )
+        return StepTensors(hidden, logits, outcome)
+
+    def _receive(
+        self, plan: SchedulerOutput, order: StepOrder, due: Ints, rows: Ints, outcome: Tensor
+    ) -> PendingStep:
+        """Start the copy of the outcome."""
+        self._buffers.append(buffer := self._buffers.pop(0))
+        host = buffer[: outcome.numel()].view_as(outcome)
+        host.copy_(outcome, non_blocking=True)
+        arrival = None
+        if self._on_gpu:
+            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrival.record()
+        tenancies = self._running.batch.tenancies[order.rows[due]]
+        return PendingStep(plan, order, due, rows, tenancies, host, arrival)
+
+    def _settle(self, tensors: StepTensors | None = None) -> None:
+        """Take the outcomes of all steps; tensors: of the last one."""
+        while self._pending:
+            step = self._pending.popleft()
+            self._finish(step, None if self._pending else tensors)
+
+    def _finish(self, step: PendingStep, tensors: StepTensors | None) -> None:
+        """Make results of a step's outcome. tensors: where the host reads more than that."""
+        if step.arrival is not None:
+            step.arrival.synchronize()
+        order = step.order
+        drawn, failed, finite = step.outcome.numpy()
+        sound = sound_requests(order, finite[: order.query_start[-1]] != 0)
+        results = {
+            entry.request_id: SampleResult(failed=not is_sound)
+            for entry, is_sound in zip(order.scheduled, sound, strict=True)
+        }
+        self._take_drawn(step, drawn.tolist(), failed.tolist(), results)
+        if tensors is not None:
+            self._draw_on_host(step, tensors, results)
+            logits = self._model.compute_logits
+            self._running.read_hidden(order, tensors.hidden, logits, results)
+        step.output = ModelRunnerOutput(
+            results=[results[entry.request_id] for entry in step.plan.scheduled]
+        )
+
+    def _take_drawn(
+        self, step: PendingStep, drawn: list[int], failed: list[int], results: Results
+    ) -> None:
+        batch = self._running.batch
+        owners = zip(step.due.tolist(), step.rows.tolist(), step.tenancies.tolist(), strict=True)
+        for sample, (place, row, tenancy) in enumerate(owners):
+            result = results[step.order.scheduled[place].request_id]
+            if row < 0 or result.failed:
+                continue
+            result.failed = bool(failed[sample])
+            if not result.failed:
+                result.token_id = drawn[sample]
+                if batch.tenancies[row] == tenancy:
+                    batch.append_token(row, result.token_id)
+
+    def _draw_on_host(self, step: PendingStep, tensors: StepTensors, results: Results) -> None:
+        samples = [
+            sample
+            for sample, (place, row) in enumerate(zip(step.due, step.rows, strict=True))
+            if row < 0 and not results[step.order.scheduled[place].request_id].failed
+        ]
+        if samples:
+            assert tensors.logits is not None
+            index = torch.tensor(samples, device=tensors.logits.device)
+            logits = tensors.logits.index_select(0, index)  # a copy: the wishes change it
+            self._running.sample(step.order, step.due[samples].tolist(), logits, results)

@@ -1,0 +1,51 @@
+"""Which runner and executor serve a device. Owns the choice."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+import torch
+
+from quire.config import EngineConfig
+from quire.core.request import RequestLimits
+from quire.engine.device_runner import DeviceRunner
+from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
+from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
+from quire.engine.running import RunningRequests
+from quire.kernels.dispatch import kernels_for
+from quire.layers.context import Beat
+from quire.sampling.greedy import GreedyDraw
+from quire.sampling.structured import Matcher
+
+
+def make_executor(
+    config: EngineConfig,
+    model: CausalLM,
+    kv_caches: KVCaches,
+    limits: RequestLimits,
+    device: torch.device,
+    matchers: Mapping[str, Matcher],
+    beat: Beat,
+) -> Executor:
+    """A runner for the device, ready to run, behind its executor. beat: called in long steps.
+
+    Steps overlap where Triton's kernels serve the device. The plain twins of the operations wait
+    for it within a step, so there each step runs to its end.
+    """
+    running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return UniprocExecutor(ModelRunner(model, kv_caches, running))
+    runner = DeviceRunner(
+        model,
+        kv_caches,
+        limits,
+        running,
+        GreedyDraw(running.sampling),
+        kernels_for(device.type),
+        config.scheduler.max_num_batched_tokens,
+        device,
+        use_graphs=not config.device.enforce_eager,
+    )
+    runner.prepare()
+    return OverlappedExecutor(runner)

@@ -1,0 +1,65 @@
+"""How a step travels to the device: all it needs in one buffer of int32, one copy.
+
+Owns the order and sizes of the buffer's sections; what they mean for a model is told by
+`BatchLayout`. A row is a place in the persistent batch, and the device's layout lists all R of
+them, with no token where a row does not run: so it fits any mix of requests, and a CUDA graph of
+T tokens can be replayed for all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+Buffer = TypeVar("Buffer", Tensor, npt.NDArray[np.int32])
+
+_ALIGNMENT = 4  # numbers of int32: kernels load 16 bytes at a time from where a section begins
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[Buffer]):
+    """The sections of one step, views of its buffer; all int32."""
+
+    header: Buffer  # [4], the number of block changes first
+    query_start_loc: Buffer  # [R + 1], first token of each row, then their number
+    seq_lens: Buffer  # [R], tokens in the cache after the step; 0 for a row that does not run
+    token_ids: Buffer  # [T], -1: the token drawn last for this row
+    token_rows: Buffer  # [T], -1 beyond the last token
+    sample_tokens: Buffer  # [S], after which of the T tokens one is drawn
+    sample_rows: Buffer  # [S], whose it is; -1 where none is drawn on the device
+    sample_positions: Buffer  # [S], where the drawn token will stand in its row
+    block_changes: Buffer  # [..., 2], a place in the flattened block table and the block's id
+
+
+@dataclass(frozen=True, slots=True)
+class StepSections:
+    """The sections for T tokens, S of which are followed by a drawn one, of R rows."""
+
+    num_tokens: int
+    num_samples: int
+    num_rows: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Numbers in each section but the last, which takes the rest of the buffer."""
+        samples = [self.num_samples] * 3
+        return [4, self.num_rows + 1, self.num_rows, self.num_tokens, self.num_tokens, *samples]
+
+    @property
+    def size(self) -> int:
+        """Where the last section begins."""
+        return sum(-(-length // _ALIGNMENT) * _ALIGNMENT for length in self.lengths)
+
+    def cut(self, packed: Buffer) -> Step[Buffer]:
+        """Views of a buffer's sections."""
+        parts, begin = [], 0
+        for length in self.lengths:
+            parts.append(packed[begin : begin + length])
+            begin += -(-length // _ALIGNMENT) * _ALIGNMENT
+        rest = packed[begin : begin + (len(packed) - begin) // 2 * 2]
+        parts.append(rest.reshape(-1, 2))
+        return Step(*parts)

@@ -1,0 +1,110 @@
+"""The first and the last kernel of a step: building its inputs, gathering its outcome.
+
+Floor: a launch each. The first joins what the host sent with what only the device knows, the
+tokens drawn last; the last keeps the new ones, so that the next step need not wait for the host.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.step_layout import StepSections
+
+_TOKENS = 128  # of a program
+_NUM_WRITERS = 8  # programs that change the block table
+
+
+def build_inputs(
+    packed: Tensor,
+    sections: StepSections,
+    last_tokens: Tensor,
+    block_table: Tensor,
+    inputs: Tensor,
+    block_size: int,
+) -> None:
+    """Twin of `reference.build_inputs`."""
+    num_tokens = sections.num_tokens
+    step = sections.cut(packed)
+    _change_blocks_kernel[(_NUM_WRITERS,)](
+        step.header, step.block_changes, block_table, BLOCK=256, num_warps=4
+    )
+    _build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
+        step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows, last_tokens,
+        block_table, inputs, num_tokens, block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=_TOKENS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
+    """Each program takes every n-th BLOCK of the changes; no place is changed twice in a step."""
+    count = tl.load(header_ptr)
+    for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        place = tl.load(changes_ptr + 2 * i, mask=i < count, other=0)
+        block_id = tl.load(changes_ptr + 2 * i + 1, mask=i < count, other=0)
+        tl.store(table_ptr + place, block_id, mask=i < count)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _build_inputs_kernel(
+    query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
+    num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """inputs [3, num_tokens]: ids, positions, slots."""
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < num_tokens
+    row = tl.load(rows_ptr + token, mask=inside, other=-1)
+    there = row >= 0
+    sent = tl.load(ids_ptr + token, mask=there, other=0)
+    drawn = tl.load(last_ptr + row, mask=there & (sent < 0), other=0)
+    end = tl.load(query_start_ptr + row + 1, mask=there, other=0)
+    length = tl.load(seq_lens_ptr + row, mask=there, other=0)
+    position = tl.where(there, length - end + token, 0)
+    place = row.to(tl.int64) * stride_table + position // BLOCK_SIZE
+    block = tl.load(table_ptr + place, mask=there, other=0).to(tl.int64)
+    slot = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    tl.store(inputs_ptr + token, tl.where(sent < 0, drawn, sent).to(tl.int64), mask=inside)
+    tl.store(inputs_ptr + num_tokens + token, position.to(tl.int64), mask=inside)
+    tl.store(inputs_ptr + 2 * num_tokens + token, slot, mask=inside)
+
+
+def finish_step(
+    hidden: Tensor, drawn: Tensor, failed: Tensor, rows: Tensor, last_tokens: Tensor
+) -> Tensor:
+    """Twin of `reference.finish_step`."""
+    width = max(len(rows), len(hidden))
+    outcome = torch.empty(3, width, dtype=torch.int32, device=hidden.device)
+    size = hidden.shape[1]
+    _finish_step_kernel[(width,)](
+        hidden, drawn, failed, rows, last_tokens, outcome, len(hidden), len(rows), size,
+        BLOCK=min(8192, triton.next_power_of_2(size)), num_warps=4,
+    )  # fmt: skip
+    return outcome
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_samples"])
+def _finish_step_kernel(
+    hidden_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
+    num_tokens, num_samples, size, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program i: sample i, and the hidden state of token i."""
+    i, width = tl.program_id(0), tl.num_programs(0)
+    sampled = i < num_samples
+    row = tl.load(rows_ptr + i, mask=sampled, other=-1)
+    token = tl.load(drawn_ptr + i, mask=sampled, other=0)
+    tl.store(outcome_ptr + i, token)
+    tl.store(outcome_ptr + width + i, tl.load(failed_ptr + i, mask=sampled, other=0))
+    tl.store(last_ptr + row, token, mask=row >= 0)
+    bad = tl.zeros([BLOCK], tl.int32)
+    if i < num_tokens:
+        for begin in range(0, size, BLOCK):
+            j = begin + tl.arange(0, BLOCK)
+            x = tl.load(hidden_ptr + i.to(tl.int64) * size + j, mask=j < size, other=0.0)
+            finite = tl.abs(x.to(tl.float32)) < float("inf")  # false for NaN
+            bad += 1 - finite.to(tl.int32)
+    sound = (tl.sum(bad) == 0) & (i < num_tokens)
+    tl.store(outcome_ptr + 2 * width + i, sound.to(tl.int32))

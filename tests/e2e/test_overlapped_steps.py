@@ -1,0 +1,97 @@
+"""The runner for GPUs on a CPU: steps launched ahead of each other give what single steps give.
+
+The twins of the operations serve the device's layouts there. Nothing runs at the same time, but
+everything else is as on a GPU: two steps in flight, tokens fed back on the device, padded sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from test_mixed_load import Served, make_requests, run_alone, serve, start
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.request import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.engine.device_runner import DeviceRunner
+from quire.engine.executor import Executor, OverlappedExecutor
+from quire.engine.model_runner import CausalLM, KVCaches
+from quire.engine.running import RunningRequests
+from quire.kernels.dispatch import kernels_for
+from quire.layers.context import Beat
+from quire.sampling.greedy import GreedyDraw
+from quire.sampling.structured import Matcher
+
+TWINS = kernels_for("meta")
+
+
+class CountingDraw(GreedyDraw):
+    """Counts what the device draws; the host draws for rows with wishes."""
+
+    num_drawn = 0
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        self.num_drawn += int((rows >= 0).sum())
+        return super().sample(logits, rows, positions)
+
+
+def overlapped(
+    config: EngineConfig,
+    model: CausalLM,
+    kv_caches: KVCaches,
+    limits: RequestLimits,
+    device: torch.device,
+    matchers: Mapping[str, Matcher],
+    beat: Beat,
+) -> Executor:
+    running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
+    runner = DeviceRunner(
+        model, kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
+        config.scheduler.max_num_batched_tokens, device, use_graphs=False,
+    )  # fmt: skip
+    runner.prepare()
+    return OverlappedExecutor(runner)
+
+
+@pytest.fixture
+def _overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.startup.make_executor", overlapped)
+    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[AddRequest]:
+    """Half of them greedy without wishes, which the device serves alone."""
+    requests = make_requests(seed=21)[:70]
+    return [without_wishes(request) if i % 2 else request for i, request in enumerate(requests)]
+
+
+def without_wishes(request: AddRequest) -> AddRequest:
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=request.sampling.max_tokens,
+        stop_token_ids=request.sampling.stop_token_ids,
+    )
+    return msgspec.structs.replace(request, sampling=sampling, bad_words_ids=[])
+
+
+@pytest.fixture(scope="module")
+def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
+    return run_alone(tiny_model, requests)
+
+
+@pytest.mark.usefixtures("_overlapped")
+def test_together_equals_alone(tiny_model: Path, requests: list[AddRequest], solo: Served) -> None:
+    core = start(tiny_model, block_size=2, num_blocks=240, max_num_seqs=50)
+    together = serve(core, requests)
+    assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
+    assert core._executor._runner._sampler.num_drawn > 300
+    assert together.ends == solo.ends
+    assert together.tokens == solo.tokens
+    core._scheduler._kv.pool.check()
