@@ -3,6 +3,7 @@
 QuireError
 ├── UserError                 the caller can mend it: HTTP 4xx, exit status 2, never a traceback
 │   ├── ConfigError           a setting is wrong
+│   │   └── FileError             it stands in a file
 │   ├── CheckpointError       a model's files are missing, damaged or do not fit
 │   └── InvalidRequestError   a request is wrong (HTTP 400)
 │       ├── ContextLengthError    it can never fit
@@ -29,6 +30,10 @@ class UserError(QuireError):
 
 class ConfigError(UserError):
     """A setting has a wrong value, or two settings do not go together."""
+
+
+class FileError(ConfigError):
+    """Something in a file of settings is wrong; the message has the place and the file's names."""
 
 
 class CheckpointError(UserError):

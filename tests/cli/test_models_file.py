@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli import main
 from quire.cli.models_file import read_models
 from quire.cli.serve import make_parser, model_plans
 from quire.engine.fleet import ModelPlan
-from quire.errors import ConfigError
+from quire.errors import ConfigError, FileError
 from quire.server.settings import ServerSettings
 
 
@@ -88,6 +89,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("models: []\n", 1, "models must be a list"),
         ("model: x\n", 1, "unknown field model; did you mean models?"),
         ("models:\n  - quire-tiny\n", 2, r"models\[0\] must have fields"),
+        ("models:\n  - served_model_name: a\n", 2, r"served_model_name; did you mean name\?"),
         ("models:\n  - name: a\n", 2, r"models\[0\] has no model"),
         ("models:\n  - model: a\n    num_block: 3\n", 3, "num_block; did you mean num_blocks?"),
         (
@@ -116,3 +118,41 @@ def test_mistakes_are_told_with_their_line(
     with pytest.raises(ConfigError, match=problem) as caught:
         read_models(str(file), {}, "at_start")
     assert str(caught.value).startswith(f"{file}{where}: ")
+
+
+def test_an_option_of_the_command_line_is_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - model: a\n    num_blocks: 3\n")
+    with pytest.raises(ConfigError, match=r"^max_num_seqs is 0") as caught:
+        read_models(str(file), {"max_num_seqs": 0}, "at_start")
+    assert not isinstance(caught.value, FileError)
+    file.write_text("models:\n  - model: a\n    num_blocks: 0\n")
+    with pytest.raises(FileError, match=r"line 3: .*num_blocks is 0"):
+        read_models(str(file), {"num_blocks": 5}, "at_start")
+
+
+def test_what_loading_finds_has_its_line_too(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - name: x\n    model: quire-tiny\n    max_model_len: 100K\n")
+    (plan,) = read_models(str(file), {}, "at_start")
+    error = plan.explain(ConfigError("max_model_len is 102400, but the model knows 4096; lower it"))
+    assert str(error).startswith(f"{file}, line 4: models[0]: max_model_len is 102400")
+    assert str(plan.explain(ConfigError("weights are damaged"))).startswith(f"{file}, line 2: ")
+
+
+def test_the_command_tells_the_files_own_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("models:\n  - max_num_seqs: 3\n    model: ./missing\n    load: on_demand\n")
+    assert main(["serve", "--config", str(file), "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(
+        f"error: {file}, line 2: models[0]: there is no folder './missing'; "
+        "give a folder or a hub name\n"
+    )
+    assert main(["serve", "--config", str(file), "--port", "0", "--num-blocks", "0"]) == 2
+    assert capsys.readouterr().err == "error: --num-blocks is 0; give at least 1\n"
+    file.write_text("models:\n  - model: quire-tiny\n    scheduling_policy: x\n")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert "models[0]: scheduling_policy is 'x'" in capsys.readouterr().err

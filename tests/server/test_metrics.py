@@ -167,7 +167,12 @@ def test_http_requests_and_rejections_are_counted(app: Starlette) -> None:
     call(app, "/v1/completions", {"prompt": "a"})
     call(app, "/v1/completions", {"prompt": "a", "n": "b"})
     call(app, "/v1/nowhere", {})
+    for name in ("fake", "org/ghost"):
+        call(app, f"/v1/models/{name}", method="GET")
     text = call(app, "/metrics").body.decode()
+    template = "/v1/models/{name}"
+    assert value(text, "quire:http_requests_total", path=template, status="200") == 1
+    assert value(text, "quire:http_requests_total", path=template, status="404") == 1
     path = "/v1/completions"
     assert value(text, "quire:http_requests_total", path=path, status="200") == 1
     assert value(text, "quire:http_requests_total", path=path, status="400") == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +25,7 @@ from quire.server.tracing import Tracer
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `trace` is not installed")
 
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -31,7 +34,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
-    tracer = Tracer(SimpleSpanProcessor(exporter))
+    tracer = Tracer(exporter, in_batches=False)
     monkeypatch.setattr(Tracer, "sending_to", lambda _endpoint: tracer)
     yield exporter
     tracer.close()
@@ -84,7 +87,7 @@ def test_every_conversation_is_a_chat(
 
 
 def test_a_client_that_leaves_has_seen_no_status(exporter: InMemorySpanExporter) -> None:
-    tracer = Tracer(SimpleSpanProcessor(exporter))
+    tracer = Tracer(exporter, in_batches=False)
     job = make_job("cmpl", GenerationRequest(), ["a"], SamplingParams(), "fake")
     tracer.trace(RequestRecord("POST", "/v1/completions", "label", job=job))
     (span,) = exporter.get_finished_spans()
@@ -122,3 +125,46 @@ def test_a_missing_extra_is_said_before_the_server_starts(
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="otlp_traces_endpoint"):
         ServerSettings(otlp_traces_endpoint="localhost:4317")
+
+
+class Deaf(InMemorySpanExporter):
+    """A collector that takes a connection and never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gave_up = threading.Event()
+
+    def export(self, spans: Any) -> SpanExportResult:  # noqa: ARG002
+        self.gave_up.wait(20)
+        return SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        self.gave_up.set()
+
+
+def test_a_dead_collector_holds_the_end_up_for_a_second(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = Tracer(Deaf())
+    monkeypatch.setattr(Tracer, "sending_to", lambda _endpoint: tracer)
+    app = build_app(engine, ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318"))
+    for _ in range(3):
+        call(app, "/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=JSON)
+    begin = time.monotonic()
+    with caplog.at_level(logging.WARNING, "quire.server.tracing"):
+        tracer.close()
+    assert 0.9 < time.monotonic() - begin < 3.0
+    assert "3 of 3 traces could not be sent" in caplog.text
+
+
+def test_what_was_sent_is_not_told_as_lost(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter)
+    monkeypatch.setattr(Tracer, "sending_to", lambda _endpoint: tracer)
+    app = build_app(engine, ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318"))
+    call(app, "/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=JSON)
+    tracer.close()
+    assert len(exporter.get_finished_spans()) == 1
+    assert "lost" not in caplog.text

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from quire.errors import ConfigError, QuireError, UserError
+from quire.errors import ConfigError, FileError, QuireError, UserError
 
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
@@ -85,6 +85,8 @@ def _run(argv: list[str]) -> int:
     command = importlib.import_module(f"quire.cli.{word.replace('-', '_')}")
     try:
         status: int = command.run(argv[1:])
+    except FileError:  # which has no options
+        raise
     except UserError as error:
         error.args = (command.make_parser().in_flags(str(error)),)
         raise

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.options import human_int
 from quire.config import EngineConfig, Option, iter_options
 from quire.engine.fleet import ModelPlan
-from quire.errors import ConfigError
+from quire.errors import ConfigError, FileError, UserError
 
 if TYPE_CHECKING:
     import yaml
 
+_INSTEAD = {"served_model_name": ["name"]}
 LOADS = ("at_start", "on_demand")
 _OPTIONS: Mapping[str, Option] = {option.name: option for _, option in iter_options()}
+_NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_OPTIONS, key=len, reverse=True))})(?![\w-])")
 _FIELDS = ("name", "load", *(name for name in _OPTIONS if name != "served_model_name"))
 
 
@@ -46,9 +49,9 @@ def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelPl
         mark = error.problem_mark or error.context_mark
         raise file.wrong(mark, f"it is no YAML ({error.problem})") from None
     except yaml.YAMLError:
-        raise ConfigError(f"{path}: it is no YAML; write it as the documentation shows") from None
+        raise file.wrong(None, "it is no YAML; write it as the documentation shows") from None
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}: it has no models; begin it with the line `models:`")
+        raise file.wrong(None, "it has no models; begin it with the line `models:`")
     found = file.fields(root, ("models",), "")
     listed = found.get("models")
     if not isinstance(listed, yaml.SequenceNode) or not listed.value:
@@ -61,7 +64,7 @@ def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelPl
 
 
 class _File:
-    """One file; its methods raise ConfigErrors that say where."""
+    """One file; its methods raise FileErrors that say where."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -73,9 +76,9 @@ class _File:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"config {self._path!r} cannot be read ({why}); check it") from None
 
-    def wrong(self, mark: yaml.Mark | None, problem: str) -> ConfigError:
+    def wrong(self, mark: yaml.Mark | None, problem: str) -> FileError:
         line = "" if mark is None else f", line {mark.line + 1}"
-        return ConfigError(f"{self._path}{line}: {problem}")
+        return FileError(f"{self._path}{line}: {problem}")
 
     def fields(
         self, node: yaml.MappingNode, known: tuple[str, ...], where: str
@@ -85,7 +88,7 @@ class _File:
         for key, value in node.value:
             name = str(key.value)
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                near = _INSTEAD.get(name) or difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
                 raise self.wrong(key.start_mark, f"unknown field {where}{name[:64]}; {hint}")
             if name in found:
@@ -106,11 +109,19 @@ class _File:
         if load not in LOADS:
             text = f"{where}.load is {load!r}; give one of {', '.join(LOADS)}"
             raise self.wrong(fields["load"].start_mark, text)
+
+        def explain(error: UserError) -> UserError:
+            named = _NAMED.findall(str(error))
+            if named and named[0] in common and named[0] not in fields:
+                return error  # an option of the command line
+            mark = next((fields[n].start_mark for n in named if n in fields), node.start_mark)
+            return self.wrong(mark, f"{where}: {error}")
+
         try:
             config = EngineConfig.from_options(**{**common, **values, "served_model_name": name})
         except ConfigError as error:
-            raise self.wrong(_place_of(error, fields, node), f"{where}: {error}") from None
-        return ModelPlan(name=name, config=config, at_start=load == "at_start")
+            raise explain(error) from None
+        return ModelPlan(name=name, config=config, at_start=load == "at_start", explain=explain)
 
     def value(self, name: str, node: yaml.Node, where: str) -> Any:
         """A scalar; numbers of bytes may be written as on the command line."""
@@ -136,10 +147,3 @@ class _File:
                 text = f"two models have the name {plan.name!r}; give each a name of its own"
                 raise self.wrong(node.start_mark, text)
             seen.add(plan.name)
-
-
-def _place_of(error: ConfigError, fields: Mapping[str, yaml.Node], node: yaml.Node) -> yaml.Mark:
-    """The line of the field that an error of the settings names first, else of the model."""
-    text = str(error)
-    named = sorted((text.find(name), name) for name in fields if name in text)
-    return fields[named[0][1]].start_mark if named else node.start_mark

@@ -16,6 +16,7 @@ _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 2
 # as messages name settings: with an underscore, or at their beginning, or with a value
 _SETTING = re.compile(
     r"(?<![\w'\"$./-])(?:[a-z]+(?:_[a-z]+)+|(?:(?<=\A)[a-z]+(?=: | is ))|[a-z]+(?=='))(?![\w/.-])"
+    r"(?:='(?P<value>[\w.-]+)')?"
 )
 
 _SECTION_TITLES = {
@@ -62,8 +63,10 @@ class CommandParser(argparse.ArgumentParser):
         """
 
         def flag(match: re.Match[str]) -> str:
-            option = "--" + match[0].replace("_", "-")
-            return option if option in self._option_string_actions else match[0]
+            option = "--" + match[0].partition("=")[0].replace("_", "-")
+            if option not in self._option_string_actions:
+                return match[0]
+            return option if match["value"] is None else f"{option} {match['value']}"
 
         return _SETTING.sub(flag, text)
 

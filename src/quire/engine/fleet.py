@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,7 +29,7 @@ from quire.engine.footprint import Footprint, footprint_of
 from quire.engine.info import EngineInfo
 from quire.engine.keepers import EngineKeeper
 from quire.engine.supervisor import Supervisor
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, QuireError, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +41,15 @@ UNLOADED = "the model was unloaded before the answer was complete; send the requ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPlan:
-    """A model as the settings name it. at_start: loaded with the server, not on demand."""
+    """A model as the settings name it. at_start: loaded with the server, not on demand.
+
+    explain: makes of what is wrong with it an error that says where its settings come from.
+    """
 
     name: str
     config: EngineConfig
     at_start: bool = True
+    explain: Callable[[UserError], UserError] = lambda error: error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +117,7 @@ class Fleet:
         self._supervisor.start_workers(self)
         await self._check_memory()
         first = [model for model in self._models.values() if model.plan.at_start]
-        infos = await self._supervisor.unless_broken(asyncio.gather(*map(self._load, first)))
+        infos = await self._supervisor.unless_broken(asyncio.gather(*map(self._load_first, first)))
         await self._supervisor.until_workers_ready()
         self._has_started = True
         if self._settings.idle_seconds is not None:
@@ -148,6 +152,12 @@ class Fleet:
             self._note_answer(model, client, agreed=True)
 
     # ------------------------------------------------------------------ loading
+
+    async def _load_first(self, model: Model) -> EngineInfo:
+        try:
+            return await self._load(model)
+        except UserError as error:
+            raise model.plan.explain(error) from error
 
     async def _load_for_request(self, model: Model) -> None:
         try:
@@ -238,7 +248,10 @@ class Fleet:
 
     async def _measure(self, model: Model) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
-        model.footprint = await asyncio.to_thread(footprint_of, config, limit)
+        try:
+            model.footprint = await asyncio.to_thread(footprint_of, config, limit)
+        except UserError as error:
+            raise model.plan.explain(error) from error
 
     def _note_size(self, model: Model, info: EngineInfo) -> None:
         """The KV cache has its size now."""

@@ -181,7 +181,7 @@ class InputProcessor:
         if priority != 0 and not self._limits.honours_priority:
             raise InvalidRequestError(
                 "priority: requests are run in order of arrival here; leave it out, or start the "
-                "engine with scheduling_policy='priority'",
+                "server with --scheduling-policy priority (LLM with scheduling_policy='priority')",
                 param="priority",
                 code="invalid_value",
             )

@@ -7,6 +7,7 @@ exposition.py; who counts is in engine/request_metrics.py, engine/step_log.py an
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -83,11 +84,12 @@ class Metrics:
     """This process's figures, and the way to all others'.
 
     folder: shared with the server's other processes, or None. endpoints: paths that have series of
-    their own.
+    their own. templates: paths with a part that varies, and what stands for all that match.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.endpoints: frozenset[str] = frozenset()
+        self.templates: list[tuple[re.Pattern[str], str]] = []
         self._folder = None if folder is None else SnapshotFolder(folder)
         self._started = time.time()
         self._engines: dict[str, EngineProtocol] = {}
@@ -103,10 +105,13 @@ class Metrics:
 
     def count(self, record: RequestRecord) -> None:
         """A request has ended."""
-        path = record.path if record.path in self.endpoints else OTHER
+        path = record.path if record.path in self.endpoints else self._template(record.path)
         self._http_requests[path, record.method, record.status] += 1
         if record.error_code is not None:
             self._errors[record.error_code] += 1
+
+    def _template(self, path: str) -> str:
+        return next((name for known, name in self.templates if known.match(path)), OTHER)
 
     def snapshot(self) -> Snapshot:
         """This process's figures as of now."""

@@ -28,9 +28,10 @@ class Observer:
         self._tracer = None if endpoint is None else Tracer.sending_to(endpoint)
 
     def know_endpoints(self, routes: Iterable[BaseRoute]) -> None:
-        """Paths that have series of their own: those that name one endpoint."""
-        paths = (route.path for route in routes if isinstance(route, Route))
-        self.metrics.endpoints = frozenset(path for path in paths if "{" not in path)
+        """Paths that have series of their own; those with a part that varies share one."""
+        known = [route for route in routes if isinstance(route, Route)]
+        self.metrics.endpoints = frozenset(r.path for r in known if "{" not in r.path)
+        self.metrics.templates = [(r.path_regex, r.path_format) for r in known if "{" in r.path]
 
     def note_end(self, record: RequestRecord) -> None:
         """A request has ended."""

@@ -6,8 +6,11 @@ The extra `trace` brings the libraries; without an endpoint they are not even im
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import ConfigError
 from quire.server.access_log import finish_reason
@@ -15,7 +18,12 @@ from quire.server.record import RequestRecord
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+logger = logging.getLogger(__name__)
+
+LAST_SECONDS = 1.0  # at the end, for what has not been sent; a dead collector holds nobody up
 
 MISSING = (
     "otlp_traces_endpoint needs OpenTelemetry, which is not installed; install it with "
@@ -26,17 +34,38 @@ MISSING = (
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
-class Tracer:
-    """Makes spans and hands them to a processor, which sends them in a thread of its own."""
+class Counted:
+    """An exporter that knows how many spans have arrived."""
 
-    def __init__(self, processor: SpanProcessor) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.num_sent = 0
+        self.shutdown = exporter.shutdown
+        self.force_flush = exporter.force_flush
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send them, and count them if that went well."""
+        result = self._exporter.export(spans)
+        if result.name == "SUCCESS":
+            self.num_sent += len(spans)
+        return result
+
+
+class Tracer:
+    """Makes spans, which are sent in batches by a thread of their own, or each where it is made."""
+
+    def __init__(self, exporter: SpanExporter, *, in_batches: bool = True) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         resource = Resource.create({SERVICE_NAME: "quire", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
+        self._sent = Counted(exporter)
+        self._num_made = 0
+        processor = BatchSpanProcessor if in_batches else SimpleSpanProcessor
+        self._provider.add_span_processor(processor(cast("SpanExporter", self._sent)))
         self._tracer = self._provider.get_tracer("quire", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -45,10 +74,9 @@ class Tracer:
         """Send over OTLP/HTTP. Raises ConfigError if the extra is not installed."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
             raise ConfigError(MISSING) from None
-        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        return cls(OTLPSpanExporter(endpoint=endpoint))
 
     def trace(self, record: RequestRecord) -> None:
         """One request has ended."""
@@ -70,10 +98,18 @@ class Tracer:
         if record.error_code is not None:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_time=time.time_ns())
+        self._num_made += 1
 
     def close(self) -> None:
-        """Send what has not been sent."""
-        self._provider.shutdown()
+        """Send what has not been sent, within LAST_SECONDS; what is lost is told in the log."""
+        # the library waits up to half a minute, so it waits in a thread that nobody waits for
+        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sending.start()
+        sending.join(LAST_SECONDS)
+        if lost := self._num_made - self._sent.num_sent:
+            logger.warning("%d of %d traces could not be sent and are lost", lost, self._num_made)
+        if sending.is_alive():
+            self._sent.shutdown()  # no further attempts
 
 
 def _attributes(record: RequestRecord) -> dict[str, Any]:
