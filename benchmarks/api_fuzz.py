@@ -3,10 +3,12 @@
 python benchmarks/api_fuzz.py                  # 1,000 examples for each operation, and saves them
 python benchmarks/api_fuzz.py --examples 20 --seed 3 --no-save
 
-Two servers take their turns: one without a model (`--load-format null`) whose chat template has
-tools and thoughts, and one with the bundled model, for a tenth of the examples and without the
-phase that covers each bound, since a model takes its time. What counts as a failure, besides
-schemathesis' own checks, is in api_fuzz_hooks.py. Needs `pip install quire[fuzz]`.
+Three servers take their turns: one without a model (`--load-format null`) whose chat template has
+tools and thoughts; the admin listener of another; and one with the bundled model. The last two get
+a tenth of the examples, since models take their time to come, to go and to answer, and the last one
+not the phase that covers each bound. Making requests costs more than answering them, so the
+operations of the first are shared out to two processes. What counts as a failure, besides
+schemathesis' own checks, is in api_fuzz_hooks.py. Needs `pip install -e '.[fuzz]'`.
 """
 
 from __future__ import annotations
@@ -17,15 +19,21 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import record
+
+record.require("schemathesis")
 
 ROOT = Path(__file__).parents[1]
 HOOKS = Path(__file__).with_name("api_fuzz_hooks.py")
@@ -33,8 +41,24 @@ TEMPLATE = ROOT / "tests" / "tokenizer" / "templates" / "qwen.jinja"
 BUNDLED = ROOT / "src" / "quire" / "bundled" / "quire-tiny"
 SERVE = ["--port", "0", "--served-model-name", "quire", "--max-model-len", "128"]
 
+ADMIN_KEY = "fuzz"
+HALF = "completions|tokenize"  # about half of the work
+TELL_SECONDS = 15.0  # between lines of progress
+
 # These two know less than the hooks about which refusals and 504s are right.
 REPLACED = "positive_data_acceptance,not_a_server_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of the table. share: of the examples. groups: how operations are shared out."""
+
+    name: str
+    serve: tuple[str, ...]
+    share: float = 0.1
+    phases: str = "examples,coverage,fuzzing"
+    groups: tuple[tuple[str, str], ...] = (("--include-path-regex", "."),)
+    is_admin: bool = False
 
 
 @contextmanager
@@ -67,31 +91,103 @@ def model_with_tools(folder: Path) -> Path:
     return folder
 
 
-def fuzz(url: str, examples: int, seed: int, phases: str, folder: Path) -> dict[str, Any]:
-    """Run schemathesis; returns its figures and the hooks'."""
-    report, counts = folder / "report.json", folder / "counts.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def target(run: Run) -> Iterator[tuple[str, list[str]]]:
+    """The address of a run's document, and the options that schemathesis needs there."""
+    port = free_port()
+    admin = ["--admin-port", str(port), "--admin-api-key", ADMIN_KEY] if run.is_admin else []
+    with server(*run.serve, *admin) as url:
+        if run.is_admin:
+            yield f"http://127.0.0.1:{port}", ["--header", f"Authorization: Bearer {ADMIN_KEY}"]
+        else:
+            yield url, []
+
+
+class Shard:
+    """schemathesis for some of the operations, in a process of its own."""
+
+    def __init__(self, folder: Path, command: list[str]) -> None:
+        folder.mkdir()
+        self._report, self._counts = folder / "report.json", folder / "counts.json"
+        self._log = folder / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [*command, "--report", "json", "--report-json-path", str(self._report)],
+                cwd=folder,  # it leaves a cache behind
+                env=os.environ
+                | {"SCHEMATHESIS_HOOKS": str(HOOKS), "API_FUZZ_COUNTS": str(self._counts)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def is_done(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def seen(self) -> Counter[str]:
+        """The hooks' figures so far."""
+        return Counter(json.loads(self._counts.read_text()) if self._counts.exists() else {})
+
+    def result(self) -> dict[str, Any]:
+        """Its figures at the end; failures are shown."""
+        if self._process.returncode:
+            print(self._log.read_text(), flush=True)
+        told = json.loads(self._report.read_text())
+        return {
+            "schemathesis": told["schemathesis_version"],
+            "exit_code": self._process.returncode,
+            "operations": told["operations"]["tested"],
+            "cases": Counter(told["test_cases"]),
+        }
+
+
+def fuzz(run: Run, examples: int, seed: int, folder: Path) -> dict[str, Any]:
+    """Run schemathesis on a run's server; returns its figures and the hooks'."""
+    begin = time.monotonic()
+    with target(run) as (url, options):
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", *options),
             *("--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"),
-            *("--phases", phases, "--exclude-checks", REPLACED, "--no-color"),
-            *("--generation-database", "none"),
-            *("--request-timeout", "60", "--report", "json", "--report-json-path", str(report)),
-        ],
-        cwd=folder,  # it leaves a cache behind
-        env=os.environ | {"SCHEMATHESIS_HOOKS": str(HOOKS), "API_FUZZ_COUNTS": str(counts)},
-        check=False,
-    )
-    told = json.loads(report.read_text())
+            *("--phases", run.phases, "--exclude-checks", REPLACED, "--no-color"),
+            *("--generation-database", "none", "--request-timeout", "60"),
+        ]
+        shards = [
+            Shard(folder / f"{run.name}-{number}", [*command, *group])
+            for number, group in enumerate(run.groups)
+        ]
+        follow(run.name, shards, begin)
+    results = [shard.result() for shard in shards]
     return {
-        "schemathesis": told["schemathesis_version"],
+        "model": run.name,
+        "examples_per_operation": examples,
+        "schemathesis": results[0]["schemathesis"],
         "seed": seed,
-        "exit_code": done.returncode,
-        "seconds": round(told["running_time"]),
-        "operations": told["operations"]["tested"],
-        "cases": told["test_cases"],
-        "seen": json.loads(counts.read_text()),
+        "exit_code": max(result["exit_code"] for result in results),
+        "seconds": round(time.monotonic() - begin),
+        "operations": sum(result["operations"] for result in results),
+        "cases": sum((result["cases"] for result in results), Counter()),
+        "seen": sum((shard.seen for shard in shards), Counter()),
     }
+
+
+def follow(name: str, shards: list[Shard], begin: float) -> None:
+    """Wait for the end, and tell now and then how far it is."""
+    told = begin
+    while not all(shard.is_done for shard in shards):
+        time.sleep(0.5)
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            seen = sum((shard.seen for shard in shards), Counter[str]())
+            statuses = {k.split()[1]: n for k, n in sorted(seen.items()) if k.startswith("status")}
+            total = sum(statuses.values())
+            print(f"{name}: {told - begin:.0f} s, {total:,} requests, {statuses}", flush=True)
 
 
 def main() -> None:
@@ -103,17 +199,16 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tools = (str(model_with_tools(folder)), "--load-format", "null")
+        null = (str(model_with_tools(folder)), "--load-format", "null")
+        halves = (("--include-path-regex", HALF), ("--exclude-path-regex", HALF))
         runs = [
-            ("null, with tools", options.examples, "examples,coverage,fuzzing", tools),
-            ("quire-tiny", options.examples // 10, "examples,fuzzing", ("quire-tiny",)),
+            Run("null, with tools", null, share=1.0, groups=halves),
+            Run("null, admin listener", null, is_admin=True),
+            Run("quire-tiny", ("quire-tiny",), phases="examples,fuzzing"),
         ]
-        for model, examples, phases, serve in runs:
-            with server(*serve) as url:
-                told = fuzz(url, examples, options.seed, phases, folder)
-            row = {"model": model, "examples_per_operation": examples} | told
-            rows.append(row)
-            print(json.dumps(row, indent=1))
+        for run in runs:
+            rows.append(fuzz(run, max(1, int(options.examples * run.share)), options.seed, folder))
+            print(json.dumps(rows[-1], indent=1), flush=True)
             if not options.no_save:
                 record.save("api_fuzz", {"rows": rows})
     sys.exit(any(row["exit_code"] for row in rows))

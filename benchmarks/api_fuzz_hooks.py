@@ -37,6 +37,7 @@ RULES = {
     "strict tools": r"grammar|schema",
     "stream": r"it needs a stream|not sent in a stream",
     "min_tokens": r"^min_tokens",
+    "max_tokens": r"^max_tokens: 0",
     "other fields": r"^(max_completion_tokens: it differs|top_logprobs: it needs)|prompts with n=",
     "priority": r"^priority",
     "roles": r"last one is the assistant|only the (assistant|user) has this",
@@ -47,8 +48,10 @@ RULES = {
     "thinking": r"^thinking",
 }
 
+WRITE_EVERY = 50
+
 _seen = Counter[str]()
-_timeouts = count(1)
+_timeouts, _calls = count(1), count(1)
 _counts = os.environ.get("API_FUZZ_COUNTS")
 
 
@@ -91,6 +94,8 @@ def only_own_failures(_context: Any, response: Any, case: Any) -> None:
     """No 5xx but 503, and 504 for a request that gave itself no time."""
     status = response.status_code
     _seen[f"status {status}"] += 1
+    if next(_calls) % WRITE_EVERY == 0:
+        _write()
     assert status < 500 or status == 503 or (status == 504 and own_timeout(case)), (
         f"{status}: {response.text[:300]}"
     )
@@ -128,4 +133,6 @@ def own_timeout(case: Any) -> bool:
 @atexit.register
 def _write() -> None:
     if _counts is not None:
-        Path(_counts).write_text(json.dumps(dict(sorted(_seen.items()))))
+        part = Path(f"{_counts}.part")
+        part.write_text(json.dumps(dict(sorted(_seen.items()))))
+        part.replace(_counts)

@@ -1,9 +1,13 @@
-"""Result files: what was measured, on what, with which versions and which command."""
+"""Result files: what was measured, on what, with which versions and which command.
+
+Not a program; the benchmarks share it.
+"""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -14,6 +18,13 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
+
+
+def require(*modules: str) -> None:
+    """End with the remedy where one of these cannot be imported."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        names = " and ".join(missing)
+        sys.exit(f"{names}: not installed; pip install -e '.[bench,fuzz]' in the source tree")
 
 
 def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -66,3 +77,7 @@ def _cpuinfo(field: str) -> str:
         if line.startswith(field):
             return line.split(":", 1)[1].strip()
     return ""
+
+
+if __name__ == "__main__":
+    sys.exit("no benchmark of its own: the others write their results with it")

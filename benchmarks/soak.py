@@ -155,6 +155,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--save", action="store_true", help="write results/soak.json and the plot")
     args = parser.parse_args()
+    if args.save:
+        record.require("matplotlib")  # better now than after half an hour
     found = uvloop.run(run(args.minutes, args.seed))
     print(json.dumps({key: value for key, value in found.items() if key != "samples"}, indent=1))
     if args.save:
