@@ -7,9 +7,9 @@ a chat request whole, or as one server-sent event for each token.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import socket
-import sys
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -90,7 +90,10 @@ async def _events(count: int) -> AsyncIterator[bytes]:
 
 def main() -> None:
     routes = [Route("/v1/chat/completions", chat, methods=["POST"])]
-    app = {"raw": raw, "starlette": Starlette(routes=routes)}[sys.argv[1]]
+    apps = {"raw": raw, "starlette": Starlette(routes=routes)}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stack", choices=apps)
+    app = apps[parser.parse_args().stack]
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(
         app,

@@ -180,12 +180,13 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="names of faults, with commas between")
+    known = [case.name for case in CASES]
+    parser.add_argument("--only", help=f"some of {', '.join(known)}, with commas between")
     parser.add_argument("--save", action="store_true", help="write results/faults.json")
     args = parser.parse_args()
-    names = [case.name for case in CASES] if args.only is None else args.only.split(",")
-    if unknown := set(names) - {case.name for case in CASES}:
-        sys.exit(f"unknown faults: {', '.join(sorted(unknown))}")
+    names = known if args.only is None else args.only.split(",")
+    if unknown := set(names) - set(known):
+        sys.exit(f"no such fault: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     rows = uvloop.run(run([case for case in CASES if case.name in names]))
     show(rows)
     if args.save:

@@ -1,6 +1,6 @@
 """What the nastiest forms that pass the bounds cost to compile: CPU seconds and memory, one by one.
 
-    python benchmarks/grammar_bounds.py
+    python benchmarks/grammar_bounds.py [--no-save]
 
 Each form is as large as its bound allows, and is compiled in a process of its own, which is given
 up after a minute. The first tokens of its answer are computed, too, as a check of the form does.
@@ -8,6 +8,7 @@ up after a minute. The first tokens of its answer are computed, too, as a check 
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import resource
@@ -150,13 +151,17 @@ def row(kind: str, name: str, form: Form) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-save", action="store_true", help="leave results/ as it is")
+    options = parser.parse_args()
     kinds = {"regex": regexes, "json": schemas, "grammar": grammars}
     rows = []
     for kind, forms in kinds.items():
         for name, form in forms():
             rows.append(row(kind, name, form))
             print(json.dumps(rows[-1]), flush=True)
-    record.save("grammar_bounds", {"rows": rows})
+    if not options.no_save:
+        record.save("grammar_bounds", {"rows": rows})
 
 
 if __name__ == "__main__":
