@@ -106,7 +106,7 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "told"),
     [
         ("load_model", "free memory, take a smaller model, or give quantization"),
-        ("choose_num_blocks", "lower max_num_batched_tokens or max_num_seqs"),
+        ("choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or gpu_memory"),
         ("allocate_kv", "lower num_blocks, kv_cache_memory_bytes, gpu_memory_utilization or max"),
     ],
 )

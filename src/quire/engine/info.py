@@ -10,7 +10,7 @@ from quire.core.request import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Fixed facts of a started engine. seconds: start-up time by phase.
+    """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
 
     quantization: the scheme of the weights, or "none" where they have the data type.
     pooling: how embeddings are made unless a request says otherwise.

@@ -30,6 +30,7 @@ from quire.engine.control import (
     StartEngine,
     StartFailed,
 )
+from quire.engine.head_start import give_head_start
 from quire.engine.info import EngineInfo
 from quire.engine.ipc import EngineSocket, Sent
 from quire.engine.outbox import Clients
@@ -77,9 +78,11 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
         from quire.engine.null import start_null_engine
 
         return start_null_engine(config)
+    begin = time.monotonic()
+    give_head_start(config)
     from quire.engine.startup import start_engine
 
-    return start_engine(config, page.beat_within_step)
+    return start_engine(config, page.beat_within_step, begin)
 
 
 class EngineProcess:

@@ -45,15 +45,21 @@ logger = logging.getLogger(__name__)
 TINY_MODEL_BYTES = 1 << 26
 
 
-def start_engine(config: EngineConfig, beat: Beat = unwatched) -> tuple[EngineCore, EngineInfo]:
+def start_engine(
+    config: EngineConfig, beat: Beat = unwatched, begin: float | None = None
+) -> tuple[EngineCore, EngineInfo]:
     """Load a model and make it ready to run requests. beat: called while a step goes on.
 
+    begin: when the process began to import what this takes, in seconds of the monotonic clock.
     Raises CheckpointError or ConfigError, which say what to change.
     """
     if config.model.load_format == "null":
         return start_null_engine(config)
     seconds: dict[str, float] = {}
-    device = _device(config)
+    if begin is not None:
+        _note("imports", time.monotonic() - begin, seconds)
+    with _timed("device", seconds):
+        device = _device(config)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
@@ -114,10 +120,17 @@ def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> Grammar
 
 @contextmanager
 def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Note what the phase took, with all that it gave the GPU to do."""
     begin = time.monotonic()
     yield
-    seconds[phase] = time.monotonic() - begin
-    logger.info("%s: %.2f s", phase, seconds[phase])
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    _note(phase, time.monotonic() - begin, seconds)
+
+
+def _note(phase: str, spent: float, seconds: dict[str, float]) -> None:
+    seconds[phase] = round(spent, 3)
+    logger.info("%s: %.2f s", phase, spent)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -178,7 +191,7 @@ def _fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
     return fitting(
         f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
         "requests beside the weights",
-        "lower max_num_batched_tokens or max_num_seqs, or free memory",
+        "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization, or free memory",
     )
 
 

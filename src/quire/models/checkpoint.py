@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,14 @@ class Checkpoint:
                 )
         return cls(folder, entries)
 
+    def in_file_order(self, names: set[str]) -> list[TensorEntry]:
+        """The named tensors, file by file in order of their bytes."""
+        wanted = [entry for name, entry in self.entries.items() if name in names]
+        return sorted(wanted, key=lambda entry: (entry.file, entry.offset))
+
     def tensors(self, names: set[str]) -> Iterator[tuple[TensorEntry, Tensor]]:
         """The named tensors, file by file in order of their bytes, as views of the mapped file."""
-        wanted = [entry for name, entry in self.entries.items() if name in names]
-        for file in dict.fromkeys(entry.file for entry in wanted):
-            here = sorted((e for e in wanted if e.file == file), key=lambda e: e.offset)
+        for file, here in groupby(self.in_file_order(names), key=lambda entry: entry.file):
             try:
                 with safe_open(file, framework="pt") as opened:
                     for entry in here:

@@ -7,11 +7,15 @@ whatever does not fit is told before anything large is allocated.
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.errors import CheckpointError
@@ -23,9 +27,11 @@ from quire.models.dummy import fill_with_dummies
 from quire.models.filling import Filling
 from quire.models.llama import LlamaForCausalLM
 from quire.models.registry import MODELS
+from quire.models.transfer import FLOATS, DeviceReader
 from quire.quantization.scheme import scheme_of
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+logger = logging.getLogger(__name__)
+
 _PREFIX = "model."  # of all names but the head's
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
 _DTYPES = {
@@ -73,7 +79,7 @@ def load_model(
         plan = _build(config, architecture, torch.device("meta"), dtype)
         names = _rehearse(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype)
-        _fill(model, checkpoint, names)
+        _fill(model, checkpoint, names, device)
     return model.eval()
 
 
@@ -132,8 +138,8 @@ def _rehearse(
 
 
 def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
-    if entry.dtype not in _FLOATS:
-        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {_FLOATS}")
+    if entry.dtype not in FLOATS:
+        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {', '.join(FLOATS)}")
     try:
         param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
     except WeightShapeError as error:
@@ -154,8 +160,22 @@ def _listed(what: str, names: list[str], most: int = 8) -> str:
     return f"; {what}: {', '.join(names[:most])}{more}"
 
 
-def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str]) -> None:
-    """Copy the weights from the mapped files, each once, converting on the way."""
+def _tensors(
+    checkpoint: Checkpoint, names: set[str], device: torch.device
+) -> Iterator[tuple[TensorEntry, Tensor]]:
+    """Mapped files for a CPU; a GPU gets what several threads read ahead."""
+    if device.type == "cpu":
+        yield from checkpoint.tensors(names)
+        return
+    with DeviceReader(device) as reader:
+        yield from reader.tensors(checkpoint.in_file_order(names))
+
+
+def _fill(
+    model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str], device: torch.device
+) -> None:
+    """Copy the weights from the files, each once, converting on the way."""
+    begin = time.monotonic()
     targets = _targets_in(checkpoint, model)
     filling = Filling(model, (param for param, _ in targets.values()))
     total = sum(checkpoint.entries[name].num_bytes for name in names)
@@ -163,10 +183,12 @@ def _fill(model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str]) -> N
     quiet = total < _BIG or not console.is_terminal
     with Progress(console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("Loading weights", total=total)
-        for entry, tensor in checkpoint.tensors(names):
+        for entry, tensor in _tensors(checkpoint, names, device):
             param, part = targets.pop(entry.name)
             param.allocate()
             param.weight_loader(param, tensor, part)
             filling.filled(param)
             progress.advance(task, entry.num_bytes)
     filling.end()
+    seconds = time.monotonic() - begin
+    logger.info("%.2f GB read at %.1f GB/s", total / 1e9, total / 1e9 / max(seconds, 1e-9))
