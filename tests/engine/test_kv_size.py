@@ -13,7 +13,7 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
-from quire.engine import kv_size, startup
+from quire.engine import kv_size, runners, startup
 from quire.engine.executor import UniprocExecutor
 from quire.engine.kv_size import choose_num_blocks, run_largest_step
 from quire.engine.memory_plan import graph_bytes
@@ -151,7 +151,7 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
             return output
 
     monkeypatch.setattr(
-        startup, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
+        runners, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
     )
     core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
