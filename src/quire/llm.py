@@ -122,6 +122,8 @@ class LLM:
         for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
             with told_of(field, place, len(prompts)):
                 prepared.append(self._inputs.prepare(self._next_id(), prompt, params))
+                if params.structured_outputs is not None:
+                    self._inputs.forms.check(params.structured_outputs)
         return self._run(prepared, "answers", use_tqdm)
 
     def _next_id(self) -> str:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -79,6 +81,34 @@ def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> 
     compiler.go.set()
     slow.join()
     checker.check(StructuredOutputs(regex="a"))
+
+
+def test_slow_forms_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
+    """On an event loop, whose helper threads have other work to do."""
+    checker = GrammarChecker(Here(compiler), seconds=0.05)
+
+    async def crowd() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await checker.check_beside(StructuredOutputs(regex="a"))
+        slow = asyncio.create_task(checker.check_beside(StructuredOutputs(regex="slow")))
+        others = [
+            asyncio.create_task(checker.check_beside(StructuredOutputs(regex=f"b{i}")))
+            for i in range(5)
+        ]
+        while "slow" not in compiler.asked:
+            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(lambda: 1) == 1
+        await checker.check_beside(StructuredOutputs(regex="a"))
+        refused = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(error) for error in refused] == [OverloadedError] * 5
+        compiler.go.set()
+        await slow
+        with pytest.raises(InvalidRequestError):
+            await checker.check_beside(StructuredOutputs(regex="("))
+        await checker.check_beside(StructuredOutputs(regex="b0"))
+
+    asyncio.run(crowd())
+    checker.close()
 
 
 # the library's own limits do not bound the work for a conjunction of many large patterns

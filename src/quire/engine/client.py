@@ -236,9 +236,10 @@ class AsyncEngine:
             )
 
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
-        if is_long or sampling.structured_outputs is not None:
-            return await asyncio.to_thread(prepare)
-        return prepare()
+        prepared = await asyncio.to_thread(prepare) if is_long else prepare()
+        if sampling.structured_outputs is not None:
+            await self._inputs.forms.check_beside(sampling.structured_outputs)
+        return prepared
 
     def _unique(self, label: str | None) -> str:
         self._num_requests += 1

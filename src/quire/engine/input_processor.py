@@ -64,13 +64,13 @@ class InputProcessor:
         def vocabulary() -> Vocabulary:
             return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
 
-        self._forms = GrammarChecker(
+        self.forms = GrammarChecker(
             Apart(vocabulary, CHECK_SECONDS) if forms_apart else Here(GrammarCompiler(vocabulary))
         )
 
     def close(self) -> None:
         """Let go of what compiles forms."""
-        self._forms.close()
+        self.forms.close()
 
     def follow(self, limits: RequestLimits) -> None:
         """Check by these limits from now on: another engine runs the requests."""
@@ -90,15 +90,13 @@ class InputProcessor:
     ) -> PreparedRequest:
         """Make the engine's messages for a prompt (text, or token ids as they are).
 
-        Raises InvalidRequestError or ContextLengthError. A form is compiled on the way, which may
-        take long: keep that off event loops.
+        Raises InvalidRequestError or ContextLengthError. Whether its form can be compiled, `forms`
+        has to be asked, too: that may take long.
         """
         self._check_priority(priority)
         _check_salt(cache_salt)
         token_ids = self._token_ids(prompt)
         self._limits.check(token_ids, sampling)
-        if sampling.structured_outputs is not None:
-            self._forms.check(sampling.structured_outputs)
         bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
         messages = [
             AddRequest(
