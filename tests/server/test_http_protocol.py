@@ -73,13 +73,26 @@ def test_slow_loris_is_closed_in_time(server: Running, engine: FakeEngine, begin
     assert len(engine.calls) == 1
 
 
-def test_a_slow_body_is_refused_in_the_words_of_its_api(server: Running) -> None:
+@pytest.mark.parametrize(
+    ("rest", "status", "kind"),
+    [
+        (b"content-length: 500\r\n\r\n{", 408, "timeout_error"),
+        (b"x: ", 408, "timeout_error"),  # the headers themselves
+        (b"x: y\r\n" * 40, 431, "invalid_request_error"),
+        (b"x\x00y: z\r\n\r\n", 400, "invalid_request_error"),
+        (b"transfer-encoding: chunked\r\n\r\nno length", 400, "invalid_request_error"),
+    ],
+)
+def test_what_no_application_sees_is_refused_in_the_words_of_its_api(
+    server: Running, rest: bytes, status: int, kind: str
+) -> None:
     head = HEAD.replace(b"/v1/completions", b"/v1/messages")
     with server.connect() as sock:
-        sock.sendall(head + b"content-length: 500\r\n\r\n{")
+        sock.sendall(head + rest)
         head, _, body = read_all(sock).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
     told = json.loads(body)
-    assert (told["type"], told["error"]["type"]) == ("error", "timeout_error")
+    assert (told["type"], told["error"]["type"]) == ("error", kind)
     assert f"request-id: {told['request_id']}".encode() in head.split(b"\r\n")
 
 
@@ -250,8 +263,8 @@ def test_a_storm_of_leaving_clients_touches_nobody_else(
     ("sent", "path", "status", "code"),
     [
         (b"nonsense\r\n\r\n", "other", 400, "bad_request"),
-        (b"GET / HTTP/1.1\r\na: " + b"b" * 9000 + b"\r\n\r\n", "other", 431, "headers_too_large"),
-        (HEAD, "other", 408, "request_timeout"),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 9000 + b"\r\n\r\n", "/", 431, "headers_too_large"),
+        (HEAD, "/v1/completions", 408, "request_timeout"),
         (HEAD + b"content-length: 9\r\n\r\n{", "/v1/completions", 408, "request_timeout"),
     ],
 )

@@ -217,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
         record = self._record()
         is_new = record is None
         if record is None:
-            record = RequestRecord("-", "-", uuid.uuid4().hex)
+            record = RequestRecord(*self._line(), uuid.uuid4().hex)
         reply = describe(refusal, record.request_id)
         self.transport.write(_raw(refusal.status, record, reply.body(record.path)))
         record.status, record.error_code = refusal.status, reply.error.code
@@ -230,6 +230,15 @@ class BoundedProtocol(HttpToolsProtocol):
             return None
         record = self.cycle.scope["state"].get("record")
         return record if isinstance(record, RequestRecord) else None
+
+    def _line(self) -> tuple[str, str]:
+        """Method and path of the request that is being received, as far as they have come."""
+        if self._phase is Phase.BODY:
+            return self.scope["method"], self.scope["path"]
+        if self._phase is Phase.HEADERS and self.url:
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            return self.parser.get_method().decode("latin-1"), path
+        return "-", "-"
 
     # ------------------------------------------------------------------ writing
 
