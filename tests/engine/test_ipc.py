@@ -190,6 +190,11 @@ class Front:
         info: EngineInfo = self.server.info
         self.link.engine_returned(info, self.server.address, self.server.page_path)
 
+    async def until_running(self, count: int) -> None:
+        """Wait until so many requests are in the engine's batch."""
+        while len(self.server.core._scheduler._running) < count:
+            await asyncio.sleep(0.001)
+
     async def collect(self, max_tokens: int, **options: Any) -> list[RequestOutput]:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         return [part async for part in self.engine.generate([7, 8, 9], sampling, **options)]
@@ -199,7 +204,7 @@ def run(tmp_path: Path, scenario: Callable[[Front], Awaitable[None]]) -> None:
     async def main() -> None:
         front = Front(tmp_path)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):  # a guard, not a measure: the machine may be busy
                 await scenario(front)
         finally:
             await front.engine.close()
@@ -217,7 +222,7 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path) -> None:
         whole = tokens(await front.collect(300))
         front.server.pause = 0.001
         tasks = [asyncio.create_task(front.collect(300, stream=i % 2 == 0)) for i in range(4)]
-        await asyncio.sleep(0.1)
+        await front.until_running(4)
         assert not any(task.done() for task in tasks)
         front.lose()
         assert (front.engine.is_alive, front.engine.is_restarting) == (False, True)
@@ -238,12 +243,12 @@ def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> N
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         poison = asyncio.create_task(front.collect(3000))
-        await asyncio.sleep(0.05)
+        await front.until_running(1)
         front.lose()
         front.restart()
         front.server.pause = 0.001
         later = asyncio.create_task(front.collect(1000))
-        await asyncio.sleep(0.05)
+        await front.until_running(2)
         front.lose()
         with pytest.raises(EngineError, match="twice"):
             await poison
@@ -262,7 +267,7 @@ def test_an_answer_too_long_to_go_on_fails_alone(
         stream = front.engine.generate([7] * 2000, long)
         await anext(stream)
         short = [asyncio.create_task(front.collect(300)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        await front.until_running(4)
         front.lose()
         monkeypatch.setattr(ipc, "MAX_FRAME_BYTES", 4000)
         front.restart()
@@ -279,7 +284,7 @@ def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         stream = asyncio.create_task(front.collect(3000))
-        await asyncio.sleep(0.05)
+        await front.until_running(1)
         front.server.kill()
         front.link.engine_died(will_return=False)
         with pytest.raises(EngineError):
@@ -319,7 +324,7 @@ def test_requests_of_a_dead_client_are_aborted(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         front.server.pause = 0.001
         stream = asyncio.create_task(front.collect(3000))
-        await asyncio.sleep(0.05)
+        await front.until_running(1)
         assert front.server.core.has_work
         front.server.orders.put(ForgetClient(client="front"))
         while front.server.core.has_work:
@@ -365,7 +370,7 @@ def test_embeddings_come_from_the_next_engine(tmp_path: Path) -> None:
         wishes = [PoolingParams(pooling="mean"), PoolingParams(dimensions=20)]
         asks = [front.engine.embed([7] * 3000, wish) for wish in wishes]
         tasks = [asyncio.create_task(ask) for ask in asks]
-        await asyncio.sleep(0.1)
+        await front.until_running(1)
         front.lose()
         front.restart()
         whole, cut = [await task for task in tasks]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import stat
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from quire.engine import status_page
 from quire.engine.status_page import RING_WORDS, StatusPage, create_page
 
 
@@ -28,15 +29,19 @@ def test_an_engine_that_still_loads_is_not_old(path: Path) -> None:
     assert (page.age(), page.num_steps, page.has_work) == (0.0, 0, False)
 
 
-def test_readers_see_beats_and_their_age(path: Path) -> None:
+def test_readers_see_beats_and_their_age(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10**9
+    monkeypatch.setattr(status_page, "time", SimpleNamespace(monotonic_ns=lambda: now))
     writer, reader = StatusPage(path, writable=True), StatusPage(path)
     writer.beat(3, has_work=True)
-    assert (reader.num_steps, reader.has_work) == (3, True)
-    time.sleep(0.02)
-    assert 0.02 <= reader.age() < 5.0
+    assert (reader.num_steps, reader.has_work, reader.age()) == (3, True, 0.0)
+    now += 5 * 10**9
+    assert (reader.age(), reader.last_work) == (5.0, 1.0)
     writer.beat(4, has_work=False)
-    assert reader.age() < 0.02
-    assert not reader.has_work
+    assert (reader.has_work, reader.age(), reader.last_work) == (False, 0.0, 1.0)
+    now += 10**9
+    writer.beat_within_step()
+    assert (reader.num_steps, reader.age(), reader.last_work) == (4, 0.0, 7.0)
 
 
 def test_readers_cannot_write(path: Path) -> None:

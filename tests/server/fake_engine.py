@@ -115,7 +115,8 @@ def text_of(content: Any) -> str:
 class FakeEngine:
     """Answers `script` to everything. delay: seconds before each token; fail_at: tokens until
     `failure` is raised; aborted: labels of streams that were closed before their end;
-    prompt_steps: items that bring prompt log-probabilities; hold: the text comes with the last.
+    prompt_steps: items that bring prompt log-probabilities; hold: the text comes with the last;
+    wait_at: tokens after which it waits for `go`.
     """
 
     script: str = "Hello!"
@@ -136,6 +137,8 @@ class FakeEngine:
     num_sent: int = 0
     prompt_steps: int = 1
     hold: bool = False
+    wait_at: int | None = None
+    go: asyncio.Event = field(default_factory=asyncio.Event)
     closed: bool = False
     num_resets: int = 0
     num_views: int = 0
@@ -180,6 +183,8 @@ class FakeEngine:
         try:
             for place, char in enumerate(text):
                 await asyncio.sleep(self.delay)
+                if place == self.wait_at:
+                    await self.go.wait()
                 if place == self.fail_at:
                     raise self.failure
                 shown_text = self.tokenizer.decode([ord(char)])

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from fake_engine import FakeEngine
+from starlette.applications import Starlette
 
 from quire.server.app import build_app
 from quire.server.listen import Server, bind
@@ -42,8 +43,8 @@ class Client:
 
 
 class Running:
-    def __init__(self, server: Server, task: asyncio.Task[None], port: int) -> None:
-        self.server, self.task, self._port = server, task, port
+    def __init__(self, app: Starlette, server: Server, task: asyncio.Task[None], port: int) -> None:
+        self.app, self.server, self.task, self._port = app, server, task, port
         self.clients: list[Client] = []
 
     async def client(self) -> Client:
@@ -60,10 +61,11 @@ async def running(engine: FakeEngine, grace: int) -> AsyncIterator[Running]:
     settings = ServerSettings(shutdown_timeout=grace)
     ready = asyncio.Event()
     sock = bind("127.0.0.1", 0)
-    server = Server(build_app(engine, settings), settings, ready.set)
+    app = build_app(engine, settings)
+    server = Server(app, settings, ready.set)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await ready.wait()
-    house = Running(server, task, sock.getsockname()[1])
+    house = Running(app, server, task, sock.getsockname()[1])
     try:
         yield house
     finally:
@@ -77,14 +79,15 @@ async def running(engine: FakeEngine, grace: int) -> AsyncIterator[Running]:
 def test_a_running_stream_ends_well_and_new_requests_are_refused(engine: FakeEngine) -> None:
     async def scenario() -> None:
         async with running(engine, grace=20) as house:
-            engine.delay = 0.15
+            engine.wait_at = 1
             streaming, idle = await house.client(), await house.client()
             idle.get("/version")
             await idle.whole()
             streaming.post(stream=True)
             await streaming.head()
             house.signal()
-            await asyncio.sleep(0.2)
+            while not house.app.state.drain.is_draining:
+                await asyncio.sleep(0.001)
             fresh = await house.client()  # the socket still listens, so that it can say why
             for client in (idle, fresh):
                 client.post()
@@ -94,9 +97,10 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(engine: FakeEng
                 assert "connection: close" in head
                 assert json.loads(body)["error"]["code"] == "draining"
             assert not house.task.done()
+            engine.go.set()
             rest = (await streaming.reader.read()).decode()
             assert "data: [DONE]" in rest
-            await asyncio.wait_for(house.task, 5)
+            await asyncio.wait_for(house.task, 30)
             assert engine.aborted == []
             assert engine.closed
 
@@ -108,7 +112,7 @@ def test_what_does_not_end_in_time_is_told_so(
 ) -> None:
     async def scenario() -> None:
         async with running(engine, grace=0) as house:
-            engine.delay = 0.05
+            engine.wait_at = 1
             streaming, whole = await house.client(), await house.client()
             streaming.post(stream=True, ignore_eos=True, max_tokens=500)
             whole.post(ignore_eos=True, max_tokens=500)
@@ -121,7 +125,7 @@ def test_what_does_not_end_in_time_is_told_so(
             head, body = await whole.whole()
             assert " 503 " in head
             assert json.loads(body)["error"]["code"] == "draining"
-            await asyncio.wait_for(house.task, 5)
+            await asyncio.wait_for(house.task, 30)
             assert len(engine.aborted) == 2
 
     with caplog.at_level(logging.WARNING):
@@ -132,7 +136,7 @@ def test_what_does_not_end_in_time_is_told_so(
 def test_several_prompts_in_one_request_are_cut_as_one(engine: FakeEngine) -> None:
     async def scenario() -> None:
         async with running(engine, grace=0) as house:
-            engine.delay = 0.05
+            engine.wait_at = 1
             client = await house.client()
             client.post(prompt=["a", "b"], stream=True, ignore_eos=True, max_tokens=500)
             await client.head()
@@ -148,15 +152,16 @@ def test_several_prompts_in_one_request_are_cut_as_one(engine: FakeEngine) -> No
 def test_a_second_signal_ends_the_wait(engine: FakeEngine) -> None:
     async def scenario() -> None:
         async with running(engine, grace=60) as house:
-            engine.delay = 0.05
+            engine.wait_at = 1
             client = await house.client()
             client.post(stream=True, ignore_eos=True, max_tokens=500)
             await client.head()
             house.signal()
-            await asyncio.sleep(0.25)
+            while not house.app.state.drain.is_draining:
+                await asyncio.sleep(0.001)
             assert not house.task.done()
             house.signal()
-            await asyncio.wait_for(house.task, 3)
+            await asyncio.wait_for(house.task, 30)  # less than what the first signal allowed
             assert '"code":"draining"' in (await client.reader.read()).decode()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from asgi_client import Reply, call, request
+from asgi_client import Reply, call, request, run_leaping
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
@@ -175,7 +175,8 @@ def test_who_leaves_aborts(app: Starlette, engine: FakeEngine) -> None:
 
 def test_a_deadline_holds(app: Starlette, engine: FakeEngine) -> None:
     engine.delay = 60.0
-    reply = embed(app, timeout=0.02)
+    body = {"input": "a", "timeout": 0.02}
+    reply = run_leaping(request(app, PATH, body))
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
 
 

@@ -21,7 +21,7 @@ LIMITS = WireLimits(
     header_bytes=4096,
     num_headers=32,
     body_seconds=0.4,
-    body_bytes_per_second=2000,
+    body_bytes_per_second=200,
     stall_seconds=0.4,
 )
 LONG = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 600, "logprobs": 5}
@@ -64,7 +64,7 @@ def test_slow_loris_is_closed_in_time(server: Running, engine: FakeEngine, begin
     for sock in sockets:
         sock.sendall(begin)
     drip(sockets, b"x" * 100 if begin else HEAD, seconds=0.9)
-    assert wait_for(lambda: server.num_connections == 0, 1.0)
+    assert wait_for(lambda: server.num_connections == 0, 10.0)
     for sock in sockets:
         with sock:
             assert error_of(read_all(sock)) == (b"HTTP/1.1 408 Request Timeout", "request_timeout")

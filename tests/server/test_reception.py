@@ -7,7 +7,7 @@ import logging
 import time
 
 import pytest
-from asgi_client import JSON, Post, Reply, call, request
+from asgi_client import JSON, Post, Reply, call, request, run_leaping
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
@@ -46,7 +46,7 @@ async def together(app: Starlette, count: int) -> list[Reply]:
 
 def test_a_burst_is_cut_to_the_capacity_at_once(engine: FakeEngine) -> None:
     app, engine.delay = small(engine), 0.01
-    replies = asyncio.run(together(app, 40))
+    replies = run_leaping(together(app, 40))
     statuses = [reply.status for reply in replies]
     assert (statuses.count(200), statuses.count(429)) == (4, 36)
     refused = replies[statuses.index(429)]
@@ -85,10 +85,11 @@ def test_slow_bodies_keep_nobody_out(
         held = admission_of(app).num_answers
         return await request(app, path, {"prompt": "abc"}), held, await waiting
 
-    quick, held, late = asyncio.run(crowd())
+    quick, held, late = run_leaping(crowd())
     assert (quick.status, held) == (200, 0)
-    assert late[0].status == 200
-    assert {reply.status for reply in late} <= {200, 429}  # they come whole at one moment
+    statuses = {reply.status for reply in late}  # they come whole at one moment
+    assert 200 in statuses
+    assert statuses <= {200, 429}
     assert admission_of(app).num_answers == 0
 
 
@@ -103,7 +104,7 @@ def test_bodies_that_arrive_have_a_bound(
         slow = [request(app, path, chunks=[b" ", b'{"prompt": "a"}'], pause=0.1) for _ in range(5)]
         return await asyncio.gather(*slow)
 
-    replies = asyncio.run(crowd())
+    replies = run_leaping(crowd())
     assert [reply.status for reply in replies] == [200] * 3 + [429] * 2
     assert "3 requests are being received already" in replies[3].error["message"]
     assert call(app, path, {"prompt": "abc"}).status == 200
@@ -170,9 +171,9 @@ def test_a_request_ends_in_its_time(
 ) -> None:
     app, engine.delay = small(engine, **settings), 0.02
     body = BODIES[path] | fields
-    reply = call(app, path, body, headers=JSON | headers)
+    reply = run_leaping(request(app, path, body, headers=JSON | headers))
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
-    reply = call(app, path, body | {"stream": True}, headers=JSON | headers)
+    reply = run_leaping(request(app, path, body | {"stream": True}, headers=JSON | headers))
     assert reply.status == 200
     assert reply.events[-1]["error"]["code"] == "deadline_exceeded"
     assert len(engine.aborted) == 2
@@ -181,10 +182,8 @@ def test_a_request_ends_in_its_time(
 
 def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:
     app, engine.delay = small(engine), 5.0
-    reply = call(
-        app, "/v1/completions", BODIES["/v1/completions"] | {"stream": True, "timeout": 0.05}
-    )
-    assert reply.status == 504
+    body = BODIES["/v1/completions"] | {"stream": True, "timeout": 0.05}
+    assert run_leaping(request(app, "/v1/completions", body)).status == 504
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e999", "1_0", "5 s"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from asgi_client import JSON, Reply, call, request
+from asgi_client import JSON, Reply, call, request, run_leaping
 from fake_engine import FakeEngine, FakeInfo
 from starlette.applications import Starlette
 
@@ -131,7 +131,7 @@ def test_the_queue_of_one_model_does_not_fill_the_others() -> None:
         sent = [request(house.app, "/v1/completions", body | {"model": name}) for name in names]
         return await asyncio.gather(*sent)
 
-    statuses = [reply.status for reply in asyncio.run(crowd())]
+    statuses = [reply.status for reply in run_leaping(crowd())]
     assert sorted(statuses[:12]) == [200] * 8 + [429] * 4
     assert statuses[12:] == [200, 200]
     assert house.models.entrance.num_answers == 0
@@ -233,7 +233,7 @@ def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> 
         assert running.done() == agreed
         return await running
 
-    assert text_of(asyncio.run(both())) == "I am b."
+    assert text_of(run_leaping(both())) == "I am b."
     assert house.asked == [ModelLeft(name="b", agreed=agreed)]
 
 
