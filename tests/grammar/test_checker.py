@@ -116,7 +116,9 @@ ENDLESS = {"allOf": [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in 
 
 
 @pytest.fixture
-def apart(byte_tokenizer: Tokenizer) -> Iterator[Apart]:
+def apart(byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Apart]:
+    """One that waits long for its process: here the machine may well be busy with others."""
+    monkeypatch.setattr("quire.grammar.apart.BUSY_FACTOR", 200)
     size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
     assert eos is not None
     judge = Apart(lambda: Vocabulary(byte_tokenizer, size, [eos]), seconds=0.4)
@@ -141,12 +143,15 @@ def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Ap
         checker.check(StructuredOutputs(regex="("))
 
 
-def test_a_process_that_gets_no_turn_says_nothing_of_the_form(apart: Apart) -> None:
+def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checker = GrammarChecker(apart, seconds=0.4)
     checker.check(StructuredOutputs(regex="a"))
     assert apart.pid is not None
     os.kill(apart.pid, signal.SIGSTOP)  # a machine that is busy with others
-    with pytest.raises(OverloadedError, match="at the moment"):
+    with monkeypatch.context() as patch, pytest.raises(OverloadedError, match="at the moment"):
+        patch.setattr("quire.grammar.apart.BUSY_FACTOR", 2)
         checker.check(StructuredOutputs(regex="ab"))
     checker.check(StructuredOutputs(regex="ab"))
 
