@@ -14,6 +14,7 @@ from twins import CASES, THROUGH, TOLERANCES, WRITING
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
 from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select, table_for
+from quire.kernels.operands import Normed
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,8 @@ def tensors(value: Any) -> list[Tensor]:
     """The tensors of a result or of arguments."""
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, Normed):
+        return [value.residual, value.rows]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import HeadNorms, Normed
 from quire.kernels.step_layout import StepSections
 
 _TOKENS = (1, 6, 123)
@@ -200,6 +200,32 @@ def _finish_step(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield hidden, drawn, drawn % 2, rows, torch.zeros(samples + 2, dtype=torch.int32)
 
 
+def _products(dtype: torch.dtype) -> Iterator[tuple[Normed, Tensor, Tensor | None]]:
+    """Streams before and behind their division, weights, with a bias or none."""
+    for tokens in (1, 6, 123):
+        residual, norm = normal(tokens, 96, dtype=dtype), normal(96, dtype=dtype, seed=1)
+        normed = Normed(residual, reference.rms_norm(residual, norm, 1e-5), norm, 1e-5)
+        squares = residual.float().square().view(tokens, 2, 48).sum(-1).T.contiguous()
+        deferred = Normed(residual, residual * norm, norm, 1e-5, squares)
+        weight = (normal(78, 96, dtype=dtype, seed=2) / 10).to(dtype)
+        for bias in (None, normal(78, dtype=dtype, seed=3)):
+            for stream in (normed, deferred) if tokens <= 64 else (normed,):
+                yield stream, weight, bias
+
+
+def _normed_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for stream, _, bias in _products(dtype):
+        if bias is None:
+            yield (stream,)
+
+
+def _linear_add_norm(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for stream, weight, bias in _products(dtype):
+        if stream.squares is None:
+            residual = normal(len(stream.rows), 78, dtype=dtype, seed=4)
+            yield stream.rows, weight, bias, residual, normal(78, dtype=dtype, seed=5), 1e-5
+
+
 # operation → dtype → argument lists
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
@@ -209,6 +235,10 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rotary_write_kv": _rotary_write_kv,
     "attention": _attention,
     "linear": _linear,
+    "normed_rows": _normed_rows,
+    "linear_normed": _products,
+    "linear_silu": _products,
+    "linear_add_norm": _linear_add_norm,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
     "build_inputs": _build_inputs,
@@ -217,6 +247,6 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
 # operations that also write into their arguments
 WRITING = {"rotary_write_kv", "build_inputs", "finish_step"}
 # operations that give another form of their input: compared through the one that reads it
-THROUGH = {"prepare_linear": "linear"}
+THROUGH = {"prepare_linear": "linear", "order_gate_up": "linear_silu"}
 # largest difference relative to the largest value of the twin's result
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -16,7 +16,7 @@ from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import HeadNorms, Normed
 from quire.kernels.step_layout import StepSections
 
 # operation → {device type: function}; a device without an entry runs the reference twin
@@ -40,6 +40,11 @@ TABLE: Table = {
         "cpu": cpu_matmul.prepare_linear,
     },
     "linear": {"reference": reference.linear, "cpu": cpu_matmul.linear},
+    "normed_rows": {"reference": reference.normed_rows},
+    "order_gate_up": {"reference": reference.order_gate_up},
+    "linear_normed": {"reference": reference.linear_normed},
+    "linear_silu": {"reference": reference.linear_silu},
+    "linear_add_norm": {"reference": reference.linear_add_norm},
     "quantize_fp8": {"reference": reference.quantize_fp8},
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
     "build_inputs": {"reference": reference.build_inputs},
@@ -61,10 +66,23 @@ class Kernels:
     attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
     prepare_linear: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    normed_rows: Callable[[Normed], Tensor]
+    order_gate_up: Callable[[Tensor], Tensor]
+    linear_normed: Callable[[Normed, Tensor, Tensor | None], Tensor]
+    linear_silu: Callable[[Normed, Tensor, Tensor | None], Tensor]
+    linear_add_norm: Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, float], Normed]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+    @property
+    def fuses(self) -> bool:
+        """Whether this device has kernels for products with norm, SiLU and residual.
+
+        Elsewhere the twins of those compose what the single operations do, and better not be used.
+        """
+        return self.linear_normed is not reference.linear_normed
 
 
 def select(table: Table, device_type: str) -> Kernels:

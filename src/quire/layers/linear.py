@@ -6,33 +6,55 @@ which quantized weights come in. One rank today: a rank's share is the whole.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
+from quire.kernels.operands import Normed
+from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role, WeightForm
 
 
-class LinearMethod(Protocol):
-    """How a linear layer's weight is stored and multiplied."""
+class LinearMethod(ABC):
+    """How a linear layer's weight is stored and multiplied, alone and with what stands around it.
 
-    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
-        """Add the weight parameters that a checkpoint fills."""
-
-    def process_after_load(self, layer: LinearBase) -> None:
-        """Turn what was loaded into what `apply` reads."""
-
-    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
-        """x [T, in] → [T, out]."""
-
-
-class UnquantizedLinear:
-    """Weights in the model's own data type, in the form that the device's matmul likes best."""
+    What stands around a product (norm, SiLU, residual) is made by operations of its own, unless a
+    method has a kernel for both.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+
+    @abstractmethod
+    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
+        """Add the weight parameters that a checkpoint fills."""
+
+    @abstractmethod
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Turn what was loaded into what `apply` reads."""
+
+    @abstractmethod
+    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
+        """x [T, in] → [T, out]."""
+
+    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+        """The product of a residual stream behind its norm: [T, in] → [T, out]."""
+        return self.apply(layer, self.kernels.normed_rows(x))
+
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+        """silu(gate) · up of such a stream, for gate rows and then up rows: [T, out / 2]."""
+        return self.kernels.silu_and_mul(self.apply_normed(layer, x))
+
+    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+        """residual [T, out] + the product of x [T, in], behind the next norm."""
+        return norm.add(self.apply(layer, x), residual)
+
+
+class UnquantizedLinear(LinearMethod):
+    """Weights in the model's own data type, in the form that the device's matmul likes best."""
 
     def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
         """One weight [out, in]."""
@@ -50,14 +72,41 @@ class UnquantizedLinear:
         return self.kernels.linear(x, layer.weight, layer.bias)
 
 
-class QuantizedLinear:
+class FusedLinear(UnquantizedLinear):
+    """The same weights on a device with kernels for a product and what stands around it."""
+
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Also bring gate and up rows into the order that the kernel reads."""
+        if isinstance(layer, GateUpParallelLinear):
+            layer.weight = Weight(self.kernels.order_gate_up(layer.weight.detach()))
+            if layer.bias is not None:
+                layer.bias = Weight(self.kernels.order_gate_up(layer.bias.detach()))
+        super().process_after_load(layer)
+
+    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_normed(x, layer.weight, layer.bias)
+
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_silu(x, layer.weight, layer.bias)
+
+    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_add_norm(
+            x, layer.weight, layer.bias, residual, norm.weight, norm.eps
+        )
+
+
+class QuantizedLinear(LinearMethod):
     """Weights that are brought into a form with fewer bits once they are loaded.
 
     The loaded weight has memory only between its first tensor and its last (see `Weight.allocate`).
     """
 
     def __init__(self, form: WeightForm, kernels: Kernels) -> None:
-        self.form, self.kernels = form, kernels
+        super().__init__(kernels)
+        self.form = form
         self.kept: tuple[Tensor, ...] = ()
 
     def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
@@ -83,7 +132,9 @@ class QuantizedLinear:
 def method_for(options: LayerOptions, role: Role) -> LinearMethod:
     """How weights of a role are kept, by the options' scheme."""
     form = options.scheme.form(role) if options.scheme else None
-    return QuantizedLinear(form, options.kernels) if form else UnquantizedLinear(options.kernels)
+    if form:
+        return QuantizedLinear(form, options.kernels)
+    return (FusedLinear if options.kernels.fuses else UnquantizedLinear)(options.kernels)
 
 
 class LinearBase(LoadedModule):
@@ -128,9 +179,17 @@ class LinearBase(LoadedModule):
 class ColumnParallelLinear(LinearBase):
     """Ranks share the output; the input is whole."""
 
+    def after_norm(self, stream: Normed) -> Tensor:
+        """The product of a residual stream [T, in] behind its norm → [T, out]."""
+        return self.method.apply_normed(self, stream)
+
 
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
+
+    def add(self, x: Tensor, stream: Normed, norm: RMSNorm) -> Normed:
+        """Add the product of x [T, in] to the residual stream [T, out], which goes on to a norm."""
+        return self.method.add_norm(self, x, stream.residual, norm)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -161,6 +220,20 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
                 return copy_whole(param.narrow(0, start, rows), loaded)
             start += rows
         raise AssertionError(f"no part {part!r} in {list(self.parts)}")
+
+
+class GateUpParallelLinear(MergedColumnParallelLinear):
+    """The two projections of a gated MLP in one. bias: whether they have one."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, options: LayerOptions, *, bias: bool
+    ) -> None:
+        parts = {"gate": intermediate_size, "up": intermediate_size}
+        super().__init__(hidden_size, parts, options, bias=bias)
+
+    def silu(self, stream: Normed) -> Tensor:
+        """silu(gate) · up of a residual stream [T, in] behind its norm → [T, out / 2]."""
+        return self.method.apply_silu(self, stream)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):

@@ -10,11 +10,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import HeadNorms, Normed
 from quire.layers.attention import Attention, Rope
 from quire.layers.context import ForwardContext
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from quire.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from quire.layers.linear import GateUpParallelLinear, QKVParallelLinear, RowParallelLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rotary import RotaryEmbedding
@@ -40,11 +40,14 @@ class LlamaAttention(nn.Module):
         )
         self.attn = Attention(layer_id, shape.head_dim, shape.sliding_windows[layer_id], options)
 
-    def forward(self, hidden: Tensor, rope: Rope, ctx: ForwardContext) -> Tensor:
-        """hidden [T, H] → [T, H]."""
-        heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
+    def forward(
+        self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
+    ) -> Normed:
+        """Add to the residual stream [T, H], which then goes to the following norm."""
+        fused = self.qkv_proj.after_norm(stream)
+        heads = fused.view(len(fused), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
         out = self.attn(heads, self.head_norms(), rope, ctx)
-        return self.o_proj(out)  # type: ignore[no-any-return]
+        return self.o_proj.add(out, stream, following)
 
     def head_norms(self) -> HeadNorms | None:
         """Norms of each query's and key's dimensions, where a family has them."""
@@ -56,22 +59,20 @@ class LlamaMLP(nn.Module):
 
     def __init__(self, shape: ModelArchitecture, options: LayerOptions) -> None:
         super().__init__()
-        self.kernels = options.kernels
-        parts = {"gate": shape.intermediate_size, "up": shape.intermediate_size}
-        self.gate_up_proj = MergedColumnParallelLinear(
-            shape.hidden_size, parts, options, bias=shape.mlp_bias
+        self.gate_up_proj = GateUpParallelLinear(
+            shape.hidden_size, shape.intermediate_size, options, bias=shape.mlp_bias
         )
         self.down_proj = RowParallelLinear(
             shape.intermediate_size, shape.hidden_size, options, bias=shape.mlp_bias
         )
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [T, H] → [T, H]."""
-        return self.down_proj(self.kernels.silu_and_mul(self.gate_up_proj(hidden)))  # type: ignore[no-any-return]
+    def forward(self, stream: Normed, following: RMSNorm) -> Normed:
+        """Add to the residual stream [T, H], which then goes to the following norm."""
+        return self.down_proj.add(self.gate_up_proj.silu(stream), stream, following)
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm that also adds to the residual stream."""
+    """Attention and MLP, each behind a norm and adding to the residual stream."""
 
     attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
 
@@ -83,16 +84,11 @@ class LlamaDecoderLayer(nn.Module):
         self.mlp = LlamaMLP(shape, options)
 
     def forward(
-        self, hidden: Tensor, residual: Tensor | None, rope: Rope, ctx: ForwardContext
-    ) -> tuple[Tensor, Tensor]:
-        """What the layer before left → what this one leaves: (hidden, residual), each [T, H]."""
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(hidden, rope, ctx)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp(hidden), residual
+        self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
+    ) -> Normed:
+        """The residual stream behind this layer's first norm → behind the following layer's."""
+        stream = self.self_attn(stream, self.post_attention_layernorm, rope, ctx)
+        return self.mlp(stream, following)  # type: ignore[no-any-return]
 
 
 class LlamaModel(nn.Module):
@@ -108,22 +104,20 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, options)
         self.rotary = RotaryEmbedding(shape.rope, max_model_len, options)
-        self.layers = nn.ModuleList(
-            layer_class(shape, layer_id, options) for layer_id in range(shape.num_layers)
-        )
+        layers = [layer_class(shape, layer_id, options) for layer_id in range(shape.num_layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
+        self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → [T, H]."""
         ctx.layout.forget()
         rope = self.rotary(positions)
-        hidden: Tensor = self.embed_tokens(input_ids)
-        residual: Tensor | None = None
-        for layer in self.layers:
+        stream = self.norms[0].begin(self.embed_tokens(input_ids))
+        for layer, following in zip(self.layers, self.norms[1:], strict=True):
             ctx.beat()
-            hidden, residual = layer(hidden, residual, rope, ctx)
-        assert residual is not None  # there is at least one layer
-        return self.norm.add(hidden, residual)[0]
+            stream = layer(stream, following, rope, ctx)
+        return self.norm.finish(stream)
 
 
 class LlamaForCausalLM(nn.Module):

@@ -9,25 +9,72 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
+from quire.kernels.operands import Normed
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
 from quire.kernels.triton.fp8 import linear_fp8
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
-from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
+from quire.kernels.triton.skinny_gemm import (
+    MAX_ROWS,
+    interleave_gate_up,
+    skinny_gemm,
+    skinny_gemm_norm,
+)
 from quire.kernels.triton.step import build_inputs, finish_step
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
 
+# Types with float32's range: a residual that is not yet divided by its rms may outgrow float16.
+_WIDE = {torch.bfloat16}
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
-    few = 0 < len(x) <= MAX_ROWS
-    if not few or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
+    if not _are_few(x):
         return reference.linear(x, weight, bias)
     n, k = weight.shape
     if library_is_faster(len(x), n, k, weight.dtype.itemsize, workspace(x.device).num_sms):
         return reference.linear(x, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
+
+
+def normed_rows(x: Normed) -> Tensor:
+    """Twin of `reference.normed_rows`."""
+    return x.rows if x.squares is None else rms_norm(x.residual, x.weight, x.eps)
+
+
+def linear_normed(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_normed`."""
+    if x.squares is None:
+        return linear(x.rows, weight, bias)
+    return skinny_gemm(x, weight, bias=bias)
+
+
+def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_silu`, for gate and up rows by turns."""
+    if _are_few(x.rows):
+        return skinny_gemm(x.rows if x.squares is None else x, weight, bias=bias, silu=True)
+    return silu_and_mul(linear(normed_rows(x), weight, bias), by_turns=True)
+
+
+def linear_add_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+) -> Normed:
+    """Twin of `reference.linear_add_norm`."""
+    if _are_few(x) and x.dtype in _WIDE:
+        return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
+    rows, residual = rms_norm_residual(linear(x, weight, bias), residual, norm_weight, eps)
+    return Normed(residual, rows, norm_weight, eps)
+
+
+def _are_few(x: Tensor) -> bool:
+    """Whether `skinny_gemm` is meant for such rows; it sums products of float32 too slowly."""
+    return 0 < len(x) <= MAX_ROWS and x.dtype != torch.float32 and x.stride(1) == 1
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -41,4 +88,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear_fp8": linear_fp8,
     "build_inputs": build_inputs,
     "finish_step": finish_step,
+    "normed_rows": normed_rows,
+    "order_gate_up": interleave_gate_up,
+    "linear_normed": linear_normed,
+    "linear_silu": linear_silu,
+    "linear_add_norm": linear_add_norm,
 }

@@ -13,26 +13,12 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.operands import Normed
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import SkinnyConfig, skinny_config
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MAX_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Normed:
-    """A residual stream on its way through an RMSNorm whose division is left to the next product.
-
-    RMSNorm(r) = r · g / rms(r), and the division by a row's rms may as well follow the product with
-    W. So the product before stores r · g and, for each stretch of columns that one of its programs
-    held, the sums of r's squares; the norm costs no launch and no pass over memory.
-    """
-
-    residual: Tensor  # [M, H], the stream itself
-    scaled: Tensor  # [M, H], residual · norm weight
-    squares: Tensor  # float32 [stretches, M]
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +42,10 @@ def skinny_gemm(
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
 
     With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8.
-    A Normed x stands for the normalised rows. silu: W's rows are gate and up by turns, and the
-    result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the shape if None.
-    pdl: start before the kernel in front has ended (only among kernels that wait for theirs).
+    A Normed x, with its squares, stands for the normalised rows. silu: W's rows are gate and up by
+    turns, and the result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the
+    shape if None. pdl: start before the kernel in front has ended (only among kernels that wait for
+    theirs).
     """
     return _launch(x, weight, bias, residual, None, 0.0, silu, config, pdl)[0]
 
@@ -74,11 +61,15 @@ def skinny_gemm_norm(
     config: SkinnyConfig | None = None,
     pdl: bool = False,
 ) -> Normed:
-    """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N]."""
+    """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
+
+    This product stores the sum times the norm's weight and, for each stretch of columns that one of
+    its programs held, the sums of squares. So the norm costs no launch and no pass over memory.
+    """
     out, scaled, squares = _launch(x, weight, bias, residual, norm_weight, eps, False, config, pdl)
     assert scaled is not None
     assert squares is not None
-    return Normed(out, scaled, squares, eps)
+    return Normed(out, scaled, norm_weight, eps, squares)
 
 
 def interleave_gate_up(weight: Tensor) -> Tensor:
@@ -99,11 +90,12 @@ def _launch(
     pdl: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run the kernel → (out, out · norm weight, sums of out's squares)."""
-    rows = x.scaled if isinstance(x, Normed) else x
+    rows = x.rows if isinstance(x, Normed) else x
     w, w_scale, form = _operand(weight)
     (num_rows, k), n = rows.shape, len(w)
     assert num_rows <= MAX_ROWS
     assert rows.stride(1) == w.stride(1) == 1
+    assert residual is None or residual.is_contiguous()
     space = workspace(rows.device)
     config = config or skinny_config(num_rows, n, k, w.dtype.itemsize, space.num_sms)
     block_m = max(config.min_block_m, triton.next_power_of_2(num_rows))
@@ -117,6 +109,7 @@ def _launch(
     if norm_weight is not None:
         squares = rows.new_empty(num_tiles, num_rows, dtype=torch.float32)
     incoming = x.squares if isinstance(x, Normed) else None
+    assert incoming is not None or not isinstance(x, Normed)
     skinny_gemm_kernel[(num_programs,)](
         rows, w, _descriptor(w, config), w_scale, out, bias, residual,
         norm_weight, scaled, squares, incoming,

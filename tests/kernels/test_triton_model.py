@@ -1,0 +1,100 @@
+"""Whole models by Triton's kernels against the same models by the twins, on a device layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import device_case
+
+from quire.kernels.dispatch import TABLE, Kernels, kernels_for, select
+from quire.kernels.layout import BatchLayout
+from quire.kernels.triton import operations
+from quire.layers.context import ForwardContext
+from quire.layers.linear import FusedLinear
+from quire.layers.norm import RMSNorm
+from quire.layers.parameter import LayerOptions
+from quire.models.architecture import ModelArchitecture
+from quire.models.dummy import fill_with_dummies
+from quire.models.llama import LlamaForCausalLM
+from quire.models.registry import MODELS
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "vocab_size": 50,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+}
+FAMILIES: list[dict[str, Any]] = [
+    {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": True},
+    {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
+    {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+]
+
+
+def build(
+    shape: ModelArchitecture, kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> LlamaForCausalLM:
+    """Random weights, the same for all kernels."""
+    model = MODELS[shape.family](shape, 256, LayerOptions(dtype, device, kernels))
+    fill_with_dummies(model, 0)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    generator = torch.Generator().manual_seed(0)
+    for norm in norms:
+        norm.weight.copy_(torch.rand(norm.weight.shape, generator=generator) + 0.5)
+    return model
+
+
+def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Of a step of some decodes and prefills in any order, without its padding."""
+    queries, lens = [3, 0, 1, 4, 1], [9, 40, 12, 4, 33]
+    case = device_case(queries, lens, (4, 2, 16), None, dtype, padding=2)
+    caches = [(case[1].to(device), case[2].to(device)), (case[2].to(device), -case[1].to(device))]
+    positions = [
+        p for n, length in zip(queries, lens, strict=True) for p in range(length - n, length)
+    ]
+    tokens = torch.arange(sum(queries) + 2) % 50
+    layout = BatchLayout(
+        *(getattr(case[3], name).to(device) for name in BatchLayout.__match_args__[:4]),
+        has_decodes=True,
+        has_prefills=True,
+    )
+    places = torch.tensor([*positions, 0, 0], device=device)
+    with torch.inference_mode():
+        hidden = model(tokens.to(device), places, ForwardContext(layout, caches))
+        return model.compute_logits(hidden)[: sum(queries)].cpu()
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(FAMILIES[0], torch.float32), *((family, torch.float16) for family in FAMILIES)],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)
+def test_a_model_gives_what_its_twins_give(
+    family: dict[str, Any], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_WIDE", {torch.float16})  # the interpreter has no bfloat16
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
+    shape = ModelArchitecture.from_folder(tmp_path)
+    mine = build(shape, kernels_for("cuda"), dtype, DEVICE)
+    theirs = build(shape, TWINS, torch.float32, torch.device("cpu"))
+    assert isinstance(mine.model.layers[0].mlp.gate_up_proj.method, FusedLinear)
+    exact = logits(theirs, torch.float32, torch.device("cpu"))
+    limit = {torch.float32: 1e-5, torch.float16: 5e-3}[dtype] * exact.abs().max().item()
+    found = logits(mine, dtype, DEVICE)
+    assert exact.std(0).mean() > 20 * limit  # rows differ
+    torch.testing.assert_close(found, exact, atol=limit, rtol=0)
