@@ -84,12 +84,11 @@ def close_to_exact(ours: Tensor, exact: Tensor) -> None:
 
 
 def results(kernels: Kernels, op: str, arguments: Sequence[Any]) -> list[Tensor]:
-    """What an operation gives, a stream in one form, and what it wrote into the caches."""
+    """What an operation gives, a stream in one form, and the arguments of one that writes."""
     result = getattr(kernels, op)(*arguments)
     if isinstance(result, Normed):
         result = result.residual, kernels.normed_rows(result)
-    given = [result] if isinstance(result, Tensor) else list(result)
-    return given + (list(arguments[4:6]) if op in WRITING else [])
+    return tensors(result) + (tensors(tuple(arguments)) if op in WRITING else [])
 
 
 @DTYPES
