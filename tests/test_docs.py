@@ -12,6 +12,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from quire.cli import serve
 from quire.config import Option, iter_options, options_of
 from quire.core.sampling_params import SamplingParams
 from quire.server import embeddings, messages_protocol, protocol, responses_protocol, tokenize
@@ -67,11 +68,24 @@ def test_each_setting_stands_in_its_table_as_in_the_code(option: Option) -> None
     assert row == [shown(option.default), option.help]
 
 
-def test_no_setting_is_made_up() -> None:
-    known = {o.name for o in (*ENGINE_OPTIONS, *options_of(ServerSettings))}
-    flags = [name for name in cells("command-line.md") if re.match(r"--\w", name)]
-    named = {flag[2:].replace("-", "_") for flag in flags}
-    assert named == known
+def test_the_tables_have_each_option_of_serve_and_no_other() -> None:
+    """Those that are no settings, too; an option's `--no-` twin is told beside the tables."""
+    options = serve.make_parser()._option_string_actions
+    twins = {flag for flag in options if f"--{flag.removeprefix('--no-')}" in {*options} - {flag}}
+    flags = {flag for flag in options if flag.startswith("--")} - twins - {"--help"}
+    rows = cells("command-line.md")
+    assert {name for name in rows if re.match(r"--\w", name)} == flags
+    settings = {o.name for o in (*ENGINE_OPTIONS, *options_of(ServerSettings))}
+    for flag in flags:
+        if flag[2:].replace("-", "_") not in settings:
+            assert rows[flag] == ["", options[flag].help]
+
+
+def test_each_environment_variable_that_the_code_reads_is_named() -> None:
+    code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "src").rglob("*.py"))
+    read = set(re.findall(r"\b(QUIRE_[A-Z_]*[A-Z]|HF_[A-Z_]+|OMP_[A-Z_]+)\b", code))
+    read |= {"QUIRE_API_KEY", "QUIRE_ADMIN_API_KEY"}  # cli/serve.py makes the names of settings
+    assert sorted(read - set(cells("command-line.md")) - {"OMP_NUM_THREADS"}) == []
 
 
 @pytest.mark.parametrize("field", SamplingParams.__struct_fields__)

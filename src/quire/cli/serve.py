@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.cli.banner import key_in_shell, ready_text
 from quire.cli.dry_run import dry_run
 from quire.cli.models_file import read_models
 from quire.cli.options import (
@@ -32,7 +33,6 @@ from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.server.listen import base_url, bind, is_loopback
 from quire.server.settings import ServerSettings
-from quire.version import __version__
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
 
@@ -83,10 +83,13 @@ def run(argv: Sequence[str]) -> int:
     begin = time.monotonic()
     args = make_parser().parse(argv)
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
+    from_environment = {}
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
-            given[name] = os.environ[variable]
-    settings = ServerSettings(**given)
+            from_environment[name] = os.environ[variable]
+    settings = ServerSettings(**given, **from_environment)
+    locked = settings.keys.are_asked_for  # a file of keys that cannot be read is told at once
+    key = key_in_shell(settings, from_environment="api_key" in from_environment) if locked else ""
     plans = model_plans(args, settings)
     only_dry = [name for name in ("gpu_memory_gib", "json") if vars(args).get(name)]
     if only_dry and not args.dry_run:
@@ -95,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         return dry_run([plan.config for plan in plans], args)
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(plans, settings, listener, begin))
+        return asyncio.run(_serve(plans, settings, listener, begin, key))
 
 
 def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelPlan]:
@@ -143,9 +146,16 @@ def _log_options(settings: ServerSettings) -> LogOptions:
 
 
 async def _serve(
-    plans: Sequence[ModelPlan], settings: ServerSettings, listener: socket.socket, begin: float
+    plans: Sequence[ModelPlan],
+    settings: ServerSettings,
+    listener: socket.socket,
+    begin: float,
+    key: str,
 ) -> int:
-    """Run until a signal comes; a second one cuts what still runs, a third one everything."""
+    """Run until a signal comes; a second one cuts what still runs, a third one everything.
+
+    key: how the example that is shown names a key.
+    """
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
@@ -165,7 +175,7 @@ async def _serve(
         async def work() -> None:
             infos = await fleet.start()
             waiting = [plan.name for plan in plans if not plan.at_start]
-            _say_ready(infos, waiting, settings, listener, time.monotonic() - begin)
+            _say_ready(infos, waiting, listener, time.monotonic() - begin, key)
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)
@@ -194,49 +204,10 @@ async def _until_signal(
 def _say_ready(
     infos: Sequence[EngineInfo],
     on_demand: Sequence[str],
-    settings: ServerSettings,
     listener: socket.socket,
     seconds: float,
+    key: str,
 ) -> None:
-    locked = settings.keys.are_asked_for
-    print(ready_text(infos, on_demand, base_url(listener), seconds, locked=locked), flush=True)
-    if not locked and not is_loopback(listener):
+    print(ready_text(infos, on_demand, base_url(listener), seconds, key=key), flush=True)
+    if not key and not is_loopback(listener):
         print("  note      other machines can reach this without a key; set --api-key", flush=True)
-
-
-def ready_text(
-    infos: Sequence[EngineInfo],
-    on_demand: Sequence[str],
-    url: str,
-    seconds: float,
-    *,
-    locked: bool,
-) -> str:
-    """What is said once requests can come. on_demand: the models that are not loaded yet."""
-    key = " -H 'Authorization: Bearer '$QUIRE_API_KEY" if locked else ""
-    spent = infos[0].seconds if len(infos) == 1 else {}
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
-    after = f"{seconds:.1f} s{f' ({phases})' if phases else ''}"
-    lines = [
-        f"Quire {__version__} is ready at {url} after {after}",
-        *map(_model_text, infos),
-        *(f"  model     {name}: loaded on demand" for name in on_demand),
-        f"  page      {url}/",
-        f"  try       curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\",
-        """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
-    ]
-    return "\n".join(lines)
-
-
-def _numbers(info: EngineInfo) -> str:
-    """What the model computes with."""
-    weights = "" if info.quantization == "none" else f" with {info.quantization} weights"
-    return f"{info.dtype}{weights}"
-
-
-def _model_text(info: EngineInfo) -> str:
-    limits, num_bytes = info.limits, info.kv_cache_bytes
-    return f"""\
-  model     {info.model_name}: {_numbers(info)} on {info.device}, context {limits.max_model_len:,}
-  KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
-{num_bytes / 2**20:,.0f} MiB"""

@@ -1,0 +1,56 @@
+"""What `quire serve` says once requests can come: addresses, models, and a request to try."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from quire.engine.info import EngineInfo
+from quire.server.settings import ServerSettings
+from quire.version import __version__
+
+
+def ready_text(
+    infos: Sequence[EngineInfo], on_demand: Sequence[str], url: str, seconds: float, *, key: str
+) -> str:
+    """The whole text. on_demand: the models that are not loaded yet. key: of `key_in_shell`."""
+    auth = f' -H "Authorization: Bearer {key}"' if key else ""
+    spent = infos[0].seconds if len(infos) == 1 else {}
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
+    after = f"{seconds:.1f} s{f' ({phases})' if phases else ''}"
+    lines = [
+        f"Quire {__version__} is ready at {url} after {after}",
+        *map(_model_text, infos),
+        *(f"  model     {name}: loaded on demand" for name in on_demand),
+        f"  page      {url}/",
+        f"  try       curl {url}/v1/chat/completions{auth} -H 'Content-Type: application/json' \\",
+        """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
+    ]
+    return "\n".join(lines)
+
+
+def key_in_shell(settings: ServerSettings, *, from_environment: bool) -> str:
+    """How a shell's command names a key without showing it; empty where none is asked for.
+
+    from_environment: the setting api_key is that of $QUIRE_API_KEY.
+    """
+    if from_environment:
+        return "$QUIRE_API_KEY" if "," not in (settings.api_key or "") else "${QUIRE_API_KEY%%,*}"
+    if settings.api_key_file is not None:
+        path = shlex.quote(settings.api_key_file)
+        return rf"$(grep -m 1 -v '^\s*\(#\|$\)' {path})"
+    return "YOUR_KEY" if settings.api_key is not None else ""
+
+
+def _numbers(info: EngineInfo) -> str:
+    """What the model computes with."""
+    weights = "" if info.quantization == "none" else f" with {info.quantization} weights"
+    return f"{info.dtype}{weights}"
+
+
+def _model_text(info: EngineInfo) -> str:
+    limits, num_bytes = info.limits, info.kv_cache_bytes
+    return f"""\
+  model     {info.model_name}: {_numbers(info)} on {info.device}, context {limits.max_model_len:,}
+  KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
+{num_bytes / 2**20:,.0f} MiB"""

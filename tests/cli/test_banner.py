@@ -1,0 +1,47 @@
+"""The text of a server that is ready: its example is a command that can be pasted as it stands."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli.banner import key_in_shell, ready_text
+from quire.server.settings import ServerSettings
+
+
+def header(settings: ServerSettings, *, from_environment: bool, **variables: str) -> str:
+    """What a shell makes of the example's header."""
+    key = key_in_shell(settings, from_environment=from_environment)
+    text = ready_text([], ["m"], "http://127.0.0.1:1", 2.0, key=key)
+    command = text[text.index("curl") :].replace("curl", "printf '%s|'", 1)
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=True, env=variables
+    )
+    words = done.stdout.split("|")
+    assert words[0] == "http://127.0.0.1:1/v1/chat/completions"
+    return next((word for word in words if word.startswith("Authorization")), "")
+
+
+@pytest.mark.parametrize("keys", ["sesame", "sesame,other", "a key with spaces", "$x`y"])
+def test_a_key_of_the_environment(keys: str) -> None:
+    settings = ServerSettings(api_key=keys)
+    found = header(settings, from_environment=True, QUIRE_API_KEY=keys)
+    assert found == f"Authorization: Bearer {keys.partition(',')[0]}"
+
+
+def test_a_key_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys of mine"
+    file.write_text("# keys\n\n  # more\nsesame\nother\n")
+    settings = ServerSettings(api_key_file=str(file))
+    assert header(settings, from_environment=False, PATH="/usr/bin:/bin").endswith("Bearer sesame")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"api_key": "sesame"}, "Authorization: Bearer YOUR_KEY"), ({}, "")],
+)
+def test_no_key_is_shown(settings: dict[str, Any], expected: str) -> None:
+    assert header(ServerSettings(**settings), from_environment=False) == expected
