@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
     begin = time.monotonic()
     args = make_parser().parse(argv)
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
-    from_environment = {}
+    from_environment: dict[str, Any] = {}
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
             from_environment[name] = os.environ[variable]
