@@ -29,6 +29,7 @@ class Running:
         settings: ServerSettings | None = None,
         limits: WireLimits | None = None,
         keep_alive: float | None = None,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     ) -> None:
         self.sock = bind("127.0.0.1", 0)
         self.port = self.sock.getsockname()[1]
@@ -37,8 +38,12 @@ class Running:
         self._server = Server(build_app(engine, settings), settings, ready.set, limits)
         if keep_alive is not None:
             self._server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
-        run = self._server.serve(sockets=[self.sock])
-        self._thread = threading.Thread(target=asyncio.run, args=(run,))
+
+        def serve() -> None:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                runner.run(self._server.serve(sockets=[self.sock]))
+
+        self._thread = threading.Thread(target=serve)
         self._thread.start()
         assert ready.wait(10)
 

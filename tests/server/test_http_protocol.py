@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
+import uvloop
 from fake_engine import FakeEngine
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http_protocol import WireLimits
+from quire.server.http_protocol import CONTINUE, WireLimits
 from quire.server.settings import ServerSettings
 
 LIMITS = WireLimits(
@@ -31,6 +33,14 @@ LONG = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 600, "l
 def server(engine: FakeEngine) -> Iterator[Running]:
     settings = ServerSettings(shutdown_timeout=1, max_queued_requests=100)
     running = Running(engine, settings, LIMITS, keep_alive=0.5)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def loop_server(engine: FakeEngine, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """One on each kind of event loop: they differ in how a connection ends."""
+    running = Running(engine, ServerSettings(shutdown_timeout=1), loop_factory=request.param)
     yield running
     running.stop()
 
@@ -257,6 +267,43 @@ def test_a_storm_of_leaving_clients_touches_nobody_else(
     assert told[0].count(b'"finish_reason":null') == 99
     assert wait_for(lambda: len(engine.aborted) == len(engine.calls) - 1)
     assert wait_for(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_sends_no_more_gets_its_answer(
+    loop_server: Running, engine: FakeEngine, stream: bool
+) -> None:
+    engine.delay = 0.03
+    with loop_server.connect() as sock:
+        sock.sendall(raw_post({"prompt": "a", "stream": stream}))
+        sock.shutdown(socket.SHUT_WR)
+        reply = read_all(sock)
+    probes, _, answer = reply.rpartition(CONTINUE)
+    assert probes.replace(CONTINUE, b"") == b""
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"[DONE]" in answer if stream else b"Hello!" in answer
+    assert engine.aborted == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_left_is_told_from_one_that_waits(
+    loop_server: Running, engine: FakeEngine, stream: bool
+) -> None:
+    engine.wait_at = 0
+    with loop_server.connect() as sock:  # closes without a reset, as nothing is unread
+        sock.sendall(raw_post({"prompt": "a", "stream": stream}))
+        assert wait_for(lambda: len(engine.calls) == 1)
+    assert wait_for(lambda: len(engine.aborted) == 1)
+    assert wait_for(lambda: loop_server.num_connections == 0)
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"content-length: 9\r\n\r\n{"])
+def test_half_a_request_is_not_waited_for(loop_server: Running, sent: bytes) -> None:
+    with loop_server.connect() as sock:
+        sock.sendall(sent)
+        sock.shutdown(socket.SHUT_WR)
+        assert b"200 OK" not in read_all(sock)
+    assert wait_for(lambda: loop_server.num_connections == 0)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from quire.server.record import RequestRecord
 logger = logging.getLogger(__name__)
 
 STALL_CHECKS = 4  # looks at a client that does not read, until it is cut off
+PROBE_SECONDS = (0.01, 1.0)  # between two looks whether a client that sends no more is there
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = Phase.NONE
         self._phase_begin = 0.0
+        self._probe_timer: TimerHandle | None = None
         self._stall_timer: TimerHandle | None = None
         self._unread_bytes = 0
         self._num_stalls = 0
@@ -91,7 +94,31 @@ class BoundedProtocol(HttpToolsProtocol):
         self._watch_receiving(Phase.NONE)
         self._stop_watching_reader()
         self._unset_keepalive_if_required()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """The client sends no more: it waits for its answer, as after `nc -N`, or has left.
+
+        TCP tells one from the other only once something is written. Returns whether to go on.
+        """
+        is_asked = self._phase is Phase.NONE and len(self._departures) == 1
+        if not is_asked or self.pipeline or self.cycle.scope["http_version"] != "1.1":
+            return False
+        self.cycle.keep_alive = False
+        self._probe(PROBE_SECONDS[0])
+        return True
+
+    def _probe(self, pause: float) -> None:
+        """Write what any client skips; one that has left resets, and the next write fails.
+
+        An answer that has begun is written itself, and needs no probes.
+        """
+        if not (self.cycle.response_started or self.transport.is_closing()):
+            self.transport.write(CONTINUE)
+            longer = min(2 * pause, PROBE_SECONDS[1])
+            self._probe_timer = self.loop.call_later(pause, self._probe, longer)
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing came for long; a client that has not read its answer yet will not any more."""
