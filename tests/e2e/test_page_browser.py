@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from chromium import Chromium, find_chromium
@@ -55,9 +56,16 @@ FAINT_TEXTS = """(() => {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """A server's URL."""
     command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--api-key", KEY]
     process = subprocess.Popen(
-        [*command, "--num-blocks", "1024", "--log-level", "error"],
+        [*command, "--num-blocks", "1024", "--log-level", "error", *options],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -394,3 +402,34 @@ def test_events_are_cut_anywhere_and_quantiles_interpolate(page: Chromium) -> No
                 quantile(bounds, [5, 5, 0, 0], 0.99), quantile(bounds, [0, 0, 0, 3], 0.5)];
     })()""")
     assert found == [None, 1.5, pytest.approx(1.98), 4]
+
+
+NAMES_OF = "[...document.querySelectorAll('{} option')].map((option) => option.value)"
+
+
+def test_a_model_can_be_picked_and_stays_picked(browser: Chromium) -> None:
+    models = ("--model", "chat=quire-tiny", "--model", "small=quire-tiny-draft")
+    with serving(*models, "--load-format", "null") as url:
+        browser.open(f"{url}/version")
+        browser.run(f"sessionStorage.clear(), sessionStorage.setItem('quire-api-key', '{KEY}')")
+        browser.open(url)
+        browser.wait("document.querySelector('#set-model').value === 'chat'")
+        assert browser.run(NAMES_OF.format("#set-model")) == ["chat", "small"]
+        browser.run(
+            "window.asked = []; const plain = window.fetch; window.fetch = (path, options) => {"
+            " if (options?.body) window.asked.push(JSON.parse(options.body).model);"
+            " return plain(path, options); }"
+        )
+        for number, name in enumerate(["chat", "small"], 1):
+            set_field(browser, "model", name)
+            set_field(browser, "max_tokens", "4")
+            say(browser, "hello")
+            browser.wait(answered(number))
+        assert browser.run("window.asked") == ["chat", "small"]
+        browser.open(url)
+        browser.wait("document.querySelector('#set-model').value === 'small'")
+        show(browser, "engine")
+        browser.wait("!document.querySelector('#live-model-label').hidden")
+        assert browser.run(NAMES_OF.format("#live-model")) == ["chat", "small"]
+        browser.run("location.hash = 'chat'")
+    browser.problems.clear()

@@ -86,9 +86,11 @@ const FIELDS = [
 const ALL = FIELDS.flat();
 const input = (name) => byId(`set-${name}`);
 
+const keptValues = () => JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
+
 /** Build the form and fill it with what this tab last had. */
 export function showSettings() {
-  const kept = JSON.parse(sessionStorage.getItem(NAME) ?? "{}");
+  const kept = keptValues();
   const form = byId("settings");
   form.append(
     ...FIELDS.map((f) =>
@@ -108,7 +110,7 @@ export function showSettings() {
 /** Offer the models that the server has. */
 export function showModels(names) {
   const select = input("model");
-  const kept = JSON.parse(sessionStorage.getItem(NAME) ?? "{}").model;
+  const kept = keptValues().model;
   select.replaceChildren(...names.map((name) => el("option", {}, name)));
   if (names.includes(kept)) select.value = kept;
 }
@@ -176,6 +178,7 @@ function changed() {
   setText(byId("set-schema-note"), problem ? `This is not JSON yet: ${problem}` : SCHEMA_NOTE);
   input("schema").parentElement.hidden = input("form").value !== "json_schema";
   const values = Object.fromEntries(ALL.map(({ name }) => [name, input(name).value]));
+  values.model ||= keptValues().model; // before the models are known there is none to choose
   sessionStorage.setItem(NAME, JSON.stringify(values));
 }
 
