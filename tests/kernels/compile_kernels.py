@@ -65,10 +65,12 @@ ATTENTION = {
     **dict.fromkeys(["stride_slot", "stride_kv_head", "stride_table", "stride_out_token"], "i32"),
     "scale": "fp32",
 }
+NO_CHANGE: dict[str, str] = {}
+FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
 SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0, "BLOCK_B": 64}
 
 
-def decode(capability: int) -> Compiled:
+def decode(capability: int, cache: dict[str, str] = NO_CHANGE, stages: int = 5) -> Compiled:
     """Decode attention of an 8B model."""
     return compile_kernel(
         decode_attention_kernel,
@@ -78,17 +80,29 @@ def decode(capability: int) -> Compiled:
             "counter_ptr": INTS,
             "min_units": "i32",
             "num_tokens": "i32",
+            **cache,
         },
-        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": 5, "PRECISION": "tf32", "PDL": False},
+        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "PRECISION": "tf32", "PDL": False},
         capability,
         num_warps=4,
     )
 
 
-def prefill(capability: int) -> Compiled:
+def decode_fp8(capability: int) -> Compiled:
+    """The same over a cache in FP8."""
+    return decode(capability, FP8_CACHE, stages=9)
+
+
+def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
     """Prefill attention of an 8B model."""
     constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "PRECISION": "tf32"}
-    return compile_kernel(prefill_attention_kernel, ATTENTION, constants, capability, num_warps=4)
+    types = ATTENTION | cache
+    return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
+
+
+def prefill_fp8(capability: int) -> Compiled:
+    """The same over a cache in FP8."""
+    return prefill(capability, FP8_CACHE)
 
 
 def small(capability: int) -> Compiled:
@@ -98,12 +112,18 @@ def small(capability: int) -> Compiled:
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
-def turning(capability: int) -> Compiled:
+def turning_fp8(capability: int) -> Compiled:
+    """The same to a cache in FP8."""
+    return turning(capability, "*fp8e4nv")
+
+
+def turning(capability: int, cache: str = BF16) -> Compiled:
     """Turning and writing with norms and a rest that is not turned."""
     pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
     strides = ["token", "head", "angles", "block", "slot", "kv_head"]
     types = {
-        **dict.fromkeys([*pointers, "k_cache_ptr", "v_cache_ptr"], BF16),
+        **dict.fromkeys(pointers, BF16),
+        **dict.fromkeys(["k_cache_ptr", "v_cache_ptr"], cache),
         **{f"stride_{name}": "i32" for name in strides},
         "slots_ptr": "*i64",
         "eps": "fp32",
@@ -116,6 +136,9 @@ def turning(capability: int) -> Compiled:
 
 KERNELS = {
     "turning": turning,
+    "turning_fp8": turning_fp8,
+    "decode_fp8": decode_fp8,
+    "prefill_fp8": prefill_fp8,
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,
     "decode": decode,

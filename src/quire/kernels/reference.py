@@ -14,6 +14,9 @@ from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed
 from quire.kernels.step_layout import StepSections
 
+FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
+FP8_MAX = 448.0  # the largest number of it
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
@@ -60,12 +63,23 @@ def write_kv(
 ) -> None:
     """Put keys and values [T, Hkv, D] in their slots [T] of the cache [blocks, size, Hkv, D].
 
-    A negative slot keeps its token out.
+    A negative slot keeps its token out. See `write_cache` for caches in FP8.
     """
     kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
-    k_cache.view(-1, *key.shape[1:]).index_copy_(0, slots, key[kept])
-    v_cache.view(-1, *value.shape[1:]).index_copy_(0, slots, value[kept])
+    write_cache(key[kept], k_cache, slot_mapping[kept])
+    write_cache(value[kept], v_cache, slot_mapping[kept])
+
+
+def write_cache(x: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Put x [T, Hkv, D] in slots [T] of a cache [blocks, size, Hkv, D].
+
+    In FP8, what is beyond the largest number becomes that; what is no number stays so.
+    """
+    flat = cache.flatten(0, 1)
+    if cache.dtype == FP8:  # whose copying PyTorch knows as bytes only
+        x = x.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+        flat = flat.view(torch.uint8)
+    flat.index_copy_(0, slots, x)
 
 
 def rotary_angles(
@@ -118,7 +132,8 @@ def attention(
 ) -> Tensor:
     """Causal attention of each request's queries over its own blocks, softmax in float32.
 
-    query [T, Hq, D]; caches [blocks, size, Hkv, D], Hq a multiple of Hkv; the result is [T, Hq, D].
+    query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, Hq a multiple of
+    Hkv; the result is [T, Hq, D].
     The query at position p sees keys (p - sliding_window, p], or [0, p] without a window. Tokens of
     no request become zeros.
     """
@@ -132,12 +147,12 @@ def attention(
         if len(q) == 0:
             continue
         blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
-        k = k_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)  # [S, Hq, D]
-        v = v_cache[blocks].flatten(0, 1)[:seq_len].repeat_interleave(group, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * scale
+        k = k_cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        v = v_cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
         hidden = ~visible(len(q), seq_len, sliding_window, query.device)
         probs = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-        parts.append(torch.einsum("hqk,khd->qhd", probs, v.float()).to(query.dtype))
+        parts.append(torch.einsum("hqk,khd->qhd", probs, v).to(query.dtype))
     return torch.cat([*parts, torch.zeros_like(padding)])
 
 
@@ -220,10 +235,6 @@ def skinny_gemm(
     if silu:
         out = silu_and_mul(torch.cat([out[:, 0::2], out[:, 1::2]], dim=-1))
     return out if residual is None else residual + out
-
-
-FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
-FP8_MAX = 448.0  # the largest number of it
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,12 +58,13 @@ def attention(
     heads = query.view(len(query), num_kv_heads, -1, head_dim)  # [T, Hkv, G, D]
     out = torch.empty_like(heads, memory_format=torch.contiguous_format)
     key = ("cpu attention", sliding_window, query.dtype, k_cache.shape[1:])
-    groups, loners = layout.once(key, lambda: _plan(layout, sliding_window, k_cache))
+    groups, loners = layout.once(key, lambda: _plan(layout, sliding_window, k_cache, query.dtype))
     for group in groups:
         out[group.rows] = _together(heads[group.rows], k_cache, v_cache, group, scale)
     for one in loners:
         q = heads[one.start : one.start + one.num_queries]
-        k, v = _keys(k_cache, layout, one), _keys(v_cache, layout, one)
+        k = _keys(k_cache, layout, one).to(q.dtype)  # a copy of those in FP8 alone
+        v = _keys(v_cache, layout, one).to(q.dtype)
         out[one.start : one.start + one.num_queries] = _alone(q, k, v, one, scale)
     return out.view(query.shape)
 
@@ -71,8 +72,8 @@ def attention(
 def _together(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: float) -> Tensor:
     """Decodes of several requests: q [n, Hkv, G, D] → the same shape."""
     shape = (len(q), -1, *k_cache.shape[2:])  # n, S, Hkv, D
-    k = k_cache.flatten(0, 1).index_select(0, group.slots).view(shape)
-    v = v_cache.flatten(0, 1).index_select(0, group.slots).view(shape)
+    k = k_cache.flatten(0, 1).index_select(0, group.slots).view(shape).to(q.dtype)
+    v = v_cache.flatten(0, 1).index_select(0, group.slots).view(shape).to(q.dtype)
     return F.scaled_dot_product_attention(
         q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=group.mask, scale=scale
     )
@@ -107,7 +108,7 @@ def _alone(q: Tensor, k: Tensor, v: Tensor, one: _Alone, scale: float) -> Tensor
 
 
 def _plan(
-    layout: BatchLayout, sliding_window: int | None, k_cache: Tensor
+    layout: BatchLayout, sliding_window: int | None, k_cache: Tensor, dtype: torch.dtype
 ) -> tuple[list[_Group], list[_Alone]]:
     """How a step's requests go; the same in all layers with that window."""
     bytes_per_token = k_cache[0, 0].numel() * k_cache.element_size()
@@ -116,11 +117,11 @@ def _plan(
     seen = [min(n, window) for n in layout.seq_lens_host[:num_decodes]]
     rows = [r for r in _grouped(seen, bytes_per_token) if len(r) > 1]
     taken = {row for group in rows for row in group}
-    groups = [_group(layout, group, seen, k_cache) for group in rows]
+    groups = [_group(layout, group, seen, k_cache.shape[1], dtype) for group in rows]
     loners, start = [], 0
     for row, num_queries in enumerate(layout.query_lens_host):
         if row not in taken:
-            loners.append(_loner(layout, row, start, sliding_window, k_cache.dtype))
+            loners.append(_loner(layout, row, start, sliding_window, dtype))
         start += num_queries
     return groups, loners
 
@@ -138,7 +139,9 @@ def _grouped(seen: list[int], bytes_per_token: int) -> list[list[int]]:
     return groups
 
 
-def _group(layout: BatchLayout, rows: list[int], seen: list[int], k_cache: Tensor) -> _Group:
+def _group(
+    layout: BatchLayout, rows: list[int], seen: list[int], size: int, dtype: torch.dtype
+) -> _Group:
     """Find the slots of all keys. Padding repeats a request's first one: its own, so never NaN
     unless the request itself is."""
     index = torch.tensor(rows)  # a decode's token has its row's number
@@ -147,9 +150,8 @@ def _group(layout: BatchLayout, rows: list[int], seen: list[int], k_cache: Tenso
     padding = steps >= counts[:, None]  # [n, S]
     oldest = layout.seq_lens[index].long() - counts
     positions = oldest[:, None] + steps.masked_fill(padding, 0)
-    size = k_cache.shape[1]
     blocks = layout.block_table[index].long().gather(1, positions // size)
-    mask = torch.zeros(padding.shape, dtype=k_cache.dtype).masked_fill_(padding, float("-inf"))
+    mask = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, float("-inf"))
     slots = blocks * size + positions % size
     return _Group(index, slots.flatten(), mask[:, None, None])
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import HeadNorms
+from quire.kernels.reference import write_cache
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,6 +64,6 @@ def rotary_write_kv(
     else:
         query = rotary(rms_norm(turning[:, :-num_kv_heads], norms.query, norms.eps), cos, sin)
         key = rotary(rms_norm(turning[:, -num_kv_heads:], norms.key, norms.eps), cos, sin)
-    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
-    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
+    write_cache(key, k_cache, slot_mapping)
+    write_cache(value, v_cache, slot_mapping)
     return query

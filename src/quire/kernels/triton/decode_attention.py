@@ -4,7 +4,8 @@ Floor: the bytes of the visible keys and values over the memory's bandwidth. The
 share a key head are the rows of one product, so keys are read once. Units of work are tiles of keys
 of one (request, key head), shared evenly as `sharing` tells: short and long requests, few or many,
 need no other split, and a fixed grid serves any batch. Partial softmaxes are merged by whichever
-program is last. (FlashAttention: Dao et al., 2022; splitting the keys: Flash-Decoding, 2023.)
+program is last. Keys and values in FP8 are widened to the queries' type. (FlashAttention: Dao et
+al., 2022; splitting the keys: Flash-Decoding, 2023.)
 """
 
 from __future__ import annotations
@@ -137,14 +138,16 @@ def _attend(
         if HEAD_DIM != BLOCK_D:
             inside = inside & (d < HEAD_DIM)
         k = tl.load(k_ptr + place, mask=inside, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [BLOCK_G, TILE]
+        scores = (
+            tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
+        )  # [BLOCK_G, TILE]
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_m = tl.maximum(m, tl.max(scores, axis=1))
         p = tl.exp2(scores - new_m[:, None])
         shrink = tl.exp2(m - new_m)
         s = s * shrink + tl.sum(p, axis=1)
         v = tl.load(v_ptr + place, mask=inside, other=0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
         m = new_m
     return acc, m, s
 

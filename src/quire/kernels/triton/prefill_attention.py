@@ -2,7 +2,8 @@
 
 Floor: 4 · D operations for each query, head and visible key over the tensor cores' rate. A tile of
 queries holds the heads that share a key head, token by token, so that keys are fetched once for
-all; tiles with the most keys start first. (FlashAttention: Dao et al., 2022.)
+all; tiles with the most keys start first. Keys and values in FP8 are widened to the queries' type.
+(FlashAttention: Dao et al., 2022.)
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _attend(
             k = tl.load(k_ptr + place, mask=written[:, None], other=0.0)
         else:
             k = tl.load(k_ptr + place)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [ROWS, TILE]
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)  # [ROWS, TILE]
         if MASKED:
             seen = keys[None, :] <= position[:, None]
             if WINDOW > 0:
@@ -127,6 +128,6 @@ def _attend(
             v = tl.load(v_ptr + place, mask=written[:, None], other=0.0)
         else:
             v = tl.load(v_ptr + place)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
         m = new_m
     return acc, m, s
