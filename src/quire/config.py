@@ -37,8 +37,8 @@ class ModelConfig:
     served_model_name: str | None = _setting(None, "name that requests use for the model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _setting(
         "auto",
-        "data type of weights and KV cache; auto takes the checkpoint's, or float32 for a small "
-        "model on a CPU without 16-bit products",
+        "data type of weights and KV cache, unless they have one of their own; auto takes the "
+        "checkpoint's, or float32 for a small model on a CPU without 16-bit products",
     )
     quantization: Literal["none", "fp8"] = _setting(
         "none",
@@ -80,6 +80,11 @@ class CacheConfig:
     kv_cache_memory_bytes: int | None = _setting(None, "bytes for the KV cache, all layers")
     gpu_memory_utilization: float = _setting(
         0.9, "share of a GPU's memory to plan for; a CPU has none"
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = _setting(
+        "auto",
+        "data type of keys and values in the KV cache; auto: the model's; fp8 (or fp8_e4m3): 8 "
+        "bits, so that twice as many tokens fit",
     )
     enable_prefix_caching: bool = _setting(True, "share the KV blocks of equal prefixes")
 

@@ -105,7 +105,8 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
 
 def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
     """Bytes of one KV block in all layers."""
-    slot = shape.num_kv_heads * shape.head_dim * ITEM_BYTES[dtype_of(config, shape)]
+    own = config.cache.kv_cache_dtype != "auto"  # which is FP8
+    slot = shape.num_kv_heads * shape.head_dim * (1 if own else ITEM_BYTES[dtype_of(config, shape)])
     return 2 * shape.num_layers * config.cache.block_size * slot
 
 
@@ -130,7 +131,7 @@ def default_kv_bytes(available: int) -> int:
 
 
 def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
-    """Data type of weights and of the KV cache, by startup's rule for "auto"."""
+    """Data type of weights, and of a KV cache without its own, by startup's rule for "auto"."""
     wanted = config.model.dtype
     if wanted != "auto":
         return wanted

@@ -13,6 +13,7 @@ class EngineInfo:
     """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
 
     quantization: the scheme of the weights, or "none" where they have the data type.
+    kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
     pooling: how embeddings are made unless a request says otherwise.
     """
 
@@ -26,4 +27,5 @@ class EngineInfo:
     kv_cache_bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
     quantization: str = "none"
+    kv_cache_dtype: str = ""
     pooling: PoolingParams = field(default_factory=PoolingParams)

@@ -17,7 +17,7 @@ from quire.engine.memory_plan import graph_bytes
 from quire.engine.model_runner import CausalLM
 from quire.errors import ConfigError
 from quire.kernels.layout import BatchLayout
-from quire.kvcache.storage import allocate_kv
+from quire.kvcache.storage import allocate_kv, kv_dtype
 from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
 
@@ -119,7 +119,8 @@ def run_largest_step(
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
     kv_shape = (shape.num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
-    context = ForwardContext(layout, allocate_kv(*kv_shape, dtype, device))
+    kept = kv_dtype(config.cache.kv_cache_dtype, dtype)
+    context = ForwardContext(layout, allocate_kv(*kv_shape, kept, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)
     if shape.has_head:

@@ -30,7 +30,7 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model, tokenizer_folder
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kvcache.manager import KVCacheManager
-from quire.kvcache.storage import allocate_kv, block_bytes
+from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
 from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
@@ -64,12 +64,13 @@ def start_engine(
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
     dtype = _dtype(config, shape, device)
+    kv_type = _kv_type(config, dtype, device)
     torch.set_num_threads(_threads(config, shape))
     limit = _length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds), _fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype)
-    kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, dtype)
+    kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
     with _timed("kernels", seconds), _fitting_step(config):
         num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
@@ -103,6 +104,7 @@ def start_engine(
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
         quantization=config.model.quantization,
+        kv_cache_dtype=str(kv_type).removeprefix("torch."),
         pooling=pooling,
     )
     return EngineCore(scheduler, executor, limits, grammars), info
@@ -150,6 +152,19 @@ def _dtype(config: EngineConfig, shape: ModelArchitecture, device: torch.device)
     if config.model.dtype == "auto" and emulated and is_small:
         return torch.float32
     return dtype
+
+
+def _kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """As asked. Raises ConfigError where the device cannot convert it."""
+    found = kv_dtype(config.cache.kv_cache_dtype, dtype)
+    if found == torch.float8_e4m3fn and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < (8, 9):
+            raise ConfigError(
+                f"kv_cache_dtype is {config.cache.kv_cache_dtype!r}, which takes a GPU of compute "
+                f"capability 8.9 or later, but this one has {major}.{minor}; leave it out"
+            )
+    return found
 
 
 def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:

@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 
+def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
+    return dtype if setting == "auto" else torch.float8_e4m3fn
+
+
 def block_bytes(
     num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:

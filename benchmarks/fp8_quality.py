@@ -1,0 +1,164 @@
+"""How much weights and KV cache in FP8 change the bundled model's answers.
+
+python benchmarks/fp8_quality.py
+
+Held-out text and chats of the model's training, which it has not seen, are scored token by token
+with float32 weights and, in turns, with FP8 weights, an FP8 KV cache, and both. Prompts are
+computed in chunks, so that most keys are read back from the cache. Where a row says "activations",
+products round them to FP8 as a GPU does; a CPU leaves them as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import record
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.config import ModelConfig
+from quire.hub import resolve_model
+from quire.kernels import reference
+from quire.kernels.layout import BatchLayout
+from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
+from quire.layers.context import ForwardContext
+from quire.layers.linear import LinearBase
+from quire.models.architecture import ModelArchitecture
+from quire.models.llama import LlamaForCausalLM
+from quire.models.loader import load_model
+from quire.tokenizer.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
+from data.held_out import held_out
+from data.library import held_windows
+
+CHUNK = 64  # tokens of a step
+BLOCK_SIZE = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="quire-tiny")
+    parser.add_argument("--texts", type=int, default=24, help="windows of text")
+    parser.add_argument("--chats", type=int, default=60, help="of each kind")
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    folder = resolve_model(args.model)
+    shape = ModelArchitecture.from_folder(folder)
+    samples = read_samples(folder, args.texts, args.chats)
+    plain, quantized, mixed = (load(folder, shape, scheme) for scheme in ("none", "fp8", "fp8"))
+    mixed.lm_head = plain.lm_head
+    exact = [score(plain, shape, ids, "auto") for ids in samples]
+    rows = []
+    for name, model, cache, rounds in (
+        ("FP8 weights", quantized, "auto", False),
+        ("FP8 weights and activations", quantized, "auto", True),
+        ("FP8 KV cache", plain, "fp8", False),
+        ("FP8 weights, activations and KV cache", quantized, "fp8", True),
+        ("FP8 weights and activations but for the head", mixed, "auto", True),
+    ):
+        hooks = round_activations(model) if rounds else []
+        found = [score(model, shape, ids, cache) for ids in samples]
+        for hook in hooks:
+            hook.remove()
+        rows.append({"what": name, **compare(samples, exact, found)})
+        print(rows[-1], flush=True)
+    sizes = [
+        block_bytes(shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype)
+        for dtype in (torch.bfloat16, kv_dtype("fp8", torch.bfloat16))
+    ]
+    tokens = sum(len(ids) - 1 for ids in samples)
+    measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}
+    measured["kv_capacity"] = sizes[0] / sizes[1]
+    print(record.save("fp8_quality", measured, args.results))
+
+
+def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]]:
+    """Token ids of held-out texts, and of held-out chats with their right answers."""
+    tokenizer = Tokenizer.from_folder(folder)
+    texts = [tokenizer.encode(text)[:512] for text in held_windows(num_texts, Random(5))]
+    kinds = ("rewrite", "json", "talk", "facts")
+    chats = []
+    for turns in held_out(dict.fromkeys(kinds, num_chats)).values():
+        for turn in turns:
+            messages = [{"role": role, "content": text} for role, text in turn.prompt]
+            prompt = tokenizer.encode_chat(messages)
+            chats.append((prompt + tokenizer.encode(turn.answer))[-512:])
+    return texts + chats
+
+
+def load(folder: Path, shape: ModelArchitecture, quantization: Any) -> LlamaForCausalLM:
+    config = ModelConfig(model=str(folder), quantization=quantization)
+    return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
+
+
+def round_activations(model: LlamaForCausalLM) -> list[Any]:
+    """Let quantized products round their inputs as GPUs that multiply FP8 by FP8 do."""
+
+    def rounded(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        codes, scale = reference.quantize_rows(inputs[0])
+        return (codes.float() * scale,)
+
+    products = [m for m in model.modules() if isinstance(m, LinearBase) and "codes" in m._buffers]
+    return [product.register_forward_pre_hook(rounded) for product in products]
+
+
+def score(
+    model: LlamaForCausalLM, shape: ModelArchitecture, ids: list[int], cache: str
+) -> tuple[Tensor, Tensor]:
+    """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
+    num_blocks = -(-len(ids) // BLOCK_SIZE)
+    kv = allocate_kv(
+        shape.num_layers, num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim,
+        kv_dtype(cache, torch.float32), "cpu",
+    )  # fmt: skip
+    table = np.arange(num_blocks, dtype=np.int32)[None]
+    parts = []
+    for start in range(0, len(ids), CHUNK):
+        end = min(start + CHUNK, len(ids))
+        layout = BatchLayout.build([end - start], [end], table, BLOCK_SIZE)
+        positions = torch.arange(start, end)
+        context = ForwardContext(layout, kv)
+        parts.append(model.forward(torch.tensor(ids[start:end]), positions, context))
+    hidden = torch.cat(parts)
+    return hidden, model.compute_logits(hidden).log_softmax(-1)
+
+
+def compare(
+    samples: list[list[int]],
+    exact: list[tuple[Tensor, Tensor]],
+    found: list[tuple[Tensor, Tensor]],
+) -> dict[str, float]:
+    """Perplexity, divergence, agreement of the first choice and likeness of hidden states."""
+    losses, divergences, same, cosines = [], [], [], []
+    for ids, (hidden, right), (our_hidden, ours) in zip(samples, exact, found, strict=True):
+        following = torch.tensor(ids[1:])[:, None]
+        losses.append([-logprobs[:-1].gather(1, following) for logprobs in (right, ours)])
+        divergences.append((right.exp() * (right - ours)).sum(-1))
+        same.append((right.argmax(-1) == ours.argmax(-1)).float())
+        cosines.append(F.cosine_similarity(hidden, our_hidden, dim=-1))
+    before, after = (math.exp(torch.cat(part).mean()) for part in zip(*losses, strict=True))
+    divergence = torch.cat(divergences)
+    return {
+        "perplexity_exact": before,
+        "perplexity": after,
+        "perplexity_change": after / before - 1,
+        "mean_kl": divergence.mean().item(),
+        "p99_kl": divergence.quantile(0.99).item(),
+        "same_top_1": torch.cat(same).mean().item(),
+        "mean_cosine": torch.cat(cosines).mean().item(),
+        "p1_cosine": torch.cat(cosines).quantile(0.01).item(),
+    }
+
+
+if __name__ == "__main__":
+    main()

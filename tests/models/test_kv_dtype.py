@@ -1,0 +1,24 @@
+"""Models whose keys and values are kept in another data type than their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import PagedModel, load_folder
+
+from quire.hub import resolve_model
+from quire.kvcache.storage import kv_dtype
+
+
+@pytest.mark.parametrize("setting", ["fp8", "fp8_e4m3"])
+def test_a_cache_in_fp8_changes_little(setting: str) -> None:
+    """Logits of a whole prompt, chunk by chunk, so that most keys are read back."""
+    model, shape = load_folder(resolve_model("quire-tiny"))
+    prompt = [5, 60, 700, 8, 90, 1000] * 8
+    exact, ours = (
+        PagedModel(model, shape, dtype=kv_dtype(name, torch.float32)).prefill(prompt, chunk=7)
+        for name in ("auto", setting)
+    )
+    assert not torch.equal(ours, exact)
+    assert F.cosine_similarity(ours, exact, dim=1).min() > 0.99
