@@ -296,6 +296,15 @@ def test_serve_key_from_the_environment() -> None:
             assert connection.getresponse().status == 401
 
 
+def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:
+    with serving() as process:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
 def test_serve_that_cannot_load() -> None:
     with serving("./missing") as process:
         _, err = process.communicate(timeout=20)

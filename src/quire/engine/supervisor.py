@@ -103,10 +103,12 @@ class Supervisor:
         """Wait for something, but not longer than the server can go on."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._broken}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._broken.done():
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also where a signal ends the waiting
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        if self._broken.done():
             self._broken.result()
             raise EngineError("a process of the server ended; the log says why")
         return task.result()
