@@ -1,10 +1,11 @@
 """Five times as many requests as the server can answer: who is refused, how fast, and at what cost.
 
-    python benchmarks/overload.py [--seconds 30] [--save]
+    python benchmarks/overload.py [--seconds 30] [--rounds 3] [--save]
 
-The capacity is measured first, and again afterwards, by clients that wait for their answers. Then
-requests come at random moments whether or not others were answered. Refusals must be quick and say
-when to come back, accepted requests must all be completed, and as many as without the overload.
+In turns the capacity is measured, by clients that wait for their answers, and requests come at
+random moments whether or not others were answered. Refusals must be quick and say when to come
+back, accepted requests must all be completed, and as many as without the overload: medians of the
+rounds are compared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import math
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -32,6 +34,7 @@ OPTIONS = (
     *("--max-num-seqs", str(ROWS), "--max-queued-requests", str(QUEUE)),
 )
 OVERLOAD = 5
+MIN_SECONDS = 15
 REFUSALS = (429, 503)
 MAX_REFUSAL_MS, MIN_GOODPUT = 50.0, 0.9
 
@@ -78,44 +81,56 @@ class Clients:
 
 async def best_goodput(url: str, seconds: float) -> float:
     """Requests per second, by as many clients as there are rows and half the queue."""
-    clients, begin = Clients(url), time.perf_counter()
+    clients, end = Clients(url), time.perf_counter() + seconds
 
     async def lane() -> None:
-        while time.perf_counter() - begin < seconds:
+        while time.perf_counter() < end:
             await clients.request(time.perf_counter())
 
-    await asyncio.gather(*(lane() for _ in range(ROWS + QUEUE // 2)))
-    return clients.seen.num_whole / (time.perf_counter() - begin)
+    found, *_ = await asyncio.gather(
+        goodput(clients.seen, seconds), *(lane() for _ in range(ROWS + QUEUE // 2))
+    )
+    return found
 
 
-async def flood(url: str, rate: float, seconds: float) -> tuple[Seen, float]:
-    """Requests at random moments, `rate` a second; what was seen, and completed per second.
-
-    The first answers take their time to come, so the first sixth is not counted.
-    """
-    clients, rng = Clients(url), random.Random(7)
-    begin = due = time.perf_counter()
-    counted_from, num_before = begin + seconds / 6, 0
+async def flood(clients: Clients, rate: float, seconds: float) -> float:
+    """Requests at random moments, `rate` a second; returns how many were completed a second."""
+    rng, begin = random.Random(7), time.perf_counter()
     async with asyncio.TaskGroup() as group:
+        found = group.create_task(goodput(clients.seen, seconds))
+        due = begin
         while due < begin + seconds:
             due += rng.expovariate(rate)
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             group.create_task(clients.request(due))
-            if due < counted_from:
-                num_before = clients.seen.num_whole
-        counted = clients.seen.num_whole - num_before
-        goodput = counted / (time.perf_counter() - counted_from)
-    return clients.seen, goodput
+    return found.result()
 
 
-async def run(seconds: float) -> dict[str, Any]:
+async def goodput(seen: Seen, seconds: float) -> float:
+    """Requests completed a second, from now on.
+
+    The first sixth is not counted, in which the first answers come; nor is the time after the last
+    request was sent, in which the rows run empty.
+    """
+    await asyncio.sleep(seconds / 6)
+    before, begin = seen.num_whole, time.perf_counter()
+    await asyncio.sleep(seconds * 5 / 6)
+    return (seen.num_whole - before) / (time.perf_counter() - begin)
+
+
+async def run(seconds: float, rounds: int) -> dict[str, Any]:
+    """In turns: the capacity, and the overload. The capacity once more at the end."""
+    best, kept = [], []
     async with serve("quire-tiny", *OPTIONS) as server:
-        await best_goodput(server.url, 3.0)  # warms up
-        before = await best_goodput(server.url, seconds / 3)
-        seen, goodput = await flood(server.url, OVERLOAD * before, seconds)
-        after = await best_goodput(server.url, seconds / 3)
-        return summary(before, after, seen, goodput) | await leftovers(server)
+        await best_goodput(server.url, 5.0)  # warms up
+        clients = Clients(server.url)
+        for number in range(rounds):
+            best.append(await best_goodput(server.url, seconds / 2))
+            kept.append(await flood(clients, OVERLOAD * best[-1], seconds))
+            print(f"round {number + 1} of {rounds}: {kept[-1]:.1f} of {best[-1]:.1f} requests/s")
+        best.append(await best_goodput(server.url, seconds / 2))
+        return summary(best, kept, clients.seen) | await leftovers(server)
 
 
 async def leftovers(server: Server) -> dict[str, Any]:
@@ -123,14 +138,14 @@ async def leftovers(server: Server) -> dict[str, Any]:
     return {"leaked_blocks": (await server.at_rest()).used}
 
 
-def summary(before: float, after: float, seen: Seen, goodput: float) -> dict[str, Any]:
+def summary(best: list[float], kept: list[float], seen: Seen) -> dict[str, Any]:
     refused = sorted(s for status in REFUSALS for s in seen.seconds.get(status, []))
     accepted = sorted(seen.seconds.get(200, []))
     return {
         "rows": ROWS,
         "queue": QUEUE,
-        "best_requests_per_second": [round(before, 1), round(after, 1)],
-        "offered_requests_per_second": round(OVERLOAD * before, 1),
+        "best_requests_per_second": [round(figure, 1) for figure in best],
+        "offered_requests_per_second": round(OVERLOAD * statistics.median(best), 1),
         "statuses": {str(status): len(found) for status, found in sorted(seen.seconds.items())},
         "failures": dict(seen.failures),
         "accepted": len(accepted),
@@ -140,8 +155,9 @@ def summary(before: float, after: float, seen: Seen, goodput: float) -> dict[str
         "refused_p99_ms": round(percentile(refused, 0.99) * 1e3, 2),
         "refused_without_retry_after": seen.num_without_advice,
         "client_lateness_p99_ms": round(percentile(sorted(seen.lateness), 0.99) * 1e3, 2),
-        "goodput_requests_per_second": round(goodput, 1),
-        "goodput_over_best": round(goodput / max(before, after), 3),
+        "goodput_of_each_round": [round(figure, 1) for figure in kept],
+        "goodput_requests_per_second": round(statistics.median(kept), 1),
+        "goodput_over_best": round(statistics.median(kept) / statistics.median(best), 3),
     }
 
 
@@ -165,10 +181,13 @@ def shortfalls(found: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each overload")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true", help="write results/overload.json")
     args = parser.parse_args()
-    found = uvloop.run(run(args.seconds))
+    if args.seconds < MIN_SECONDS:
+        parser.error(f"--seconds: {MIN_SECONDS} at least, since answers come {ROWS} at a time")
+    found = uvloop.run(run(args.seconds, args.rounds))
     print(json.dumps(found, indent=1))
     if args.save:
         record.save("overload", found)
