@@ -185,14 +185,22 @@ def pack(message: Control) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def unpack(body: bytes) -> Control | None:
+    """The message that stands in a frame, without its length; None for what is none."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+
+
 async def read_control(reader: asyncio.StreamReader) -> Control | None:
-    """The next message, None at the end of the line."""
+    """The next message, None at the end of the line and for what is no message."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_CONTROL_BYTES:
             return None
-        return _decoder.decode(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+        return unpack(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
 
@@ -210,11 +218,14 @@ class ParentLine:
         self._socket.sendall(pack(message))
 
     def receive(self) -> Control:
-        """Wait for a message; ends the process at the end of the line."""
+        """Wait for a message; ends the process at the end of the line, or if it is none."""
         header = self._file.read(_LENGTH.size)
-        if len(header) < _LENGTH.size:
+        length = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
+        body = self._file.read(length) if length <= MAX_CONTROL_BYTES else b""
+        message = unpack(body) if len(body) == length else None
+        if message is None:
             os._exit(1)  # nobody is left to tell; other threads may hang, so this is not exit()
-        return _decoder.decode(self._file.read(_LENGTH.unpack(header)[0]))
+        return message
 
     def follow(self, on_message: Callable[[Control], None]) -> None:
         """Receive in a thread of its own from now on."""

@@ -1,0 +1,135 @@
+"""The line between the parent and its children: what is no message ends it, and raises nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_frame_fuzz import DEEP, LIARS, frames
+
+from quire.config import EngineConfig
+from quire.core.request import RequestLimits
+from quire.engine import control
+from quire.engine.control import (
+    MAX_CONTROL_BYTES,
+    Control,
+    EngineDown,
+    EngineStarted,
+    EngineUp,
+    ForgetClient,
+    LeaveModel,
+    LoadModel,
+    ModelCondition,
+    ModelLeft,
+    ParentLine,
+    StartEngine,
+    StartFailed,
+    StartWorker,
+    UnloadModel,
+    WorkerReady,
+    pack,
+    read_control,
+    unpack,
+)
+from quire.engine.info import EngineInfo
+from quire.logs import LogOptions
+
+LIMITS = RequestLimits(
+    max_model_len=8, max_kv_tokens=9, vocab_size=10, max_num_seqs=2, hidden_size=4
+)
+INFO = EngineInfo("m", LIMITS, [1], "float32", "cpu", 5, 16, 100)
+CONFIG, LOG = EngineConfig(), LogOptions("info", "text")
+CONDITION = ModelCondition(name="m", state="loaded", at_start=True, max_num_seqs=2)
+MESSAGES: list[Control] = [
+    StartEngine(config=CONFIG, epoch=1, address="a", page_path="p", log=LOG),
+    EngineStarted(info=INFO),
+    StartFailed(kind="ConfigError", message="no"),
+    ForgetClient(client="0"),
+    StartWorker(
+        client="0", settings=b"\x80", models=[CONDITION], listener=3, metrics_folder="f", log=LOG
+    ),
+    WorkerReady(),
+    EngineUp(name="m", config=CONFIG, info=INFO, address="a", page_path="p"),
+    EngineDown(name="m", will_return=True),
+    CONDITION,
+    LoadModel(name="m"),
+    UnloadModel(name="m", grace=1.0),
+    LeaveModel(name="m", grace=1.0),
+    ModelLeft(name="m", agreed=True),
+]
+WHOLE = [msgspec.msgpack.encode(message) for message in MESSAGES]
+LENGTHS = st.integers(0, 300) | st.just(MAX_CONTROL_BYTES) | st.integers(0, 2**32 - 1)
+
+
+class ExitedError(Exception):
+    """Instead of the process's end."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_exit() -> Iterator[None]:
+    def leave(_status: int) -> None:
+        raise ExitedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control.os, "_exit", leave)
+        yield
+
+
+def as_parent(line: bytes) -> Control | None:
+    """What the parent reads from a child that says this and ends."""
+
+    async def read() -> Control | None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(line)
+        reader.feed_eof()
+        return await read_control(reader)
+
+    return asyncio.run(read())
+
+
+def as_child(line: bytes) -> Control | None:
+    """What a child reads from its parent; None if it ends itself."""
+    child = object.__new__(ParentLine)  # its making would take this process's standard input
+    child._file = io.BytesIO(line)
+    try:
+        return child.receive()
+    except ExitedError:
+        return None
+
+
+def test_each_kind_of_message_is_known() -> None:
+    assert {type(message) for message in MESSAGES} == set(Control.__args__)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_is_packed_is_read(message: Control) -> None:
+    assert as_parent(pack(message)) == as_child(pack(message)) == message
+
+
+@settings(max_examples=80, deadline=None)
+@given(body=frames(WHOLE))
+@example(body=DEEP[0])
+@example(body=DEEP[1])
+@example(body=LIARS[0])
+@example(body=b"")
+@example(body=b"\x81\xa4type\xa1\xff")
+def test_a_damaged_message_is_read_alike_or_not_at_all(body: bytes) -> None:
+    line = struct.pack("<I", len(body)) + body
+    found = as_parent(line)
+    assert found == as_child(line)
+    assert found is None or unpack(msgspec.msgpack.encode(found)) == found
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=LENGTHS, body=frames(WHOLE), cut=st.integers(0, 6))
+def test_a_wrong_length_ends_the_line(length: int, body: bytes, cut: int) -> None:
+    line = (struct.pack("<I", length) + body)[cut:]
+    found = as_parent(line)
+    assert found == as_child(line)
+    assert found is None or cut or found == unpack(body[:length])
