@@ -205,7 +205,7 @@ def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: t
     close_to_exact(normed.residual, exact)
     stream = normed.residual.float()
     squares = stream.square().mean(-1, keepdim=True)
-    normed = dataclasses.replace(normed, scaled=in_fp8(normed.rows))
+    normed = dataclasses.replace(normed, rows=in_fp8(normed.rows))
     after = reference.quantize_fp8(moved(normal(66, n, dtype=dtype, seed=5) / n**0.5))
     divided = normed.rows.float() * torch.rsqrt(squares + 1e-5)
     gate, up = reference.linear_fp8(divided, *after, None).unflatten(-1, (-1, 2)).unbind(-1)
