@@ -10,7 +10,7 @@ from machine import Machine
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
-from quire.scheduler.policy import FIRST_CHUNK, LEAST_CHUNK, ChunkPolicy, StepCosts
+from quire.scheduler.policy import FIRST_CHUNK, LEAST_CHUNK, UNPACED_CHUNK, ChunkPolicy, StepCosts
 
 
 def test_itl_stays_within_the_target_at_a_bounded_price() -> None:
@@ -41,6 +41,24 @@ def test_without_decodes_or_target_nothing_is_held_back() -> None:
     assert policy.prompt_tokens(0, 2048) == 2048
     assert policy.prompt_tokens(10, 2048) < 300
     assert ChunkPolicy(None).prompt_tokens(10, 2048) == 2048
+
+
+def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes() -> None:
+    def seconds(num_decodes: int, num_prompt_tokens: int) -> float:
+        return 0.005 + 0.00003 * num_decodes + 0.000025 * num_prompt_tokens
+
+    policy = ChunkPolicy(None, paces=True)
+    assert policy.prompt_tokens(16, 8192) == UNPACED_CHUNK
+    for step in range(60):
+        num_decodes, num_tokens = 4 * (step % 16), 0 if step % 3 else 100 * (step % 20 + 1)
+        policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
+    assert policy.prompt_tokens(0, 8192) == 8192
+    for num_decodes, slowdown in ((1, 2.5), (16, 2.5), (32, 4.0), (64, 8.0), (256, 10.0)):
+        num_tokens = policy.prompt_tokens(num_decodes, 8192)
+        assert seconds(num_decodes, num_tokens) == pytest.approx(
+            slowdown * seconds(num_decodes, 0), rel=0.02
+        )
+    assert policy.prompt_tokens(64, 700) == 700
 
 
 def test_the_first_chunk_is_cautious_and_none_is_nothing() -> None:

@@ -23,7 +23,8 @@ from quire.kernels.step_layout import Step, StepSections
 _NUM_BUFFERS = 3
 
 Ints = npt.NDArray[np.int64]
-HostStep = Step[npt.NDArray[np.int32]]
+Int32s = npt.NDArray[np.int32]
+HostStep = Step[Int32s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,10 @@ class DeviceBatch:
     def _sections(self, size: StepSize) -> StepSections:
         return StepSections(size.num_tokens, size.num_samples, self._num_rows)
 
-    def _note_blocks(self, order: StepOrder) -> npt.NDArray[np.int32]:
+    def _note_blocks(self, order: StepOrder) -> Int32s:
         """Append the new blocks to their rows; what changes in the flattened table, [N, 2]."""
         width = self._block_table.shape[1]
-        changes: list[npt.NDArray[np.int32]] = [np.empty((0, 2), np.int32)]
+        changes: list[Int32s] = [np.empty((0, 2), np.int32)]
         for entry, row in zip(order.scheduled, order.rows.tolist(), strict=True):
             if block_ids := entry.new_block_ids:
                 first = row * width + self._batch.append_blocks(row, block_ids)

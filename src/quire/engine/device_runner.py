@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine.device_batch import DeviceBatch, Ints, StepSize
+from quire.engine.device_batch import DeviceBatch, Int32s, Ints, StepSize
 from quire.engine.input_batch import StepOrder
 from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.running import Results, RunningRequests, sound_requests
@@ -40,8 +41,8 @@ class DeviceDraw(Protocol):
     def upload(self, rows: list[int]) -> None:
         """Start the copy of the wishes of these rows of the sampling state."""
 
-    def serves(self, row: int) -> bool:
-        """Whether all that this row wishes can be done on the device."""
+    def serves(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether all that these rows [N] wish can be done on the device: [N]."""
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].
@@ -109,12 +110,9 @@ class DeviceRunner:
         """Start a step. Changes the batch and, when it runs, the KV cache."""
         self._sampler.upload(self._running.apply_differences(plan))
         order = self._batch.order(plan)
-        due = np.array(
-            [i for i, entry in enumerate(order.scheduled) if self._running.is_due(entry)], np.int64
-        )
-        rows = np.array(
-            [row if self._sampler.serves(row) else -1 for row in order.rows[due].tolist()], np.int64
-        )
+        due = np.flatnonzero([self._running.is_due(entry) for entry in order.scheduled])
+        rows = order.rows[due]
+        rows = np.where(self._sampler.serves(rows), rows, -1)
         draws_on_host = bool((rows < 0).any())
         if draws_on_host:
             self._settle()  # wishes depend on all the tokens before
@@ -177,11 +175,11 @@ class DeviceRunner:
         order = step.order
         drawn, failed, finite = step.outcome.numpy()
         sound = sound_requests(order, finite[: order.query_start[-1]] != 0)
+        ordered = [SampleResult(failed=not is_sound) for is_sound in sound]
+        self._take_drawn(step, drawn[: len(step.due)], failed[: len(step.due)], ordered)
         results = {
-            entry.request_id: SampleResult(failed=not is_sound)
-            for entry, is_sound in zip(order.scheduled, sound, strict=True)
+            entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
-        self._take_drawn(step, drawn.tolist(), failed.tolist(), results)
         if tensors is not None:
             self._draw_on_host(step, tensors, results)
             logits = self._model.compute_logits
@@ -191,19 +189,19 @@ class DeviceRunner:
         )
 
     def _take_drawn(
-        self, step: PendingStep, drawn: list[int], failed: list[int], results: Results
+        self, step: PendingStep, drawn: Int32s, failed: Int32s, ordered: list[SampleResult]
     ) -> None:
+        """Fill in the tokens [D] that the device drew, and keep them in rows not given away."""
         batch = self._running.batch
-        owners = zip(step.due.tolist(), step.rows.tolist(), step.tenancies.tolist(), strict=True)
-        for sample, (place, row, tenancy) in enumerate(owners):
-            result = results[step.order.scheduled[place].request_id]
-            if row < 0 or result.failed:
-                continue
-            result.failed = bool(failed[sample])
-            if not result.failed:
-                result.token_id = drawn[sample]
-                if batch.tenancies[row] == tenancy:
-                    batch.append_token(row, result.token_id)
+        drawn_here = step.rows >= 0
+        kept = drawn_here & (failed == 0) & (batch.tenancies[step.rows] == step.tenancies)
+        batch.append_tokens(step.rows[kept], drawn[kept])
+        columns = (step.due, drawn_here, failed, drawn)
+        for place, is_mine, bad, token_id in zip(*(c.tolist() for c in columns), strict=True):
+            result = ordered[place]
+            if is_mine and not result.failed:
+                result.failed = bool(bad)
+                result.token_id = None if bad else token_id
 
     def _draw_on_host(self, step: PendingStep, tensors: StepTensors, results: Results) -> None:
         samples = [

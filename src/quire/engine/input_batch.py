@@ -85,6 +85,11 @@ class InputBatch:
         self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
 
+    def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32]) -> None:
+        """Note a sampled token of each of these rows."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
     def prepare(self, plan: SchedulerOutput) -> StepInputs:
         """Flatten a plan into one ragged batch, without any padding."""
         scheduled = sorted(plan.scheduled, key=lambda entry: entry.num_tokens > 1)

@@ -6,6 +6,7 @@ so it ends by being ended: with its parent, or by a signal.
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import signal
@@ -70,6 +71,8 @@ def main() -> None:
         line.send(StartFailed(kind=EngineError.__name__, message=text))
         return
     line.send(EngineStarted(info=info))
+    gc.collect()
+    gc.freeze()  # model and tables stay; each full collection would look through all of them
     engine.run()
 
 

@@ -92,7 +92,8 @@ def start_engine(
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
-    scheduler = Scheduler(config.scheduler, kv, max_model_len)
+    on_gpu = device.type == "cuda"
+    scheduler = Scheduler(config.scheduler, kv, max_model_len, paces_prompts=on_gpu)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.sampling.arrays import Flags, Ints
 from quire.sampling.state import SamplingState
 
 
@@ -16,9 +17,10 @@ class GreedyDraw:
     def upload(self, rows: list[int]) -> None:
         """Nothing to copy: rows without wishes are all alike."""
 
-    def serves(self, row: int) -> bool:
-        """Whether the row is greedy and wants nothing else."""
-        return bool(self._state.needs[row] == 0)
+    def serves(self, rows: Ints) -> Flags:
+        """Which rows [N] are greedy and want nothing else: [N]."""
+        wishless: Flags = self._state.needs[rows] == 0
+        return wishless
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V] → int32 token ids, of equals the lowest, and failures [S]."""

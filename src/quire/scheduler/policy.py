@@ -31,6 +31,12 @@ TRUST = 16  # steps with prompts and decodes, whose outcome bounds the next
 LEAST_CHUNK = 16  # prompt tokens that every step may have, whatever they cost
 LEAST_SHARE = 0.1  # of the target that prompts may take even when decodes alone exceed it
 LONG = 8.0  # times what it takes alone, a prompt may take if that is more than the target
+# Without a target, where steps are paced: a step with prompts may take so many times as long as one
+# that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
+# all of them more, since each step reads all their keys and values, however few the prompt tokens.
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
+DECODES_PER_SLOWDOWN = 8
+UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
 
@@ -93,36 +99,52 @@ class ChunkPolicy:
     """Prompt tokens for each step, and whose come first.
 
     itl_target: seconds between two tokens of a request, or None. ttft_target: seconds from a
-    request's arrival to its first token, or None. The costs say how many prompt tokens there may
+    request's arrival to its first token, or None. paces: whether steps without a target are bounded
+    by what was measured. The costs say how many prompt tokens there may
     be; but never more than twice what has lately been seen to stay within the ITL target, so that a
     wrong guess stays small.
     """
 
-    def __init__(self, itl_target: float | None, ttft_target: float | None = None) -> None:
-        self._target = itl_target
+    def __init__(
+        self, itl_target: float | None, ttft_target: float | None = None, *, paces: bool = False
+    ) -> None:
+        self._asked = itl_target
         self._ttft_target = ttft_target
+        self._paces = paces
         self.costs = StepCosts()
         self._within: deque[int] = deque(maxlen=TRUST)  # prompt tokens; 0 where it was exceeded
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Take what a step took."""
-        if self._target is not None or self._ttft_target is not None:
+        if self._asked is not None or self._ttft_target is not None or self._paces:
             self.costs.observe(num_decodes, num_prompt_tokens, seconds)
-        if self._target is not None and num_decodes and num_prompt_tokens:
-            self._within.append(num_prompt_tokens if seconds <= self._target else 0)
+        if self._asked is not None and num_decodes and num_prompt_tokens:
+            self._within.append(num_prompt_tokens if seconds <= self._asked else 0)
 
     def prompt_tokens(self, num_decodes: int, budget: int) -> int:
         """How many of a step's budget prompts may have beside so many decodes."""
-        if self._target is None or num_decodes == 0:
+        if num_decodes == 0 or (self._asked is None and not self._paces):
             return budget
+        if self._asked is None:
+            return min(budget, self._paced_tokens(num_decodes))
         trusted = min(budget, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
-        costs = self.costs
-        if not costs.is_known:
+        if not self.costs.is_known:
             return trusted
-        planned = AIM * self._target / costs.margin
+        return min(trusted, self._affordable(num_decodes, AIM * self._asked))
+
+    def _paced_tokens(self, num_decodes: int) -> int:
+        """How many without a target: none is missed, so what is planned need not be cautious."""
+        if not self.costs.is_known:
+            return UNPACED_CHUNK
+        slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, num_decodes / DECODES_PER_SLOWDOWN))
+        return self._affordable(num_decodes, slowdown * self.costs.predict(num_decodes, 0))
+
+    def _affordable(self, num_decodes: int, target: float) -> int:
+        """Prompt tokens for which the costs say that a step stays within so many seconds."""
+        costs = self.costs
+        planned = target / costs.margin
         seconds = max(planned - costs.predict(num_decodes, 0), LEAST_SHARE * planned)
-        num_tokens = int(seconds / (costs.pace * costs.per_prompt_token))
-        return min(trusted, max(LEAST_CHUNK, num_tokens))
+        return max(LEAST_CHUNK, int(seconds / (costs.pace * costs.per_prompt_token)))
 
     @property
     def has_due_times(self) -> bool:

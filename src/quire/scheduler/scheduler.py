@@ -63,10 +63,18 @@ def _seconds(milliseconds: float | None) -> float | None:
 class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
-    Raises ConfigError when a prompt could never be scheduled whole though it must be.
+    paces_prompts: whether prompts are cut so that they do not slow down answers too much, though no
+    target was set. Raises ConfigError when a prompt could never be scheduled whole though it must.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        max_model_len: int,
+        *,
+        paces_prompts: bool = False,
+    ) -> None:
         budget = config.max_num_batched_tokens
         if not config.enable_chunked_prefill and budget < max_model_len:
             raise ConfigError(
@@ -76,7 +84,11 @@ class Scheduler:
             )
         self._config = config
         self._chunk_limit = config.long_prefill_token_threshold or max(1, budget // 2)
-        self._policy = ChunkPolicy(_seconds(config.itl_target_ms), _seconds(config.ttft_target_ms))
+        self._policy = ChunkPolicy(
+            _seconds(config.itl_target_ms),
+            _seconds(config.ttft_target_ms),
+            paces=paces_prompts and config.enable_chunked_prefill,
+        )
         self._kv = kv
         self._requests: dict[str, Request] = {}  # all that have not ended
         self._waiting = WaitingQueue(config.scheduling_policy)
@@ -452,7 +464,6 @@ class Scheduler:
         if result.logprobs is not None:
             delta.logprobs = [result.logprobs]
         reason = request.append(token_id)
-        request.check_lengths()
         if result.whole and reason is not FinishReason.STOP:
             reason, delta.whole = FinishReason.STOP, True
         if reason is not None:
