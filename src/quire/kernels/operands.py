@@ -1,4 +1,4 @@
-"""What operations take and give besides tensors: the residual stream, the norms of heads."""
+"""What operations take and give besides tensors: the residual stream, norms, weights in FP8."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ class HeadNorms:
     query: Tensor  # [D]
     key: Tensor  # [D]
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight as `reference.quantize_fp8` made it."""
+
+    codes: Tensor  # e4m3 [N, K]
+    scale: Tensor  # float32 [N]

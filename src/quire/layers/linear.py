@@ -77,10 +77,7 @@ class FusedLinear(UnquantizedLinear):
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Also bring gate and up rows into the order that the kernel reads."""
-        if isinstance(layer, GateUpParallelLinear):
-            layer.weight = Weight(self.kernels.order_gate_up(layer.weight.detach()))
-            if layer.bias is not None:
-                layer.bias = Weight(self.kernels.order_gate_up(layer.bias.detach()))
+        _order_gate_up(layer, self.kernels)
         super().process_after_load(layer)
 
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
@@ -129,11 +126,43 @@ class QuantizedLinear(LinearMethod):
         return self.form.multiply(x, self.kept, layer.bias, self.kernels)
 
 
+class FusedQuantizedLinear(QuantizedLinear):
+    """A form that kernels for a product and what stands around it know."""
+
+    def process_after_load(self, layer: LinearBase) -> None:
+        """Also bring gate and up rows into the order that the kernel reads."""
+        _order_gate_up(layer, self.kernels)
+        super().process_after_load(layer)
+
+    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_normed(x, self.form.operand(self.kept), layer.bias)
+
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_silu(x, self.form.operand(self.kept), layer.bias)
+
+    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+        """As told there, in one kernel for few tokens."""
+        return self.kernels.linear_add_norm(
+            x, self.form.operand(self.kept), layer.bias, residual, norm.weight, norm.eps
+        )
+
+
+def _order_gate_up(layer: LinearBase, kernels: Kernels) -> None:
+    if isinstance(layer, GateUpParallelLinear):
+        layer.weight = Weight(kernels.order_gate_up(layer.weight.detach()))
+        if layer.bias is not None:
+            layer.bias = Weight(kernels.order_gate_up(layer.bias.detach()))
+
+
 def method_for(options: LayerOptions, role: Role) -> LinearMethod:
     """How weights of a role are kept, by the options' scheme."""
     form = options.scheme.form(role) if options.scheme else None
     if form:
-        return QuantizedLinear(form, options.kernels)
+        return (FusedQuantizedLinear if options.kernels.fuses else QuantizedLinear)(
+            form, options.kernels
+        )
     return (FusedLinear if options.kernels.fuses else UnquantizedLinear)(options.kernels)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
+from quire.kernels.operands import Fp8Weight
 from quire.quantization.scheme import WeightForm
 
 _CHUNK = 2**24  # elements that are widened to float32 at once
@@ -37,6 +38,10 @@ class Fp8:
         """As `kernels.linear_fp8`."""
         codes, scale = kept
         return kernels.linear_fp8(x, codes, scale, bias)
+
+    def operand(self, kept: tuple[Tensor, ...]) -> Fp8Weight:
+        """The two by their names."""
+        return Fp8Weight(*kept)
 
 
 FORM: WeightForm = Fp8()

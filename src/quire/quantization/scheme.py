@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.kernels.dispatch import Kernels
+    from quire.kernels.operands import Fp8Weight
 
 # What a weight multiplies: the hidden states of a layer, or the last ones to logits. Embeddings are
 # looked up, norms and biases are few: they stay in the model's data type.
@@ -34,6 +35,9 @@ class WeightForm(Protocol):
         self, x: Tensor, kept: tuple[Tensor, ...], bias: Tensor | None, kernels: Kernels
     ) -> Tensor:
         """x [T, K] · weightᵀ + bias [N] → [T, N] in x's data type."""
+
+    def operand(self, kept: tuple[Tensor, ...]) -> Fp8Weight:
+        """The weight as fused products take it."""
 
 
 @dataclass(frozen=True, slots=True)

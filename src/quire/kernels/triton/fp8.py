@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.triton.skinny_gemm import MAX_ROWS, Fp8Weight, multiplies_fp8, skinny_gemm
+from quire.kernels.operands import Fp8Weight
+from quire.kernels.triton.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
 from quire.kernels.triton.skinny_kernel import to_fp8
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace

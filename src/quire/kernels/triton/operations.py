@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Fp8Weight, Normed
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
 from quire.kernels.triton.fp8 import linear_fp8
@@ -28,8 +28,10 @@ from quire.kernels.triton.workspace import workspace
 _WIDE = {torch.bfloat16}
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
+    if isinstance(weight, Fp8Weight):
+        return linear_fp8(x, weight.codes, weight.scale, bias)
     if not _are_few(x):
         return reference.linear(x, weight, bias)
     n, k = weight.shape
@@ -43,14 +45,14 @@ def normed_rows(x: Normed) -> Tensor:
     return x.rows if x.squares is None else rms_norm(x.residual, x.weight, x.eps)
 
 
-def linear_normed(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_normed`."""
     if x.squares is None:
         return linear(x.rows, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
 
-def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
     if _are_few(x.rows):
         return skinny_gemm(x.rows if x.squares is None else x, weight, bias=bias, silu=True)
@@ -59,7 +61,7 @@ def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_add_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,

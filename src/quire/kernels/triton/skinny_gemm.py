@@ -6,27 +6,18 @@ Floor: the bytes of W over the memory's bandwidth; x, out and partial results ar
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Fp8Weight, Normed
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import SkinnyConfig, skinny_config
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MAX_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
-    """A weight as `reference.quantize_fp8` made it."""
-
-    codes: Tensor  # e4m3 [N, K]
-    scale: Tensor  # float32 [N]
 
 
 def skinny_gemm(
