@@ -6,9 +6,11 @@ the names in FIELDS.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 import msgspec
 
@@ -27,7 +29,7 @@ class LogOptions(msgspec.Struct, frozen=True):
 
 def configure_logging(options: LogOptions) -> None:
     """Log to stderr like this, in this process."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
     logging.logThreads = logging.logMultiprocessing = False  # costly, and no line tells them
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
@@ -36,11 +38,55 @@ def configure_logging(options: LogOptions) -> None:
         logging.getLogger("asyncio").setLevel("WARNING")
 
 
+class LineHandler(logging.Handler):
+    """Writes lines to a stream; those that one turn of an event loop logs, in one piece."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line: a warning at once, others when the loop that runs here ends its turn."""
+        try:
+            self._lines.append(f"{self.format(record)}\n")
+            loop = _running_loop()
+            if loop is None or record.levelno >= logging.WARNING:
+                self.flush()
+            elif len(self._lines) == 1:
+                loop.call_soon(self.flush)
+        except Exception:  # as in all handlers: a line must not fail what it tells of
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        self.acquire()
+        try:
+            lines, self._lines = self._lines, []
+            if lines:
+                self._stream.write("".join(lines))
+                self._stream.flush()
+        finally:
+            self.release()
+
+
 class TextFormatter(logging.Formatter):
     """Time, level, who says it, and what."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._second, self._shown = 0, ""
+
+    def usesTime(self) -> bool:
+        """Always; the library looks for it in the format each time."""
+        return True
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """As the library does, but each second is put into words once."""
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._shown = second, super().formatTime(record, datefmt)[:-3]
+        return f"{self._shown}{int(record.msecs):03}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,3 +106,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info is not None:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -203,6 +204,16 @@ class FakeEngine:
         finally:
             if not finished:
                 self.aborted.append(request_id)
+
+    async def complete(
+        self, prompt: str | list[int], sampling: SamplingParams, **options: Any
+    ) -> RequestOutput:
+        """What `generate` gives, joined."""
+        async with aclosing(self.generate(prompt, sampling, stream=False, **options)) as news:
+            whole = await anext(news)
+            async for item in news:
+                whole.append(item)
+        return whole
 
     async def embed(
         self,

@@ -176,7 +176,11 @@ class RequestLimits:
         self._check_prompt(prompt_token_ids)
         self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
-        prompt, wanted = len(prompt_token_ids), sampling.max_tokens
+        self.check_fit(len(prompt_token_ids), sampling)
+
+    def check_fit(self, prompt: int, sampling: SamplingParams) -> None:
+        """Refuse more tokens than can ever be held. prompt: how many. Raises ContextLengthError."""
+        wanted = sampling.max_tokens
         # the last token of the answer is never fed back, so it needs no slot in the KV cache
         answer = max(1, sampling.min_tokens) if wanted is None else wanted
         if prompt + answer > self.max_model_len:

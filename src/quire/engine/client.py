@@ -49,12 +49,16 @@ TOO_LONG_TO_GO_ON = (
 
 
 class Mailbox:
-    """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded."""
+    """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded.
 
-    def __init__(self) -> None:
+    whole: the caller wants all news together, and is not woken before the last has come.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
         self._unread: RequestOutput | None = None
         self._failure: QuireError | None = None
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, news: RequestOutput | QuireError) -> None:
         """Add news; never blocks."""
@@ -64,17 +68,25 @@ class Mailbox:
             self._unread = news
         else:
             self._unread.append(news)
-        self._arrived.set()
+        if self._reader is not None and not self._reader.done() and self._has_enough:
+            self._reader.set_result(None)
 
     async def take(self) -> RequestOutput:
         """Wait for news and take all of it. Raises the error that ended the request."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._has_enough:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._failure is not None:
             raise self._failure
         assert self._unread is not None
         news, self._unread = self._unread, None
         return news
+
+    @property
+    def _has_enough(self) -> bool:
+        if self._unread is None:
+            return self._failure is not None
+        return not self._whole or self._unread.finished or self._failure is not None
 
 
 class AsyncEngine:
@@ -167,6 +179,28 @@ class AsyncEngine:
         finally:
             self._forget(prepared.request_id)
 
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+        stop_when: StopWhen | None = None,
+    ) -> RequestOutput:
+        """The whole answers to a prompt. Cancelling aborts the request; raises as `generate`."""
+        arrival = time.monotonic()
+        prepared = await self._prepare(
+            prompt, sampling, request_id, priority, cache_salt, queue_timeout, False, stop_when
+        )
+        self._check_can_run()
+        try:
+            return await self._send(prepared, arrival, whole=True).take()
+        finally:
+            self._forget(prepared.request_id)
+
     async def embed(
         self,
         prompt: Prompt,
@@ -245,9 +279,11 @@ class AsyncEngine:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
 
-    def _send(self, prepared: PreparedRequest, arrival: float) -> Mailbox:
+    def _send(
+        self, prepared: PreparedRequest, arrival: float, *, whole: bool = False
+    ) -> Mailbox:
         """Follow a request and hand it to the engine; its news come into the mailbox."""
-        mailbox = self._mailboxes[prepared.request_id] = Mailbox()
+        mailbox = self._mailboxes[prepared.request_id] = Mailbox(whole=whole)
         self._outputs.add(prepared, arrival)
         for message in prepared.messages:
             self._link.send(message)

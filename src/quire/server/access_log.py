@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from quire.server.record import RequestRecord
 from quire.server.usage import Usage
@@ -22,22 +23,32 @@ def log_access(record: RequestRecord, *, is_probe: bool) -> None:
         "status": record.status,
         "seconds": round(record.seconds, 6),
     }
-    usage = record.usage.total()
+    usage, reason = record.usage.total(), finish_reason(record)
     if record.job is not None:
         fields |= {
             "model": record.job.model,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "finish_reason": finish_reason(record),
+            "finish_reason": reason,
         }
     if record.error_code is not None:
         fields["error_code"] = record.error_code
-    # made by hand: a logger would look for the line of code that logs, which nobody asks for
-    text = (_text(record, usage),)
-    line = logging.LogRecord(logger.name, level, __file__, 0, "%s", text, None)
-    vars(line).update(fields)
-    logger.handle(line)
+    logger.handle(_Line(level, _text(record, usage, reason), fields))
+
+
+class _Line(logging.LogRecord):
+    """A record made by hand: a logger would look for the line of code that logs, and for the names
+    of threads and processes, which nobody asks for."""
+
+    def __init__(self, level: int, text: str, fields: dict[str, object]) -> None:
+        created = time.time()
+        vars(self).update(_COMMON, **fields)
+        self.levelno, self.levelname = level, logging.getLevelName(level)
+        self.msg, self.created, self.msecs = text, created, created % 1.0 * 1000.0
+
+
+_COMMON = vars(logging.LogRecord(logger.name, logging.INFO, __file__, 0, "", (), None))
 
 
 def finish_reason(record: RequestRecord) -> str:
@@ -49,13 +60,13 @@ def finish_reason(record: RequestRecord) -> str:
     return ",".join(dict.fromkeys(reasons))
 
 
-def _text(record: RequestRecord, usage: Usage) -> str:
+def _text(record: RequestRecord, usage: Usage, reason: str) -> str:
     status = record.status or "no answer"
     path = record.path.encode("unicode_escape").decode()[:256]  # the client chose it
     text = f"{record.method} {path} {status} {record.seconds:.3f} s"
     if record.job is not None:
         text += f", {usage.prompt_tokens} + {usage.completion_tokens} tokens"
-        text += f", {finish_reason(record)}"
+        text += f", {reason}"
     if record.error_code is not None:
         text += f", {record.error_code}"
     return f"{text} [{record.request_id}]"

@@ -94,7 +94,7 @@ def prepare(
         reading = _reading(request, use, formats, token_ids, engine.tokenizer)
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
-        _check_fit(token_ids, sampling, engine.info.limits)
+        _check_fit(len(token_ids), sampling, engine.info.limits)
         job = make_job(id_prefix, request, [token_ids], sampling, served.name)
     if reading.most_calls is not None and reading.tool_format is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
@@ -230,10 +230,10 @@ def _counter_maker(
     return partial(ThoughtCounter, reading.reasoning, reading.in_thought, token_bytes)
 
 
-def _check_fit(token_ids: list[int], sampling: SamplingParams, limits: RequestLimits) -> None:
+def _check_fit(num_tokens: int, sampling: SamplingParams, limits: RequestLimits) -> None:
     """The engine's own check, told of the field that a conversation has: it has no prompt."""
     try:
-        limits.check(token_ids, sampling)
+        limits.check_fit(num_tokens, sampling)
     except ContextLengthError as error:
         text = str(error).replace("prompt:", "messages:", 1).replace("the prompt", "them")
         raise ContextLengthError(text, param="messages") from None

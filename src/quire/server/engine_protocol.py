@@ -122,6 +122,19 @@ class GenerateProtocol(Protocol):
         first item, QueueTimeoutError, EngineError if the engine fails.
         """
 
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+        stop_when: StopWhen | None = None,
+    ) -> RequestOutput:
+        """The whole answers; cancelling aborts the request. Raises as `generate` does."""
+
     async def embed(
         self,
         prompt: Prompt,

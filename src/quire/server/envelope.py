@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.server.body import first_headers
 from quire.server.http_errors import describe, id_headers, send_error
 from quire.server.keys import Keys
+from quire.server.labels import new_label
 from quire.server.record import RequestRecord
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
@@ -78,5 +78,8 @@ class Envelope:
 
 def _label(headers: Mapping[bytes, bytes]) -> str:
     """The client's own label, or a new one."""
-    label = headers.get(b"x-request-id", b"").decode("latin-1")
-    return label if _LABEL.fullmatch(label) else secrets.token_hex(16)
+    given = headers.get(b"x-request-id")
+    if given is None:
+        return new_label()
+    label = given.decode("latin-1")
+    return label if _LABEL.fullmatch(label) else new_label()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
 from quire.errors import InvalidRequestError
 from quire.server.engine_protocol import Prompt
+from quire.server.labels import new_label
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
 
 
@@ -55,7 +55,7 @@ def make_job(
         raise InvalidRequestError(text, param="prompt", code="invalid_value")
     options = request.stream_options
     return Job(
-        reply_id=f"{id_prefix}{secrets.token_hex(16)}",
+        reply_id=f"{id_prefix}{new_label()}",
         model=model,
         prompts=prompts,
         sampling=sampling,

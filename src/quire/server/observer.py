@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ class Observer:
         self.metrics = Metrics(metrics_folder)
         endpoint = settings.otlp_traces_endpoint
         self._tracer = None if endpoint is None else Tracer.sending_to(endpoint)
+        self._ended: list[RequestRecord] = []
 
     def know_endpoints(self, routes: Iterable[BaseRoute]) -> None:
         """Paths that have series of their own; those with a part that varies share one."""
@@ -34,11 +36,20 @@ class Observer:
         self.metrics.templates = [(r.path_regex, r.path_format) for r in known if "{" in r.path]
 
     def note_end(self, record: RequestRecord) -> None:
-        """A request has ended."""
-        self.metrics.count(record)
-        log_access(record, is_probe=record.path in PROBES or record.path.startswith("/page/"))
-        if self._tracer is not None and record.job is not None:
-            self._tracer.trace(record)
+        """A request has ended. It is looked at when the loop ends its turn, with all others that
+        ended in it: that is quicker, and their lines are one write."""
+        record.end = time.monotonic()
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._look)
+        self._ended.append(record)
+
+    def _look(self) -> None:
+        ended, self._ended = self._ended, []
+        for record in ended:
+            self.metrics.count(record)
+            log_access(record, is_probe=record.path in PROBES or record.path.startswith("/page/"))
+            if self._tracer is not None and record.job is not None:
+                self._tracer.trace(record)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -50,6 +61,7 @@ class Observer:
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
+            self._look()
             self.metrics.share()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)

@@ -7,6 +7,7 @@ temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of th
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -281,7 +282,7 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
 def _check_request_names(
     found: dict[str, Any], request: GenerationRequest, unsupported: body.NeutralValues
 ) -> None:
-    body.check_names(found, request.__struct_fields__, unsupported)
+    body.check_names(found, body.names_of(type(request)), unsupported)
     check_form_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
@@ -302,6 +303,7 @@ _SAME = tuple(
     if name in SamplingParams.__struct_fields__
     and name not in ("stop", "max_tokens", "prompt_logprobs", "structured_outputs")
 )
+_same_of = attrgetter(*_SAME)
 
 
 def _sampling(
@@ -310,7 +312,8 @@ def _sampling(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    values = zip(_SAME, _same_of(request), strict=True)
+    given = {name: value for name, value in values if value is not None}
     stop = request.stop
     return SamplingParams(
         **given,

@@ -193,6 +193,28 @@ class TenantEngine:
             stop_when=stop_when,
         )
 
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        queue_timeout: float | None = None,
+        stop_when: StopWhen | None = None,
+    ) -> RequestOutput:
+        """As the engine's own."""
+        return await self._engine.complete(
+            prompt,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=salt_of(self._tenant, cache_salt),
+            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
+            stop_when=stop_when,
+        )
+
     async def embed(
         self,
         prompt: Prompt,

@@ -14,7 +14,7 @@ from quire.server.usage import UsageCounter
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled in by whoever knows. begin: seconds of the monotonic clock; begin_ns: wall clock.
+    """Filled in by whoever knows. begin, end: seconds of the monotonic clock; begin_ns: wall clock.
 
     status: 0 until an answer begins, and for ever if the client left before. error_code: that of
     the error body, also of one at the end of a stream. job: what was asked, once it is known.
@@ -28,10 +28,11 @@ class RequestRecord:
     begin_ns: int = field(default_factory=time.time_ns)
     status: int = 0
     error_code: str | None = None
+    end: float = 0.0
     job: Job | None = None
     usage: UsageCounter = field(default_factory=UsageCounter)
 
     @property
     def seconds(self) -> float:
-        """Since its beginning."""
-        return time.monotonic() - self.begin
+        """From its beginning to its end, or to now."""
+        return (self.end or time.monotonic()) - self.begin

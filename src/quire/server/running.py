@@ -26,7 +26,9 @@ def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, Request
 async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
     """Run all prompts to their end; one whole output per prompt, its answers in order."""
     if len(job.prompts) == 1:
-        return [await _gather_one(job, engine, usage)]
+        item = await _complete(job, engine)
+        usage.add(0, item)
+        return [item]
     whole: dict[int, RequestOutput] = {}
     async with aclosing(run(job, engine)) as news:
         async for place, item in news:
@@ -38,18 +40,16 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
     return [whole[place] for place in sorted(whole)]
 
 
-async def _gather_one(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> RequestOutput:
-    """The same for the usual single prompt, whose news mostly come in one piece."""
-    whole: RequestOutput | None = None
-    async with aclosing(_start(job, 0, engine)) as news:
-        async for item in news:
-            usage.add(0, item)
-            if whole is None:
-                whole = item
-            else:
-                whole.append(item)
-    assert whole is not None
-    return whole
+async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
+    """The usual single prompt, of which no news is wanted before the end."""
+    return await engine.complete(
+        job.prompts[0],
+        job.sampling,
+        request_id=f"{job.reply_id}-0",
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        stop_when=job.stop_when,
+    )
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:

@@ -101,7 +101,7 @@ MESSAGE_UNSUPPORTED: body.NeutralValues = {
 
 def check_message_names(found: dict[str, Any], path: str) -> None:
     """Refuse fields of a message, as it was sent, that nobody knows."""
-    body.check_names(found, Message.__struct_fields__, MESSAGE_UNSUPPORTED, path)
+    body.check_names(found, body.names_of(Message), MESSAGE_UNSUPPORTED, path)
     if isinstance(found.get("content"), str) and "tool_calls" not in found:
         return
     for place, call in enumerate(found.get("tool_calls") or ()):

@@ -104,7 +104,8 @@ class ChatTemplate:
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment
         try:
-            return environment.concat(self._template.generate(variables))
+            context = self._template.new_context(variables)
+            return environment.concat(self._template.root_render_func(context))
         except TemplateLimitError as error:
             problem = f"the model's chat template was stopped ({error}); send fewer messages"
         except jinja2.UndefinedError as error:

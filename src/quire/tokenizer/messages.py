@@ -22,6 +22,7 @@ may mark places with it (the tokenizer does, in control tokens that a user typed
 _USUAL_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _ECHOED = ("annotations", "audio", "function_call", "refusal")  # empty in what clients send back
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_PLAIN_KEYS = frozenset(("role", "content"))
 _KEYS = frozenset((*_USUAL_KEYS, *_REASONING_NAMES))
 TextMap = Callable[[str], str]
 
@@ -69,6 +70,9 @@ def prepare_messages(
 def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise wrong("messages", "give an object with role and content", where=where)
+    if message.keys() == _PLAIN_KEYS and type(message["content"]) is str:  # as most are
+        check_text(message["content"], "messages")
+        return {"role": _checked_role(message["role"], where), "content": map_text(message["content"])}
     message = {
         key: value
         for key, value in message.items()
@@ -77,9 +81,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     for key in message:
         if key not in _KEYS and key not in names:
             _refuse_key(key, where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
+    role = _checked_role(message.get("role"), where)
     if "content" in message:
         message["content"] = _joined(message["content"], f"{where}.content")
     elif role != "assistant":  # whose message may be tool calls alone
@@ -93,6 +95,12 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
         key: role if key == "role" else plain(value, map_text, "messages", where)
         for key, value in message.items()
     }
+
+
+def _checked_role(role: Any, where: str) -> Any:
+    if role not in ROLES:
+        raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
+    return role
 
 
 def _refuse_key(key: Any, where: str) -> NoReturn:

@@ -67,7 +67,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         kept, size = [], 0
         for part in parts:
             size += len(part)
-            _check_size(size)
+            if size > MAX_CHARACTERS:
+                _check_size(size)
             kept.append(part)
         return "".join(kept)
 
