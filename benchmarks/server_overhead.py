@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -129,8 +131,7 @@ class Server:
     engine: psutil.Process | None = None
 
     def stop(self) -> None:
-        self.parent.send_signal(signal.SIGINT)
-        self.parent.wait()
+        end(self.parent, lambda: self.parent.send_signal(signal.SIGINT))
 
 
 def start(name: str, command: list[str], log: IO[str]) -> Server:
@@ -138,7 +139,9 @@ def start(name: str, command: list[str], log: IO[str]) -> Server:
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert parent.stdout is not None
     found = re.search(r"ready at (http://\S+)", parent.stdout.readline())
-    assert found is not None, f"{name} did not start"
+    if found is None:
+        end(parent, parent.terminate)
+        sys.exit(f"{name} did not start")
     process = psutil.Process(parent.pid)
     server = Server(name, found[1], parent, process)
     for child in process.children():
@@ -198,36 +201,61 @@ def compare(servers: list[Server], args: argparse.Namespace, *, stream: bool) ->
     }
 
 
-def profile(server: Server, args: argparse.Namespace, *, stream: bool) -> list[tuple[str, float]]:
+def find_spy() -> str:
+    """py-spy, beside this interpreter or on the path."""
+    found = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    if found is None:
+        sys.exit("--profile: py-spy is not installed; run pip install -e '.[bench]'")
+    return found
+
+
+def profile(
+    server: Server, args: argparse.Namespace, spy: str, *, stream: bool
+) -> list[tuple[str, float]]:
     """Where the API process spends its time: (file: function, share of the samples) by own time."""
     command = [sys.executable, __file__, "--load", server.url]
     client = subprocess.Popen([*command, *(["--stream"] if stream else [])])
-    time.sleep(1.0)
-    with tempfile.NamedTemporaryFile("r") as found:
-        spy = ["py-spy", "record", "--pid", str(server.api.pid), "--duration", "5", "--rate", "400"]
-        spy += ["--format", "raw", "--function", "--output", found.name]
-        subprocess.run(spy, check=True, capture_output=True)
-        samples = Counter[str]()
-        for line in found:
-            stack, _, count = line.rpartition(" ")
-            if "worker.py" in stack:  # the event loop's thread; others only wait
-                samples[re.sub(r":\d+\)$", ")", stack.rpartition(";")[2])] += int(count)
-    client.terminate()
-    client.wait()
+    try:
+        time.sleep(1.0)
+        with tempfile.NamedTemporaryFile("r") as found:
+            watch = [spy, "record", "--pid", str(server.api.pid), "--duration", "5"]
+            watch += ["--rate", "400", "--format", "raw", "--function", "--output", found.name]
+            subprocess.run(watch, check=True, capture_output=True, timeout=60)
+            samples = Counter[str]()
+            for line in found:
+                stack, _, count = line.rpartition(" ")
+                if "worker.py" in stack:  # the event loop's thread; others only wait
+                    samples[re.sub(r":\d+\)$", ")", stack.rpartition(";")[2])] += int(count)
+    finally:
+        end(client, client.terminate)
     total = sum(samples.values())
     return [(name, round(count / total, 3)) for name, count in samples.most_common(args.profile)]
 
 
+def end(process: subprocess.Popen[Any], ask: Callable[[], None]) -> None:
+    """Ask a process to leave, and see that it does."""
+    ask()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
+    spy = find_spy() if args.profile else ""
+    servers: list[Server] = []
     with tempfile.TemporaryFile("w") as log:
-        servers = [start("quire", SERVE, log)]
         try:
+            servers.append(start("quire", SERVE, log))
             servers += [start(name, [*BARE, name], log) for name in ("raw", "starlette")]
             kinds = (False, True)
             found: dict[str, Any] = {"connections": args.connections, "rounds": args.rounds}
             found["rows"] = [compare(servers, args, stream=stream) for stream in kinds]
             if args.profile:
-                found["profiles"] = [profile(servers[0], args, stream=s) for s in kinds]
+                found["profiles"] = [
+                    profile(servers[0], args, spy, stream=stream) for stream in kinds
+                ]
             return found
         finally:
             for server in servers:

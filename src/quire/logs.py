@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -71,22 +72,21 @@ class LineHandler(logging.Handler):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, who says it, and what."""
+    """Time, level, who says it, and what; a traceback below."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        super().__init__()
         self._second, self._shown = 0, ""
 
-    def usesTime(self) -> bool:
-        """Always; the library looks for it in the format each time."""
-        return True
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """As the library does, but each second is put into words once."""
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
         second = int(record.created)
-        if second != self._second:
-            self._second, self._shown = second, super().formatTime(record, datefmt)[:-3]
-        return f"{self._shown}{int(record.msecs):03}"
+        if second != self._second:  # each is put into words once
+            self._second = second
+            self._shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        line = f"{self._shown},{int(record.msecs):03} {record.levelname} {record.name}: "
+        line += record.getMessage()
+        return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -94,9 +94,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        time = datetime.fromtimestamp(record.created, UTC)
+        created = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
-            "time": time.isoformat(timespec="milliseconds"),
+            "time": created.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -137,11 +137,12 @@ class Request:
         return FinishReason.LENGTH if num_tokens >= self.max_total_tokens else None
 
     def check_lengths(self) -> None:
-        """Assert the order of the stored lengths."""
+        """Assert the order of the stored lengths. This runs for each request in each step."""
+        num_tokens = len(self.token_ids)
         if self.status is not RequestStatus.PREEMPTED:  # then nothing is computed any more
             assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
-        assert self.num_computed_tokens <= self.num_tokens + self.num_in_flight_tokens
-        assert self.num_tokens <= self.max_total_tokens
+        assert self.num_computed_tokens <= num_tokens + self.num_in_flight_tokens
+        assert num_tokens <= self.max_total_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from itertools import compress
-from operator import attrgetter, is_not
 from typing import Any
 
 import msgspec
@@ -72,7 +70,7 @@ class SamplingParams(
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        given = list(compress(_NAMES, map(is_not, _values_of(self), _DEFAULTS)))
+        given = [name for name, default in _DEFAULTS if getattr(self, name) is not default]
         _check_types(self, given)
         _check_ranges(self, given)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -116,12 +114,10 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
 _RANGES: dict[str, tuple[float, float]] = INT_RANGES | FLOAT_RANGES
 _BOOLS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
-# the fields that hold one number or truth value: most have their defaults, and need no other look
-_NAMES = (*_RANGES, *_BOOLS)
-_values_of = attrgetter(*_NAMES)
+# of the fields that hold one number or truth value: most have it, and need no other look
 _DEFAULTS = tuple(
-    field.default
-    for name in _NAMES
+    (field.name, field.default)
+    for name in (*_RANGES, *_BOOLS)
     for field in msgspec.structs.fields(SamplingParams)
     if field.name == name
 )

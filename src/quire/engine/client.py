@@ -279,9 +279,7 @@ class AsyncEngine:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
 
-    def _send(
-        self, prepared: PreparedRequest, arrival: float, *, whole: bool = False
-    ) -> Mailbox:
+    def _send(self, prepared: PreparedRequest, arrival: float, *, whole: bool = False) -> Mailbox:
         """Follow a request and hand it to the engine; its news come into the mailbox."""
         mailbox = self._mailboxes[prepared.request_id] = Mailbox(whole=whole)
         self._outputs.add(prepared, arrival)

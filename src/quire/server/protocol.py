@@ -7,7 +7,6 @@ temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of th
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -303,7 +302,6 @@ _SAME = tuple(
     if name in SamplingParams.__struct_fields__
     and name not in ("stop", "max_tokens", "prompt_logprobs", "structured_outputs")
 )
-_same_of = attrgetter(*_SAME)
 
 
 def _sampling(
@@ -312,8 +310,7 @@ def _sampling(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    values = zip(_SAME, _same_of(request), strict=True)
-    given = {name: value for name, value in values if value is not None}
+    given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     stop = request.stop
     return SamplingParams(
         **given,

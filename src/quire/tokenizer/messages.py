@@ -72,7 +72,10 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
         raise wrong("messages", "give an object with role and content", where=where)
     if message.keys() == _PLAIN_KEYS and type(message["content"]) is str:  # as most are
         check_text(message["content"], "messages")
-        return {"role": _checked_role(message["role"], where), "content": map_text(message["content"])}
+        return {
+            "role": _checked_role(message["role"], where),
+            "content": map_text(message["content"]),
+        }
     message = {
         key: value
         for key, value in message.items()
