@@ -42,7 +42,7 @@ async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> lis
 
 async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
     """The usual single prompt, of which no news is wanted before the end."""
-    return await engine.complete(
+    item = await engine.complete(
         job.prompts[0],
         job.sampling,
         request_id=f"{job.reply_id}-0",
@@ -50,6 +50,9 @@ async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
         cache_salt=job.cache_salt,
         stop_when=job.stop_when,
     )
+    if job.prompt_alone:
+        _clear_answers(item)
+    return item
 
 
 def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
@@ -68,15 +71,19 @@ def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[Req
 async def _without_answers(
     news: AsyncGenerator[RequestOutput, None],
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The prompt and its scores; an answer's one token is as if it had not been drawn."""
     async with aclosing(news):
         async for item in news:
-            for output in item.outputs:
-                output.text, output.token_ids, output.stop_reason = "", [], None
-                output.logprobs = None if output.logprobs is None else []
-                if output.finish_reason == "stop":
-                    output.finish_reason = "length"
+            _clear_answers(item)
             yield item
+
+
+def _clear_answers(item: RequestOutput) -> None:
+    """Leave the prompt and its scores; an answer's one token is as if it had not been drawn."""
+    for output in item.outputs:
+        output.text, output.token_ids, output.stop_reason = "", [], None
+        output.logprobs = None if output.logprobs is None else []
+        if output.finish_reason == "stop":
+            output.finish_reason = "length"
 
 
 async def merged(
