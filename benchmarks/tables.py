@@ -274,8 +274,10 @@ def _taken(row: Result, part: str) -> float:
 
     head_dim = 128 if row["model"] == "8b" else 64
     cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
-    decode, prefill = tuning.decode_config(cache), tuning.prefill_config(cache, 4)
-    way = asdict(decode if part == "decode" else prefill)
+    if part == "decode":
+        way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024))
+    else:
+        way = asdict(tuning.prefill_config(cache, 4))
     return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
 
 

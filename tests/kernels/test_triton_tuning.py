@@ -58,10 +58,15 @@ def test_the_ways_of_attention_were_measured() -> None:
     result = json.loads(RESULT.read_text())
     for head_dim, model, group in ((128, "8b", 4), (64, "1b", 4)):
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
-        rules = {
-            "decode": dataclasses.asdict(tuning.decode_config(cache)),
-            "prefill": dataclasses.asdict(tuning.prefill_config(cache, group)),
-        }
-        for part, rule in rules.items():
-            for row in (row for row in result[part] if row["model"] == model):
-                assert rule in [way["config"] for way in row["ways"]]
+        prefill = tuning.prefill_config(cache, group)
+        for row in (row for row in result["prefill"] if row["model"] == model):
+            assert dataclasses.asdict(prefill) in [way["config"] for way in row["ways"]]
+        for row in (row for row in result["decode"] if row["model"] == model):
+            decode = tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024)
+            assert dataclasses.asdict(decode) in [way["config"] for way in row["ways"]]
+
+
+def test_large_tiles_are_for_gpus_that_have_room() -> None:
+    cache = torch.empty(1, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    assert tuning.decode_config(cache, 1, 227 * 1024).tile == 128
+    assert tuning.decode_config(cache, 1, 99 * 1024) == tuning.decode_config(cache, 2, 227 * 1024)

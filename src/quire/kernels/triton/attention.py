@@ -45,7 +45,8 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode, prefill = decode_config(k_cache), prefill_config(k_cache, group)
+    decode = decode_config(k_cache, len(query), workspace(query.device).shared_memory)
+    prefill = prefill_config(k_cache, group)
     window = sliding_window or 0
     key = ("triton attention", window, decode.tile, prefill.rows // group)
     plan = layout.once(key, lambda: make_plan(layout, window, decode.tile, prefill.rows // group))

@@ -38,6 +38,8 @@ def decode_attention_kernel(
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     if PDL:
         gdc_wait()
+    requests = tl.arange(0, BLOCK_B)
+    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
     num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
     program = tl.program_id(0)
     padding = tl.load(query_start_ptr + num_requests)
@@ -49,9 +51,11 @@ def decode_attention_kernel(
     if program < num_programs:
         end = run_begin(program + 1, num_programs, num_units)
     while begin < end:
-        request = _request_of(begin, tiles_ptr, num_requests, NUM_KV_HEADS, BLOCK_B)
-        before = tl.load(tiles_ptr + request)
-        num_tiles = tl.load(tiles_ptr + request + 1) - before
+        # whose unit this is, from what is in registers: requests that end before it, and where
+        passed = ends <= begin // NUM_KV_HEADS
+        request = tl.sum(passed.to(tl.int32))
+        before = tl.max(tl.where(passed, ends, 0))
+        num_tiles = tl.min(tl.where(passed, 2**30, ends)) - before
         head = (begin - before * NUM_KV_HEADS) // num_tiles
         row_unit = before * NUM_KV_HEADS + head * num_tiles  # first unit of this (request, head)
         stop = tl.minimum(end, row_unit + num_tiles)
@@ -91,14 +95,6 @@ def _clear(out_ptr, SIZE: tl.constexpr):
     """A token of padding."""
     i = tl.arange(0, triton.next_power_of_2(SIZE))
     tl.store(out_ptr + i, tl.zeros_like(i).to(out_ptr.dtype.element_ty), mask=i < SIZE)
-
-
-@triton.jit
-def _request_of(unit, tiles_ptr, num_requests, NUM_KV_HEADS: tl.constexpr, BLOCK_B: tl.constexpr):
-    """Whose unit this is: how many requests end at or before it."""
-    requests = tl.arange(0, BLOCK_B)
-    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
-    return tl.sum((ends <= unit // NUM_KV_HEADS).to(tl.int32))
 
 
 @triton.jit

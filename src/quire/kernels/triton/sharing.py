@@ -15,14 +15,18 @@ import triton.language as tl
 
 @triton.jit
 def run_begin(program, num_programs, num_units):
-    """First unit of a program's run; the next program's is its end."""
-    return ((program.to(tl.int64) * num_units) // num_programs).to(tl.int32)
+    """First unit of a program's run; the next program's is its end.
+
+    Units times programs stay below 2^31 (64 million keys of eight heads); a division of 64 bits
+    takes as long as a load.
+    """
+    return program * num_units // num_programs
 
 
 @triton.jit
 def owner(unit, num_programs, num_units):
     """The program whose run holds a unit."""
-    return (((unit.to(tl.int64) + 1) * num_programs - 1) // num_units).to(tl.int32)
+    return ((unit + 1) * num_programs - 1) // num_units
 
 
 @triton.jit

