@@ -21,7 +21,13 @@ from serving_table import serving
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
-    *("README.md", "docs/gpu-kernels.md", "docs/performance.md", "docs/reliability.md"),
+    *(
+        "README.md",
+        "docs/gpu-kernels.md",
+        "docs/performance.md",
+        "docs/quantization.md",
+        "docs/reliability.md",
+    ),
     "docs/serving.md",
 ]
 
@@ -294,12 +300,28 @@ def source(name: str, result: Result, up: str) -> str:
     )
 
 
+def fp8_quality(result: Result) -> str:
+    """What FP8 changes of a model's predictions."""
+    lines = [
+        f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
+        "",
+        "| | perplexity | mean KL | p99 KL | same top-1 | hidden cosine, mean | p1 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
+        cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{row['mean_cosine']:.4f}"]
+        lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_model_amx": cpu_model,
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
     "faults": faults,
+    "fp8_quality": fp8_quality,
     "overload": overload,
     "soak": soak,
     "server_overhead": server_overhead,
