@@ -6,6 +6,7 @@ Prints one line of JSON: what each takes of a multiprocessor.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from typing import Any
@@ -14,6 +15,8 @@ from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _rotary_write_kv_kernel
+from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
+from quire.kernels.triton.sampling_filters import open_bin_kernel
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 
 BF16, INTS = "*bf16", "*i32"
@@ -134,7 +137,25 @@ def turning(capability: int, cache: str = BF16) -> Compiled:
     )
 
 
+def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability: int) -> Compiled:
+    """One of the launches that draw tokens from float32 logits."""
+    names = dict.fromkeys(["rows_ptr", "status_ptr", "tokens_ptr", "positions_ptr"], INTS)
+    names |= dict.fromkeys(["counters_ptr", "bin_counts_ptr", "listed_ptr"], INTS)
+    names |= dict.fromkeys(["best_ptr", "masses_ptr", "bin_masses_ptr"], "*i64")
+    names |= dict.fromkeys(["wishes_ptr", "aims_ptr"], "*i64")
+    names |= dict.fromkeys(["logits_ptr", "scales_ptr", "lowest_ptr"], "*fp32")
+    names |= dict.fromkeys(["stride", "vocab", "num_pieces"], "i32")
+    types = {name: kind for name, kind in names.items() if name in kernel.arg_names}
+    constants = {"PIECE": 1024, "BINS": 1024} | constants
+    return compile_kernel(
+        kernel, types, constants, capability, num_warps=num_warps, enable_fp_fusion=False
+    )
+
+
 KERNELS = {
+    "peaks": functools.partial(sampling, peaks_kernel, {"MOST_PIECES": 128}, 4),
+    "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128}, 4),
+    "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
     "turning": turning,
     "turning_fp8": turning_fp8,
     "decode_fp8": decode_fp8,

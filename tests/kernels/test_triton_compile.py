@@ -26,6 +26,9 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
         ("prefill", ["90"]),
         ("small", ["90"]),
         ("turning", ["90"]),
+        ("peaks", ["90"]),
+        ("weigh", ["90"]),
+        ("open_bin", ["80", "90"]),
     ],
 )
 def test_kernels_compile_and_fit(kernel: str, capabilities: list[str], tmp_path: Path) -> None:

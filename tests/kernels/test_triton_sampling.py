@@ -1,0 +1,258 @@
+"""Drawing on the device against the host's sampler: on a GPU if there is one, else interpreted.
+
+The interpreter takes half a second for a few rows, so it gets few cases of each kind.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quire.core.sampling_params import SamplingParams
+from quire.kernels.triton.sampling import Cut
+from quire.sampling import Sampler, SamplingState
+from quire.sampling.device import DeviceSampler
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+FEW = Cut(piece=128)
+CROWDED = Cut(piece=128, bins=4, listed=4)  # bins overflow: their tokens are looked up again
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = SamplingParams()
+
+
+@pytest.fixture(autouse=True)
+def _single_threaded() -> None:
+    torch.set_num_threads(1)
+
+
+class Table:
+    """Requests with their wishes, drawn for on the host and on the device."""
+
+    def __init__(self, wishes: list[SamplingParams], vocab: int, cut: Cut | None = None) -> None:
+        self.size = len(wishes)
+        self.state = SamplingState(self.size, vocab)
+        self.device = DeviceSampler(self.state, self.size, vocab, DEVICE, cut)
+        for row, wish in enumerate(wishes):
+            self.give(row, wish, seed=31 * row - 7)
+        self.device.upload(range(self.size))
+
+    def give(self, row: int, wish: SamplingParams, seed: int) -> None:
+        self.state.set_row(row, wish, seed=seed, eos_token_ids=[], bad_words_ids=[])
+
+    def on_device(
+        self, logits: Tensor, rows: list[int], positions: list[int]
+    ) -> tuple[list[int], list[int]]:
+        places = torch.tensor([rows, positions], dtype=torch.int32, device=DEVICE)
+        tokens, status = self.device.sample(logits.to(DEVICE), places[0], places[1])
+        return tokens.tolist(), status.tolist()
+
+    def on_host(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
+        known = np.zeros(self.size, np.int64)
+        known[rows] = positions
+        history = np.zeros((self.size, max(positions) + 1), np.int32)
+        return Sampler(self.state).sample(logits.float(), rows, history, known, known).token_ids
+
+    def check(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
+        tokens, status = self.on_device(logits, rows, positions)
+        assert tokens == self.on_host(logits.clone(), rows, positions)
+        assert status == [0] * len(rows)
+        return tokens
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+MIXED = [
+    GREEDY,
+    PLAIN,
+    SamplingParams(top_k=5, temperature=0.7),
+    SamplingParams(top_p=0.8),
+    SamplingParams(min_p=0.1),
+    SamplingParams(temperature=3.0, top_k=40, top_p=0.9, min_p=0.01),
+]
+
+
+def test_all_kinds_of_rows_are_drawn_as_on_the_host() -> None:
+    vocab = 300 if ON_GPU else 131
+    table = Table(MIXED, vocab, FEW)
+    rows = [3, 0, 5, 1, 2, 4]
+    table.check(normal(6, vocab), rows, [9, 4, 1, 77, 5, 2])
+    if ON_GPU:
+        for seed in range(20):
+            table.check(normal(6, vocab, seed=seed, scale=0.3 * (seed + 1)), rows, [seed + 1] * 6)
+
+
+@pytest.mark.parametrize("vocab", [1, 45, 300] if ON_GPU else [45])
+def test_bins_that_overflow_are_searched(vocab: int) -> None:
+    table = Table([MIXED[5]], vocab, CROWDED)
+    table.check(normal(1, vocab), [0], [9])
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        SamplingParams(temperature=1e-3, top_p=0.5),
+        SamplingParams(temperature=100.0, top_k=50),
+        SamplingParams(temperature=100.0),
+        SamplingParams(top_k=1),
+        SamplingParams(top_p=1e-9),
+        SamplingParams(min_p=1.0),
+        SamplingParams(top_p=1 - 1e-12, top_k=3),
+    ],
+    ids=range(7),
+)
+def test_extreme_wishes(wish: SamplingParams) -> None:
+    table = Table([wish], 120, FEW)
+    logits = normal(1, 120)
+    token = table.check(logits, [0], [3])[0]
+    if wish.top_k == 1 or wish.top_p < 1e-6 or wish.min_p == 1.0:
+        assert token == int(logits.argmax())
+
+
+@pytest.mark.parametrize("cut", [FEW, CROWDED] if ON_GPU else [FEW])
+def test_ties_go_to_the_lowest_ids(cut: Cut) -> None:
+    wishes = [GREEDY, SamplingParams(top_k=3), SamplingParams(top_p=0.1)]
+    flat = torch.zeros(3, 130)
+    flat[:, ::2] = -0.0  # no less than the others
+    drawn = Table(wishes, 130, cut).check(flat, [0, 1, 2], [1, 2, 3])
+    assert drawn[0] == 0
+    assert drawn[1] < 3
+    assert drawn[2] < 13
+
+
+def test_padding_rows_and_rows_that_are_not_finite_leave_the_others_alone() -> None:
+    wishes = [GREEDY, PLAIN, SamplingParams(top_p=0.8), *[GREEDY] * 4]
+    table = Table(wishes, 200, FEW)
+    clean = normal(7, 200)
+    logits = clean.clone()
+    for place, poison in ((1, torch.nan), (3, -torch.nan), (4, torch.inf)):
+        logits[place, 170] = poison
+    logits[5] = -torch.inf
+    rows, positions = [0, 1, -1, 2, 0, 2, 1], [5] * 7
+    tokens, status = table.on_device(logits, rows, positions)
+    assert status == [0, 1, 0, 1, 1, 1, 0]
+    assert tokens[2] == 0
+    for place in (0, 6):
+        alone = table.on_host(clean[place : place + 1], rows[place : place + 1], [5])
+        assert [tokens[place]] == alone
+    assert not table.device._scratch.counters.any()  # all is as before, for the next call
+    assert not table.device._scratch.bin_masses.any()
+
+
+def test_tokens_that_cannot_occur_are_never_drawn() -> None:
+    logits = torch.full((2, 200), -torch.inf)
+    logits[:, 150:152] = torch.tensor([0.5, 1.0])
+    drawn = Table([PLAIN, SamplingParams(top_k=100)], 200, FEW).check(logits, [0, 1], [1, 1])
+    assert set(drawn) <= {150, 151}
+
+
+def test_half_precision_is_drawn_as_its_float32() -> None:
+    table = Table([PLAIN, SamplingParams(top_p=0.7)], 140, FEW)
+    for dtype in (torch.float16, torch.bfloat16) if ON_GPU else (torch.float16,):
+        table.check(normal(2, 140).to(dtype), [0, 1], [4, 4])
+
+
+def test_a_row_given_to_another_request_is_uploaded_again() -> None:
+    table = Table([PLAIN, GREEDY], 100, FEW)
+    logits = normal(2, 100)
+    for seed in range(6):  # more often than there are buffers
+        table.give(1, SamplingParams(top_k=2) if seed == 5 else PLAIN, seed)
+        table.device.upload([1])
+    table.check(logits, [0, 1], [8, 8])
+    table.device.upload([])
+
+
+def test_rows_that_wish_more_are_left_to_the_host() -> None:
+    more = [
+        SamplingParams(presence_penalty=1.0),
+        SamplingParams(logprobs=0),
+        SamplingParams(logit_bias={1: 1.0}),
+        SamplingParams(temperature=0.0, repetition_penalty=1.2),
+    ]
+    table = Table([*MIXED, *more], 50, FEW)
+    served = [table.device.serves(row) for row in range(table.size)]
+    assert served == [True] * len(MIXED) + [False] * len(more)
+
+
+def test_no_rows() -> None:
+    assert Table([GREEDY], 10, FEW).on_device(torch.zeros(0, 10), [], []) == ([], [])
+
+
+@settings(
+    max_examples=150 if ON_GPU else 3,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    vocab=st.integers(1, 3000 if ON_GPU else 120),
+    scale=st.sampled_from([0.01, 1.0, 4.0, 30.0]),
+    levels=st.sampled_from([1, 4, 1000]),
+    temperature=st.sampled_from([1e-3, 0.1, 0.7, 1.0, 3.0, 100.0]),
+    top_k=st.sampled_from([-1, 1, 2, 5, 40, 1000]),
+    top_p=st.sampled_from([1e-9, 0.05, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-6, 0.01, 0.3, 1.0]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    position=st.integers(1, 2000),
+    cut=st.sampled_from([FEW, CROWDED, Cut(piece=256, bins=64, listed=16)] if ON_GPU else [FEW]),
+)
+def test_any_wish_is_drawn_as_on_the_host(
+    vocab: int, scale: float, levels: int, temperature: float, top_k: int, top_p: float,
+    min_p: float, seed: int, position: int, cut: Cut,
+) -> None:  # fmt: skip
+    wish = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    table = Table([wish], vocab, cut)
+    table.give(0, wish, seed)
+    table.device.upload([0])
+    logits = (normal(1, vocab, seed=abs(seed) % 2**32) * levels).round() / levels * scale
+    table.check(logits, [0], [position])
+
+
+@pytest.mark.skipif(not ON_GPU, reason="takes too long in the interpreter")
+@pytest.mark.parametrize("vocab", [128_256, 151_937])
+def test_large_vocabularies(vocab: int) -> None:
+    for scale, temperature in itertools.product((0.2, 2.0, 6.0), (0.5, 1.0, 20.0)):
+        wishes = [
+            GREEDY,
+            SamplingParams(temperature=temperature),
+            SamplingParams(temperature=temperature, top_p=0.95),
+            SamplingParams(temperature=temperature, top_k=20_000, top_p=0.5),
+            SamplingParams(temperature=temperature, top_k=50),
+            SamplingParams(temperature=temperature, min_p=0.001),
+        ]
+        rows = [row % 6 for row in range(40)]
+        logits = normal(40, vocab, seed=vocab, scale=scale)
+        Table(wishes * 7, vocab).check(logits, list(range(40)), [7] * 40)
+        Table(wishes, vocab, Cut(per_sm=1)).device.sample(
+            logits[:6].to(DEVICE),
+            *torch.tensor([rows[:6], [7] * 6], dtype=torch.int32, device=DEVICE),
+        )
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_graph_holds_it() -> None:
+    table = Table(MIXED, 5000)
+    logits = normal(6, 5000).to(DEVICE)
+    rows = torch.arange(6, dtype=torch.int32, device=DEVICE)
+    positions = torch.ones(6, dtype=torch.int32, device=DEVICE)
+    table.device.sample(logits, rows, positions)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, _ = table.device.sample(logits, rows, positions)
+    for step in range(2, 8):
+        other = normal(6, 5000, seed=step)
+        logits.copy_(other)
+        positions.fill_(step)
+        order = np.random.default_rng(step).permutation(6).tolist()
+        rows.copy_(torch.tensor(order, dtype=torch.int32))
+        graph.replay()
+        assert tokens.tolist() == table.on_host(other, order, [step] * 6)
