@@ -179,8 +179,8 @@ def test_rows_that_wish_more_are_left_to_the_host() -> None:
         SamplingParams(temperature=0.0, repetition_penalty=1.2),
     ]
     table = Table([*MIXED, *more], 50, FEW)
-    served = [table.device.serves(row) for row in range(table.size)]
-    assert served == [True] * len(MIXED) + [False] * len(more)
+    served = table.device.serves(np.arange(table.size))
+    assert served.tolist() == [True] * len(MIXED) + [False] * len(more)
 
 
 def test_no_rows() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels import sampling
 from quire.kernels.triton.sampling import WISH_WORDS, Cut, Scratch, sample
-from quire.sampling.arrays import Ints
+from quire.sampling.arrays import Flags, Ints
 from quire.sampling.state import Need, SamplingState
 
 _DRAW = Need.RANDOM | Need.FILTER
@@ -42,9 +42,10 @@ class DeviceSampler:
         self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
         self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
 
-    def serves(self, row: int) -> bool:
-        """Whether the row wishes nothing but temperature, top-k, top-p and min-p."""
-        return not int(self._state.needs[row]) & ~int(_SERVED)
+    def serves(self, rows: Ints) -> Flags:
+        """Which rows [N] wish nothing but temperature, top-k, top-p and min-p: [N]."""
+        served: Flags = (self._state.needs[rows] & ~int(_SERVED)) == 0
+        return served
 
     def upload(self, rows: Sequence[int]) -> None:
         """Bring the wishes of rows that were set to the device, in the stream's order.
