@@ -1,4 +1,4 @@
-"""Quire's figures of gpu_serving.py beside vLLM's, workload by workload, with their ratios."""
+"""Tables of speed: gpu_serving.py's figures beside vLLM's with their ratios, and profiled steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ RESULTS = Path(__file__).parent / "results"
 WAYS = ("server", "offline")
 
 Row = dict[str, Any]
+
+
+def step_profile(result: Row) -> str:
+    """The operations of each profiled step."""
+    parts = []
+    for profile in result["profiles"]:
+        step, best, whole = profile["step"], profile["roofline"], profile["seconds"]
+        what = "decoding" if step["num_new"] == 1 else "prefill"
+        lines = [
+            f"**{profile['model']}, {profile['dtype']} on {profile['device']}, {what}, "
+            f"{step['num_requests']} x {step['context']:,} tokens**; measured: "
+            f"{best['bytes_per_second'] / 1e9:,.0f} GB/s, "
+            f"{best['flops_per_second'] / 1e12:,.2f} TFLOP/s",
+            "",
+            "| operation | of | calls | MB | GFLOP | ms | of the step | of the roofline | bound |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for op in profile["operations"]:
+            bound = "memory" if op["memory_bound"] else "compute"
+            lines.append(
+                f"| {op['name']} | {op['shape']} | {op['count']} | {op['num_bytes'] / 1e6:,.1f} | "
+                f"{op['flops'] / 1e9:,.2f} | {op['seconds'] * 1e3:,.2f} | "
+                f"{op['seconds'] / whole:.0%} | {op['floor'] / op['seconds']:.0%} | {bound} |"
+            )
+        floor = sum(op["floor"] for op in profile["operations"]) / whole
+        lines.append(f"| the step | | | | | {whole * 1e3:,.2f} | 100% | {floor:.0%} | |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def serving(peer: Row) -> str:

@@ -16,18 +16,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from serving_table import serving
+from serving_table import serving, step_profile
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
-    *(
-        "README.md",
-        "docs/gpu-kernels.md",
-        "docs/performance.md",
-        "docs/quantization.md",
-        "docs/reliability.md",
-    ),
+    "README.md",
+    "docs/gpu-kernels.md",
+    "docs/performance.md",
+    "docs/profile.md",
+    "docs/quantization.md",
+    "docs/reliability.md",
     "docs/serving.md",
 ]
 
@@ -326,6 +325,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "soak": soak,
     "server_overhead": server_overhead,
     "gpu_kernels": gpu_kernels,
+    "step_profile": step_profile,
     "vllm_serving": serving,
 }
 

@@ -65,6 +65,7 @@ SURFACE = {
     "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
     "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
     "run-batch": "-i --input-file -o --output-file" + ENGINE,
+    "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
     "demo": "--url --api-key --concurrency --json",
 }
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "generate": "answer a file or a list of prompts, without a server",
     "run-batch": "answer a file of requests in OpenAI's batch form",
+    "profile": "take one step of a model apart: bytes, FLOPs, time, the roofline",
     "demo": "see the bundled model at work: answers, latency, throughput",
 }
 

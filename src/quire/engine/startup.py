@@ -59,13 +59,13 @@ def start_engine(
     if begin is not None:
         _note("imports", time.monotonic() - begin, seconds)
     with _timed("device", seconds):
-        device = _device(config)
+        device = choose_device(config)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
-    dtype = _dtype(config, shape, device)
-    kv_type = _kv_type(config, dtype, device)
-    torch.set_num_threads(_threads(config, shape))
+    dtype = choose_dtype(config, shape, device)
+    kv_type = choose_kv_type(config, dtype, device)
+    torch.set_num_threads(choose_threads(config, shape))
     limit = _length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds), _fitting_weights(shape, dtype):
@@ -136,7 +136,8 @@ def _note(phase: str, spent: float, seconds: dict[str, float]) -> None:
     logger.info("%s: %.2f s", phase, spent)
 
 
-def _device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig) -> torch.device:
+    """As asked; "auto" takes a GPU if there is one. Raises ConfigError."""
     wanted = config.device.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
@@ -145,7 +146,9 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def _dtype(config: EngineConfig, shape: ModelArchitecture, device: torch.device) -> torch.dtype:
+def choose_dtype(
+    config: EngineConfig, shape: ModelArchitecture, device: torch.device
+) -> torch.dtype:
     """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
     dtype = resolve_dtype(config.model.dtype, shape)
     emulated = device.type == "cpu" and is_emulated(dtype)
@@ -155,7 +158,7 @@ def _dtype(config: EngineConfig, shape: ModelArchitecture, device: torch.device)
     return dtype
 
 
-def _kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """As asked. Raises ConfigError where the device cannot convert it."""
     found = kv_dtype(config.cache.kv_cache_dtype, dtype)
     if found == torch.float8_e4m3fn and device.type == "cuda":
@@ -168,7 +171,7 @@ def _kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> 
     return found
 
 
-def _threads(config: EngineConfig, shape: ModelArchitecture) -> int:
+def choose_threads(config: EngineConfig, shape: ModelArchitecture) -> int:
     """As asked; a tiny model's products are too short to be worth sharing."""
     num_cores = os.cpu_count() or 1
     if config.device.threads is not None:

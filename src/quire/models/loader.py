@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.errors import CheckpointError
-from quire.kernels.dispatch import kernels_for
+from quire.kernels.dispatch import Kernels, kernels_for
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint, TensorEntry
@@ -63,31 +63,39 @@ def load_model(
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
+    kernels: Kernels | None = None,
 ) -> LlamaForCausalLM:
     """Build the model of a folder and fill it, converting weights to `dtype`.
+
+    kernels: the operations that it calls; the device's own if None.
 
     Those that the config quantizes are so as soon as they are there, one after the other.
 
     With load_format "dummy" the weights are random and only the config files are read.
     Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
     """
+    kernels = kernels or kernels_for(device.type)
     if config.load_format == "dummy":
-        model = _build(config, architecture, device, dtype)
+        model = _build(config, architecture, device, dtype, kernels)
         fill_with_dummies(model, config.seed)
     else:
         checkpoint = Checkpoint.open(path)
-        plan = _build(config, architecture, torch.device("meta"), dtype)
+        plan = _build(config, architecture, torch.device("meta"), dtype, kernels_for("meta"))
         names = _rehearse(checkpoint, plan, architecture)
-        model = _build(config, architecture, device, dtype)
+        model = _build(config, architecture, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
     return model.eval()
 
 
 def _build(
-    config: ModelConfig, architecture: ModelArchitecture, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels,
 ) -> LlamaForCausalLM:
     max_model_len = config.max_model_len or architecture.max_position_embeddings
-    options = LayerOptions(dtype, device, kernels_for(device.type), scheme_of(config.quantization))
+    options = LayerOptions(dtype, device, kernels, scheme_of(config.quantization))
     return MODELS[architecture.family](architecture, max_model_len, options)
 
 
