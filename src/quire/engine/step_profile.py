@@ -184,6 +184,8 @@ class Recorder:
         self.kinds: dict[tuple[str, str], _Kind] = {}
         self._caches: set[int] = set()
         names = [f.name for f in fields(Kernels)]
+        if not kernels.fuses:  # which layers tell by this one
+            names.remove("linear_normed")
         wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
         self.kernels = replace(kernels, **wrapped)
 
