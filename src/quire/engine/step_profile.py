@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
-from quire.engine.startup import choose_device, choose_dtype, choose_threads
+from quire.engine.startup import choose_device, choose_dtype, choose_kv_type, choose_threads
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.dispatch import Kernels, kernels_for
@@ -105,11 +105,12 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
             f"{shape.max_position_embeddings}; lower it"
         )
     dtype = choose_dtype(config, shape, device)
+    kv_type = choose_kv_type(config, dtype, device)
     torch.set_num_threads(choose_threads(config, shape))
     recorder = Recorder(kernels_for(device.type))
     model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
     with torch.inference_mode():
-        run = _step(model, shape, step, config.cache.block_size, dtype, device, recorder)
+        run = _step(model, shape, step, config.cache.block_size, kv_type, device, recorder)
         run()  # what is made at a first call is no part of a step
         recorder.is_on = True
         run()
