@@ -37,7 +37,8 @@ from quire.server.listen import bind  # noqa: E402
 
 ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
-    --quantization --seed --block-size --num-blocks --kv-cache-memory-bytes --gpu-memory-utilization
+    --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
+    --gpu-memory-utilization
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
     --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill
     --long-prefill-token-threshold --itl-target-ms --ttft-target-ms --device --threads
