@@ -25,20 +25,30 @@ from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.running import RunningRequests
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
-from quire.sampling.greedy import GreedyDraw
+from quire.sampling.arrays import Flags, Ints
+from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
 
 TWINS = kernels_for("meta")
 
 
-class CountingDraw(GreedyDraw):
-    """Counts what the device draws; the host draws for rows with wishes."""
+class CountingDraw:
+    """Draws for rows without wishes, and counts; the host draws for the others."""
 
-    num_drawn = 0
+    def __init__(self, state: SamplingState) -> None:
+        self._needs = state.needs
+        self.num_drawn = 0
 
-    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def upload(self, rows: list[int]) -> None:
+        pass
+
+    def serves(self, rows: Ints) -> Flags:
+        return self._needs[rows] == 0
+
+    def sample(self, logits: Tensor, rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         self.num_drawn += int((rows >= 0).sum())
-        return super().sample(logits, rows, positions)
+        highest, ids = logits.max(-1)
+        return ids.int(), (~highest.isfinite()).int()
 
 
 def overlapped(

@@ -53,12 +53,20 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
         num_decodes, num_tokens = 4 * (step % 16), 0 if step % 3 else 100 * (step % 20 + 1)
         policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
     assert policy.prompt_tokens(0, 8192) == 8192
-    for num_decodes, slowdown in ((1, 2.5), (16, 2.5), (32, 4.0), (64, 8.0), (256, 10.0)):
+    for num_decodes, slowdown in ((16, 2.5), (32, 4.0), (64, 8.0), (256, 10.0)):
         num_tokens = policy.prompt_tokens(num_decodes, 8192)
         assert seconds(num_decodes, num_tokens) == pytest.approx(
             slowdown * seconds(num_decodes, 0), rel=0.02
         )
     assert policy.prompt_tokens(64, 700) == 700
+
+
+def test_a_short_step_is_never_cut_for_the_pace() -> None:
+    policy = ChunkPolicy(None, paces=True)
+    for step in range(60):
+        num_tokens = 0 if step % 3 else 100 * (step % 20 + 1)
+        policy.observe(8, num_tokens, 0.001 + 0.000005 * num_tokens)
+    assert policy.prompt_tokens(8, 8192) == pytest.approx(1800, rel=0.02)
 
 
 def test_the_first_chunk_is_cautious_and_none_is_nothing() -> None:

@@ -36,7 +36,7 @@ _NUM_BUFFERS = 3
 
 
 class DeviceDraw(Protocol):
-    """Draws tokens where the logits are."""
+    """Draws tokens where the logits are; see `sampling.device.DeviceSampler`."""
 
     def upload(self, rows: list[int]) -> None:
         """Start the copy of the wishes of these rows of the sampling state."""

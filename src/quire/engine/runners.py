@@ -15,7 +15,6 @@ from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
 from quire.engine.running import RunningRequests
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
-from quire.sampling.greedy import GreedyDraw
 from quire.sampling.structured import Matcher
 
 
@@ -36,12 +35,14 @@ def make_executor(
     running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return UniprocExecutor(ModelRunner(model, kv_caches, running))
+    from quire.sampling.device import DeviceSampler  # which imports Triton
+
     runner = DeviceRunner(
         model,
         kv_caches,
         limits,
         running,
-        GreedyDraw(running.sampling),
+        DeviceSampler(running.sampling, limits.max_num_seqs, limits.vocab_size, device),
         kernels_for(device.type),
         config.scheduler.max_num_batched_tokens,
         device,

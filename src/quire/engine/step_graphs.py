@@ -63,7 +63,7 @@ class StepGraphs:
         if num_tokens <= _MIXED_SIZES[-1]:
             return self._mixed(_MIXED_SIZES[bisect.bisect_left(_MIXED_SIZES, num_tokens)])
         samples = max(1, -(-num_samples // _SAMPLES_ROUNDED_TO)) * _SAMPLES_ROUNDED_TO
-        return StepSize(num_tokens, samples, has_prefills=True)
+        return StepSize(num_tokens, min(samples, self._max_num_seqs), has_prefills=True)
 
     def run(self, size: StepSize) -> StepTensors:
         """Launch a step; what it leaves is valid until the next one is launched."""

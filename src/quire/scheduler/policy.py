@@ -36,6 +36,7 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN = 8
+SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
@@ -137,7 +138,8 @@ class ChunkPolicy:
         if not self.costs.is_known:
             return UNPACED_CHUNK
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, num_decodes / DECODES_PER_SLOWDOWN))
-        return self._affordable(num_decodes, slowdown * self.costs.predict(num_decodes, 0))
+        target = max(SHORT_STEP, slowdown * self.costs.predict(num_decodes, 0))
+        return self._affordable(num_decodes, target)
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """Prompt tokens for which the costs say that a step stays within so many seconds."""
