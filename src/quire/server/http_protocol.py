@@ -98,7 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._probe_timer.cancel()
         super().connection_lost(exc)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes it, uvicorn has none
         """The client sends no more: it waits for its answer, as after `nc -N`, or has left.
 
         TCP tells one from the other only once something is written. Returns whether to go on.
