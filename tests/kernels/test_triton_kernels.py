@@ -77,9 +77,9 @@ def close(ours: Tensor, twin: Tensor) -> None:
     torch.testing.assert_close(ours.to(twin.device), twin, atol=limit, rtol=0)
 
 
-def close_to_exact(ours: Tensor, exact: Tensor) -> None:
+def close_to_exact(ours: Tensor, exact: Tensor, slack: float = 1.0) -> None:
     """Equal to a float32 result but for the one rounding to ours' type."""
-    limit = ONE_ROUNDING[ours.dtype] * max(1.0, exact.abs().max().item())
+    limit = slack * ONE_ROUNDING[ours.dtype] * max(1.0, exact.abs().max().item())
     torch.testing.assert_close(ours.float(), exact, atol=limit, rtol=0)
 
 
@@ -210,7 +210,8 @@ def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: t
     divided = normed.rows.float() * torch.rsqrt(squares + 1e-5)
     gate, up = reference.linear_fp8(divided, *after, None).unflatten(-1, (-1, 2)).unbind(-1)
     ours = skinny_gemm(normed, Fp8Weight(*after), silu=True, config=config)
-    close_to_exact(ours, F.silu(gate) * up)
+    # Hopper's FP8 products are added up with fewer bits than float32 has
+    close_to_exact(ours, F.silu(gate) * up, slack=2.0)
     assert not workspace(DEVICE).counters.any()
 
 

@@ -91,6 +91,7 @@ def sample(
     """
     num_rows, vocab = logits.shape
     assert logits.stride(1) == 1
+    assert vocab > 1  # Triton 3.6 cannot compile a choice of one
     tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     status = torch.empty_like(tokens)
     if num_rows == 0:
