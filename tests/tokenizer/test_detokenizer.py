@@ -19,7 +19,12 @@ FAMILY = "👩‍👩‍👧‍👦"
 
 
 def is_begun(data: bytes) -> bool:
-    """Whether the bytes are a character without its end."""
+    """Whether the bytes are a character without its end, or half a surrogate.
+
+    Python's incremental decoder waits for a surrogate's third byte before it calls it wrong.
+    """
+    if len(data) == 2 and data[0] == 0xED and 0xA0 <= data[1] <= 0xBF:
+        return True
     try:
         data.decode()
     except UnicodeDecodeError as error:
