@@ -189,7 +189,7 @@ def api_fuzz(result: Result) -> str:
         others = of[5] - seen.get(503, 0) - seen.get(504, 0)
         figures = (
             row["cases"]["generated"], row["seen"]["positive"], of[2], of[4], seen.get(503, 0),
-            seen.get(504, 0), others, row["cases"]["unique_failures"],
+            seen.get(504, 0), others, row["cases"].get("unique_failures", 0),
         )  # fmt: skip
         lines.append(f"| {row['model']} | " + " | ".join(f"{n:,}" for n in figures) + " |")
     return "\n".join(lines)
