@@ -116,7 +116,9 @@ class SchedulerConfig:
     """Who runs next, with how many tokens."""
 
     max_num_seqs: int = _setting(256, "most requests running at once")
-    max_num_batched_tokens: int = _setting(2048, "token budget of one step")
+    max_num_batched_tokens: int = _setting(
+        0, "token budget of one step; 0: 2048, on a GPU 8192, or max_num_seqs if that is more"
+    )
     scheduling_policy: Literal["fcfs", "priority"] = _setting(
         "fcfs", "order of waiting requests: first come, or lowest priority number first"
     )
@@ -141,7 +143,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; give at least 1")
         _require(
-            self.max_num_batched_tokens >= self.max_num_seqs,
+            self.max_num_batched_tokens == 0 or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
             f"({self.max_num_seqs}), so not every running request could advance; raise the former "
             "or lower the latter",
@@ -161,6 +163,12 @@ class SchedulerConfig:
             "itl_target_ms needs prompts that are cut into chunks; set enable_chunked_prefill, or "
             "leave the target out",
         )
+
+    def settled(self, device_type: str) -> SchedulerConfig:
+        """With the budget that a device of this type gets where none was given."""
+        default = 8192 if device_type == "cuda" else 2048
+        budget = self.max_num_batched_tokens or max(default, self.max_num_seqs)
+        return dataclasses.replace(self, max_num_batched_tokens=budget)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +198,10 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def settled(self, device_type: str) -> EngineConfig:
+        """With what depends on the device filled in; device_type: "cpu" or "cuda"."""
+        return dataclasses.replace(self, scheduler=self.scheduler.settled(device_type))
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -10,7 +10,14 @@ from machine import Machine
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
-from quire.scheduler.policy import FIRST_CHUNK, LEAST_CHUNK, UNPACED_CHUNK, ChunkPolicy, StepCosts
+from quire.scheduler.policy import (
+    FIRST_CHUNK,
+    LEAST_CHUNK,
+    UNPACED_CHUNK,
+    WHOLE_STEP,
+    ChunkPolicy,
+    StepCosts,
+)
 
 
 def test_itl_stays_within_the_target_at_a_bounded_price() -> None:
@@ -52,7 +59,7 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
     for step in range(60):
         num_decodes, num_tokens = 4 * (step % 16), 0 if step % 3 else 100 * (step % 20 + 1)
         policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
-    assert policy.prompt_tokens(0, 8192) == 8192
+    assert policy.prompt_tokens(0, 8192) == WHOLE_STEP
     for num_decodes, slowdown in ((16, 2.5), (32, 4.0), (64, 8.0), (256, 10.0)):
         num_tokens = policy.prompt_tokens(num_decodes, 8192)
         assert seconds(num_decodes, num_tokens) == pytest.approx(

@@ -104,6 +104,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     Raises CheckpointError.
     """
     config = replace(config, device=replace(config.device, device=memory.device))
+    config = config.settled(memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
     sizes = _sizes(config, shape)

@@ -46,7 +46,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
-    scheduler = Scheduler(config.scheduler, kv, limits.max_model_len)
+    scheduler = Scheduler(config.scheduler.settled("cpu"), kv, limits.max_model_len)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,

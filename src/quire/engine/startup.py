@@ -60,6 +60,7 @@ def start_engine(
         _note("imports", time.monotonic() - begin, seconds)
     with _timed("device", seconds):
         device = choose_device(config)
+        config = config.settled(device.type)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)

@@ -38,6 +38,7 @@ LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN = 8
 SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
+WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
 
@@ -124,10 +125,10 @@ class ChunkPolicy:
 
     def prompt_tokens(self, num_decodes: int, budget: int) -> int:
         """How many of a step's budget prompts may have beside so many decodes."""
-        if num_decodes == 0 or (self._asked is None and not self._paces):
-            return budget
         if self._asked is None:
-            return min(budget, self._paced_tokens(num_decodes))
+            return min(budget, self._paced_tokens(num_decodes)) if self._paces else budget
+        if num_decodes == 0:
+            return budget
         trusted = min(budget, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
         if not self.costs.is_known:
             return trusted
@@ -135,6 +136,8 @@ class ChunkPolicy:
 
     def _paced_tokens(self, num_decodes: int) -> int:
         """How many without a target: none is missed, so what is planned need not be cautious."""
+        if num_decodes == 0:
+            return WHOLE_STEP
         if not self.costs.is_known:
             return UNPACED_CHUNK
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, num_decodes / DECODES_PER_SLOWDOWN))
