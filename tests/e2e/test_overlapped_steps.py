@@ -97,8 +97,13 @@ def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
 
 
 @pytest.mark.usefixtures("_overlapped")
-def test_together_equals_alone(tiny_model: Path, requests: list[AddRequest], solo: Served) -> None:
-    core = start(tiny_model, block_size=2, num_blocks=240, max_num_seqs=50)
+@pytest.mark.parametrize("budget", [2048, 90], ids=["usual", "between-sizes"])
+def test_together_equals_alone(
+    tiny_model: Path, requests: list[AddRequest], solo: Served, budget: int
+) -> None:
+    core = start(
+        tiny_model, block_size=2, num_blocks=240, max_num_seqs=50, max_num_batched_tokens=budget
+    )
     together = serve(core, requests)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
     assert core._executor._runner._sampler.num_drawn > 300

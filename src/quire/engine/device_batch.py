@@ -99,6 +99,13 @@ class DeviceBatch:
         length = sections.size + changes.size
         self._packed[:length].copy_(buffer[:length], non_blocking=True)
 
+    def clear(self, size: StepSize) -> None:
+        """In place of `send`: a step without requests, which reads and writes nobody's blocks."""
+        self._packed.zero_()
+        step: Step[Tensor] = self._sections(size).cut(self._packed)
+        step.token_rows.fill_(-1)
+        step.sample_rows.fill_(-1)
+
     def build(self, size: StepSize) -> DeviceStep:
         """What follows the copy: the kernels that make a model's inputs of it."""
         sections = self._sections(size)

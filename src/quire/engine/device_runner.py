@@ -91,7 +91,9 @@ class DeviceRunner:
         self._running = running
         self._sampler = sampler
         self._batch = DeviceBatch(running.batch, max_num_tokens, kernels, device)
-        self._graphs = StepGraphs(self._run_kernels, limits.max_num_seqs, is_captured=use_graphs)
+        self._graphs = StepGraphs(
+            self._run_kernels, limits.max_num_seqs, max_num_tokens, is_captured=use_graphs
+        )
         self._on_gpu = device.type == "cuda"
         width = 3 * max(max_num_tokens, limits.max_num_seqs)
         self._buffers = [
@@ -103,7 +105,7 @@ class DeviceRunner:
     @torch.inference_mode()
     def prepare(self) -> None:
         """Compile and record what steps will need."""
-        self._graphs.capture_all()
+        self._graphs.capture_all(self._batch.clear)
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> PendingStep:

@@ -43,15 +43,22 @@ class StepTensors:
 class StepGraphs:
     """launch: starts a step's kernels one by one; with is_captured they are recorded for each size.
 
-    max_num_seqs: most requests, and so tokens of a step without parts of prompts.
+    max_num_seqs: most requests, and so tokens of a step without parts of prompts. max_num_tokens:
+    of any step, no fewer; what a step is made of has memory for so many.
     """
 
     def __init__(
-        self, launch: Callable[[StepSize], StepTensors], max_num_seqs: int, *, is_captured: bool
+        self,
+        launch: Callable[[StepSize], StepTensors],
+        max_num_seqs: int,
+        max_num_tokens: int,
+        *,
+        is_captured: bool,
     ) -> None:
         self._launch = launch
         self._max_num_seqs = max_num_seqs
-        self._decode_sizes = [n for n in _DECODE_SIZES if n < max_num_seqs] + [max_num_seqs]
+        self._decode_sizes = _up_to(max_num_seqs, _DECODE_SIZES)
+        self._mixed_sizes = _up_to(min(max_num_tokens, _MIXED_SIZES[-1]), _MIXED_SIZES)
         self._is_captured = is_captured
         self._graphs: dict[StepSize, tuple[torch.cuda.CUDAGraph, StepTensors]] = {}
 
@@ -60,8 +67,9 @@ class StepGraphs:
         if not has_prefills:
             padded = self._decode_sizes[bisect.bisect_left(self._decode_sizes, num_tokens)]
             return StepSize(padded, padded, has_prefills=False)
-        if num_tokens <= _MIXED_SIZES[-1]:
-            return self._mixed(_MIXED_SIZES[bisect.bisect_left(_MIXED_SIZES, num_tokens)])
+        if num_tokens <= self._mixed_sizes[-1]:
+            padded = self._mixed_sizes[bisect.bisect_left(self._mixed_sizes, num_tokens)]
+            return self._mixed(padded)
         samples = max(1, -(-num_samples // _SAMPLES_ROUNDED_TO)) * _SAMPLES_ROUNDED_TO
         return StepSize(num_tokens, min(samples, self._max_num_seqs), has_prefills=True)
 
@@ -73,15 +81,19 @@ class StepGraphs:
         graph.replay()
         return tensors
 
-    def capture_all(self) -> None:
-        """Record every size, the largest first, so that the others fit into its memory."""
+    def capture_all(self, clear: Callable[[StepSize], None]) -> None:
+        """Record every size, the largest first, so that the others fit into its memory.
+
+        clear: makes the next step of a size one without requests, as each is launched once.
+        """
         if not self._is_captured:
             return
         begin = time.monotonic()
-        sizes = [self._mixed(n) for n in _MIXED_SIZES]
+        sizes = [self._mixed(n) for n in self._mixed_sizes]
         sizes += [StepSize(n, n, has_prefills=False) for n in self._decode_sizes]
         pool = torch.cuda.graph_pool_handle()
         for size in sorted(sizes, key=lambda size: size.num_tokens, reverse=True):
+            clear(size)
             self._capture(size, pool)
         logger.info("%d CUDA graphs: %.2f s", len(sizes), time.monotonic() - begin)
 
@@ -97,6 +109,11 @@ class StepGraphs:
 
     def _mixed(self, num_tokens: int) -> StepSize:
         return StepSize(num_tokens, min(num_tokens, self._max_num_seqs), has_prefills=True)
+
+
+def _up_to(most: int, sizes: list[int]) -> list[int]:
+    """The sizes below the largest that is needed, and that one."""
+    return [size for size in sizes if size < most] + [most]
 
 
 class _Memory:
