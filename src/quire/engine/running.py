@@ -101,8 +101,8 @@ class RunningRequests:
     def reads_hidden(self, order: StepOrder) -> bool:
         """Whether anybody in this step wants more of its hidden states than a token."""
         return any(
-            entry.request_id in self.pooler or entry.request_id in self._prompt_logprobs
-            for entry in order.scheduled
+            entry.request_id in self.pooler or self._num_scored(int(row), entry) > 0
+            for row, entry in zip(order.rows, order.scheduled, strict=True)
         )
 
     def read_hidden(
@@ -112,7 +112,7 @@ class RunningRequests:
         self.pooler.pool(order, hidden, results)
         for index, entry in enumerate(order.scheduled):
             result = results[entry.request_id]
-            if entry.request_id in self._prompt_logprobs and not result.failed:
+            if not result.failed and self._num_scored(int(order.rows[index]), entry) > 0:
                 scores = self._score_prompt(order, hidden, compute_logits, index)
                 result.prompt_logprobs = scores
 
@@ -121,7 +121,7 @@ class RunningRequests:
     ) -> list[TokenLogprobs]:
         """Log-probabilities of the prompt tokens that follow this step's positions."""
         entry, row = order.scheduled[index], int(order.rows[index])
-        count = min(entry.num_tokens, self._num_scored(row, entry))
+        count = self._num_scored(row, entry)
         first = int(order.query_start[index])
         following = self.batch.token_ids[row, entry.start + 1 : entry.start + 1 + count]
         scores: list[TokenLogprobs] = []
@@ -135,8 +135,12 @@ class RunningRequests:
         return scores
 
     def _num_scored(self, row: int, entry: ScheduledRequest) -> int:
-        """How many prompt tokens lie after the entry's first position."""
-        return max(0, int(self.batch.num_prompt_tokens[row]) - 1 - entry.start)
+        """How many of the entry's positions a prompt token follows whose score was asked for."""
+        if entry.request_id not in self._prompt_logprobs:
+            return 0
+        return max(
+            0, min(entry.num_tokens, int(self.batch.num_prompt_tokens[row]) - 1 - entry.start)
+        )
 
 
 def sound_requests(order: StepOrder, finite: np.ndarray) -> list[bool]:
