@@ -26,7 +26,8 @@ from quire.models.architecture import ModelArchitecture
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
-# The largest step that is kept as a graph, in tokens, and what the driver keeps for each graph.
+# The largest step with parts of prompts that is kept as a graph, in tokens, and what the driver
+# keeps for each graph.
 GRAPH_TOKENS = 512
 GRAPH_BYTES = 3 << 20
 _LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
@@ -167,9 +168,14 @@ def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
 
 
 def graph_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
-    """Of recorded steps: the largest one's tensors, which all share, and the driver's part."""
+    """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
+
+    A step may draw for each row, from logits as they come and in float32.
+    """
     num_graphs = 8 + num_rows // 16
-    return activation_bytes(shape, GRAPH_TOKENS, item) + num_graphs * GRAPH_BYTES
+    logits = num_rows * shape.vocab_size * (item + 4) if shape.has_head else 0
+    activations = activation_bytes(shape, max(GRAPH_TOKENS, num_rows), item)
+    return activations + logits + num_graphs * GRAPH_BYTES
 
 
 def _problem(config: EngineConfig, left: int, num_blocks: int, block_bytes: int) -> str | None:
