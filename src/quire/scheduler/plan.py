@@ -20,7 +20,7 @@ class StepPlan:
     """Entries in the order in which they were added, at most one a request, within a budget.
 
     now: when it is planned, in seconds of the requests' clock. patience: prompt tokens of requests
-    that may still be sent to wait for a prefix.
+    that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its turn.
     """
 
     def __init__(self, budget: int, now: float = 0.0, patience: int = 0) -> None:
@@ -28,6 +28,7 @@ class StepPlan:
         self.now = now
         self.patience = patience
         self.num_decodes = 0
+        self.chunk_limit = budget
         self.is_closed = False  # blocks or rows are short: nobody else enters the batch
         self.new_requests: list[NewRequest] = []
         self._planned: dict[str, PlannedRequest] = {}

@@ -167,6 +167,9 @@ class Scheduler:
             self._advance(step, request, 1)
         step.num_decodes = len(decodes)
         step.budget = self._policy.prompt_tokens(len(decodes), step.budget)
+        step.chunk_limit = self._chunk_limit
+        if not (decodes or self._config.long_prefill_token_threshold):
+            step.chunk_limit = max(1, step.budget // 2)  # the policy may give less than all
         prompts += self._serve_prompts(step, prompts)
         if self._leaves_rest(decodes):
             for request in prompts:
@@ -201,7 +204,7 @@ class Scheduler:
         """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""
         if not self._config.enable_chunked_prefill:
             return lacking if lacking <= step.budget else 0
-        limit, left = self._chunk_limit, request.due - step.now
+        limit, left = step.chunk_limit, request.due - step.now
         if not self._config.long_prefill_token_threshold and self._policy.is_late(
             left, lacking, limit, step.num_decodes
         ):
