@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
+from quire.kernels.triton.elementwise import _norm_kernel, _silu_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
@@ -137,6 +138,25 @@ def turning(capability: int, cache: str = BF16) -> Compiled:
     )
 
 
+ROUNDED = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+
+
+def norm_fp8(capability: int) -> Compiled:
+    """The residual's addition, norm and rounding of an 8B model's rows."""
+    pointers = dict.fromkeys(["x_ptr", "residual_ptr", "weight_ptr"], BF16) | ROUNDED
+    sizes = dict.fromkeys(["size", "stride_token", "stride_head"], "i32")
+    constants = {"HAS_RESIDUAL": True, "HAS_SCALE": True, "BLOCK": 4096}
+    types = {**pointers, **sizes, "eps": "fp32"}
+    return compile_kernel(_norm_kernel, types, constants, capability, num_warps=8)
+
+
+def silu_fp8(capability: int) -> Compiled:
+    """SiLU and rounding of rows of up to 32,768, as a 70B model has them."""
+    types = {"x_ptr": BF16, **ROUNDED, "width": "i32", "stride": "i32"}
+    constants = {"BY_TURNS": True, "HAS_SCALE": True, "BLOCK": 32768}
+    return compile_kernel(_silu_kernel, types, constants, capability, num_warps=16)
+
+
 def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability: int) -> Compiled:
     """One of the launches that draw tokens from float32 logits."""
     names = dict.fromkeys(["rows_ptr", "status_ptr", "tokens_ptr", "positions_ptr"], INTS)
@@ -156,6 +176,8 @@ KERNELS = {
     "peaks": functools.partial(sampling, peaks_kernel, {"MOST_PIECES": 128}, 4),
     "weigh": functools.partial(sampling, weigh_kernel, {"MOST_PIECES": 128}, 4),
     "open_bin": functools.partial(sampling, open_bin_kernel, {"LISTED": 2048}, 8),
+    "norm_fp8": norm_fp8,
+    "silu_fp8": silu_fp8,
     "turning": turning,
     "turning_fp8": turning_fp8,
     "decode_fp8": decode_fp8,

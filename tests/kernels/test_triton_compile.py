@@ -25,6 +25,8 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
         ("turning_fp8", ["90"]),
         ("prefill", ["90"]),
         ("small", ["90"]),
+        ("norm_fp8", ["90"]),
+        ("silu_fp8", ["90"]),
         ("turning", ["90"]),
         ("peaks", ["90"]),
         ("weigh", ["90"]),

@@ -20,7 +20,7 @@ from twins import CASES, WRITING, attention_case, device_case, normal, rotary_ca
 
 from quire.kernels import reference
 from quire.kernels.dispatch import TABLE, Kernels, kernels_for, select
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Fp8Rows, Normed
 from quire.kernels.triton import elementwise, operations, rotary
 from quire.kernels.triton import skinny_gemm as skinny
 from quire.kernels.triton.attention import (
@@ -215,6 +215,35 @@ def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: t
     assert not workspace(DEVICE).counters.any()
 
 
+@pytest.mark.parametrize("dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32])
+@pytest.mark.parametrize(("tokens", "size"), [(3, 77), (2, 512), (1, 5000)])
+def test_norm_and_silu_round_to_fp8_what_they_would_have_stored(
+    tokens: int, size: int, dtype: torch.dtype
+) -> None:
+    x, residual = moved(normal(2, tokens, size, dtype=dtype))
+    weight = moved(normal(size, dtype=dtype, seed=1))
+    stored, stream = elementwise.rms_norm_residual(x, residual.clone(), weight, 1e-5)
+    ours, its_stream = elementwise.rms_norm_residual_fp8(x, residual.clone(), weight, 1e-5)
+    assert torch.equal(stream, its_stream)
+    same_rounding(ours, stored)
+    pairs = moved(normal(tokens, 2 * size, dtype=dtype, seed=2) * 3)
+    same_rounding(
+        elementwise.silu_and_mul_fp8(pairs), elementwise.silu_and_mul(pairs, by_turns=True)
+    )
+
+
+def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
+    """As the kernel that rounds alone; the interpreter has the twin's scales, a GPU its codes."""
+    alone = elementwise.quantize_rows(stored)
+    assert torch.equal(ours.scale, alone.scale)
+    assert torch.equal(ours.codes.view(torch.uint8), alone.codes.view(torch.uint8))
+    if ON_GPU:
+        codes = (stored.float() / ours.scale).to(reference.FP8)
+        assert torch.equal(ours.codes.view(torch.uint8), codes.view(torch.uint8))
+    else:
+        assert torch.equal(ours.scale, reference.quantize_rows(stored)[1])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter rounds to FP8 in its own way")
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])
@@ -224,6 +253,28 @@ def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     codes, scale = reference.quantize_rows(x)
     exact = reference.linear_fp8(codes.float() * scale, *kept, None)
     close_to_exact(operations.linear_fp8(x, *kept, None), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="the library's product is the GPU's")
+@pytest.mark.parametrize("tokens", [65, 300])
+def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: int) -> None:
+    x, residual = moved(normal(2, tokens, 512, dtype=torch.bfloat16))
+    norm = moved(normal(512, dtype=torch.bfloat16, seed=1))
+    out, gate_up, down = (
+        Fp8Weight(*reference.quantize_fp8(moved(normal(n, k, dtype=torch.float32, seed=n) / 20)))
+        for n, k in ((512, 512), (704, 512), (512, 352))
+    )
+    rounded = operations.linear_add_norm(x, out, None, residual.clone(), norm, 1e-5)
+    hidden = operations.linear_silu(rounded, gate_up, None)
+    assert isinstance(rounded.rows, Fp8Rows)
+    assert isinstance(hidden, Fp8Rows)
+    rows, _ = elementwise.rms_norm_residual(operations.linear(x, out, None), residual, norm, 1e-5)
+    assert torch.equal(operations.normed_rows(rounded), rows)
+    pairs = operations.linear(rows, gate_up, None)
+    assert torch.equal(operations.linear_normed(rounded, gate_up, None), pairs)
+    exact = operations.linear(elementwise.silu_and_mul(pairs, by_turns=True), down, None)
+    assert torch.equal(operations.linear(hidden, down, None), exact)
 
 
 def test_gate_and_up_take_turns() -> None:

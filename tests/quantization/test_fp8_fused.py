@@ -15,7 +15,10 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # told before any kernel is imported
 
+from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import Fp8Rows, Rows
+from quire.kernels.triton import fp8, operations
 from quire.layers.linear import FusedQuantizedLinear, GateUpParallelLinear, RowParallelLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
@@ -35,9 +38,46 @@ def test_a_layer_with_all_that_is_fused_equals_one_without(
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.9999
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its memory here is the CPU's")
+@pytest.mark.parametrize("tokens", [64, 70])
+def test_rows_are_rounded_by_the_kernels_that_make_them(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 64 of them: all but the first product's input, which no kernel of ours makes."""
+    torch.set_num_threads(1)
+    seen: list[Rows] = []
+
+    def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(x)
+        rows = x.widened().half() if isinstance(x, Fp8Rows) else x
+        return reference.linear_fp8(rows, codes, scale, bias)
+
+    monkeypatch.setattr(fp8, "by_library", by_library)
+    # float16 stands for bfloat16, which the interpreter does not know
+    monkeypatch.setattr(fp8, "_library_multiplies", lambda x, _: len(x) > fp8.MAX_ROWS)
+    x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
+    ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
+    assert [type(rows) for rows in seen] == ([Tensor, Fp8Rows, Fp8Rows] if tokens > 64 else [])
+    assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.995
+
+
+def test_products_that_do_not_take_rows_in_fp8_widen_them() -> None:
+    x = torch.randn(70, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    rows = Fp8Rows(*reference.quantize_rows(x))
+    weight = torch.randn(30, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = F.linear(rows.codes.float() * rows.scale, weight.float())
+    torch.testing.assert_close(
+        operations.linear(rows, weight, None).float(), exact, atol=0.1, rtol=0.02
+    )
+    kept = reference.quantize_fp8(weight)
+    exact = F.linear(rows.codes.float() * rows.scale, kept[0].float() * kept[1][:, None])
+    ours = operations.linear_fp8(rows, *kept, None).float()
+    torch.testing.assert_close(ours, exact, atol=0.1, rtol=0.02)
+
+
 def mlp(x: Tensor, kernels: str) -> Tensor:
     """The stream x behind an MLP, by the kernels of a device."""
-    options = LayerOptions(torch.float16, torch.device("cpu"), kernels_for(kernels), SCHEMES["fp8"])
+    options = LayerOptions(x.dtype, torch.device("cpu"), kernels_for(kernels), SCHEMES["fp8"])
     first = RowParallelLinear(64, 64, options)
     gate_up = GateUpParallelLinear(64, 48, options, bias=False)
     down = RowParallelLinear(48, 64, options)

@@ -16,7 +16,7 @@ from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import Fp8Weight, HeadNorms, Normed
+from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Rows
 from quire.kernels.step_layout import StepSections
 
 # operation → {device type: function}; a device without an entry runs the reference twin
@@ -69,9 +69,9 @@ class Kernels:
     normed_rows: Callable[[Normed], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
     linear_normed: Callable[[Normed, Tensor | Fp8Weight, Tensor | None], Tensor]
-    linear_silu: Callable[[Normed, Tensor | Fp8Weight, Tensor | None], Tensor]
+    linear_silu: Callable[[Normed, Tensor | Fp8Weight, Tensor | None], Rows]
     linear_add_norm: Callable[
-        [Tensor, Tensor | Fp8Weight, Tensor | None, Tensor, Tensor, float], Normed
+        [Rows, Tensor | Fp8Weight, Tensor | None, Tensor, Tensor, float], Normed
     ]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]

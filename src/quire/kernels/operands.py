@@ -1,10 +1,26 @@
-"""What operations take and give besides tensors: the residual stream, norms, weights in FP8."""
+"""What operations take and give besides tensors: the residual stream, norms, operands in FP8."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """bfloat16 activations as `reference.quantize_rows` made them, for the next product."""
+
+    codes: Tensor  # e4m3 [T, K]
+    scale: Tensor  # float32 [T, 1]
+
+    def widened(self) -> Tensor:
+        """In bfloat16, which holds them exactly: scales are powers of two."""
+        return (self.codes.float() * self.scale).to(torch.bfloat16)
+
+
+Rows = Tensor | Fp8Rows  # [T, K], what a fused product takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +29,11 @@ class Normed:
 
     RMSNorm(r) = r · weight / rms(r), and the division by a row's rms may as well follow that
     product. Where `squares` is given, `rows` are r · weight, still to be divided; else they are the
-    norm's result.
+    norm's result, rounded already if the next product takes it in FP8.
     """
 
     residual: Tensor  # [T, H], the stream itself
-    rows: Tensor  # [T, H]
+    rows: Rows  # [T, H]
     weight: Tensor  # [H], the norm's
     eps: float
     squares: Tensor | None = None  # float32 [stretches, T], sums of r's squares over the columns

@@ -212,7 +212,9 @@ def linear_add_norm(
 
 def normed_rows(x: Normed) -> Tensor:
     """The norm's result, [T, H]."""
-    return x.rows if x.squares is None else rms_norm(x.residual, x.weight, x.eps)
+    if x.squares is None and isinstance(x.rows, Tensor):
+        return x.rows
+    return rms_norm(x.residual, x.weight, x.eps)
 
 
 def skinny_gemm(

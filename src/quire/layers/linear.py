@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Normed, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role, WeightForm
@@ -44,12 +44,13 @@ class LinearMethod(ABC):
         """The product of a residual stream behind its norm: [T, in] → [T, out]."""
         return self.apply(layer, self.kernels.normed_rows(x))
 
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """silu(gate) · up of such a stream, for gate rows and then up rows: [T, out / 2]."""
         return self.kernels.silu_and_mul(self.apply_normed(layer, x))
 
-    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
         """residual [T, out] + the product of x [T, in], behind the next norm."""
+        assert isinstance(x, Tensor)  # fused methods alone make other rows
         return norm.add(self.apply(layer, x), residual)
 
 
@@ -84,11 +85,11 @@ class FusedLinear(UnquantizedLinear):
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_normed(x, layer.weight, layer.bias)
 
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_silu(x, layer.weight, layer.bias)
 
-    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_add_norm(
             x, layer.weight, layer.bias, residual, norm.weight, norm.eps
@@ -138,11 +139,11 @@ class FusedQuantizedLinear(QuantizedLinear):
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_normed(x, self.form.operand(self.kept), layer.bias)
 
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Tensor:
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_silu(x, self.form.operand(self.kept), layer.bias)
 
-    def add_norm(self, layer: LinearBase, x: Tensor, residual: Tensor, norm: RMSNorm) -> Normed:
+    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_add_norm(
             x, self.form.operand(self.kept), layer.bias, residual, norm.weight, norm.eps
@@ -216,7 +217,7 @@ class ColumnParallelLinear(LinearBase):
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
 
-    def add(self, x: Tensor, stream: Normed, norm: RMSNorm) -> Normed:
+    def add(self, x: Rows, stream: Normed, norm: RMSNorm) -> Normed:
         """Add the product of x [T, in] to the residual stream [T, out], which goes on to a norm."""
         return self.method.add_norm(self, x, stream.residual, norm)
 
@@ -260,7 +261,7 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
         parts = {"gate": intermediate_size, "up": intermediate_size}
         super().__init__(hidden_size, parts, options, bias=bias)
 
-    def silu(self, stream: Normed) -> Tensor:
+    def silu(self, stream: Normed) -> Rows:
         """silu(gate) · up of a residual stream [T, in] behind its norm → [T, out / 2]."""
         return self.method.apply_silu(self, stream)
 

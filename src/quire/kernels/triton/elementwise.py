@@ -11,6 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows
+from quire.kernels.triton.skinny_kernel import to_fp8
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`; x has two or three dimensions, the last one dense."""
@@ -28,23 +32,50 @@ def rms_norm_residual(
     return out, residual
 
 
-def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None:
+def rms_norm_residual_fp8(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Fp8Rows, Tensor]:
+    """The same with the norm's result as `reference.quantize_rows` rounds it."""
+    rows = _empty_rows(x, x.shape[1])
+    _norm(x, residual, weight, rows.codes, eps, rows.scale)
+    return rows, residual
+
+
+def _empty_rows(x: Tensor, size: int) -> Fp8Rows:
+    """Memory for as many rows as x has."""
+    codes = torch.empty(len(x), size, dtype=reference.FP8, device=x.device)
+    return Fp8Rows(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
+
+
+def _warps(block: int) -> int:
+    """For a program that holds a row of so many numbers."""
+    return max(1, min(16, block // 512))
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    eps: float,
+    scale: Tensor | None = None,
+) -> None:
     heads, stride_head = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
     assert x.stride(-1) == 1
     assert residual is None or residual.is_contiguous()
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
     _norm_kernel[(len(x), heads)](
-        x, residual, weight, out, size, x.stride(0), stride_head, eps,
-        HAS_RESIDUAL=residual is not None, BLOCK=block,
-        num_warps=max(1, min(16, block // 512)),
+        x, residual, weight, out, scale, size, x.stride(0), stride_head, eps,
+        HAS_RESIDUAL=residual is not None, HAS_SCALE=scale is not None, BLOCK=block,
+        num_warps=_warps(block),
     )  # fmt: skip
 
 
 @triton.jit
 def _norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, size, stride_token, stride_head, eps,
-    HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, size, stride_token, stride_head, eps,
+    HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: x, and the residual, [size]."""
     token, head = tl.program_id(0), tl.program_id(1)
@@ -60,7 +91,11 @@ def _norm_kernel(
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32) / size + eps)
     weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
-    tl.store(out_ptr + row + i, (x32 * scale).to(x.dtype) * weight, mask=inside)
+    out = (x32 * scale).to(x.dtype) * weight
+    if HAS_SCALE:
+        _store_fp8(out_ptr + row, scale_ptr + token, out, size, BLOCK)
+    else:
+        tl.store(out_ptr + row + i, out, mask=inside)
 
 
 def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
@@ -70,13 +105,30 @@ def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
     out = x.new_empty(tokens, width)
     block = min(1024, triton.next_power_of_2(width))
     _silu_kernel[(tokens, triton.cdiv(width, block))](
-        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, num_warps=4
-    )
+        x, out, None, width, x.stride(0),
+        BLOCK=block, BY_TURNS=by_turns, HAS_SCALE=False, num_warps=4,
+    )  # fmt: skip
     return out
 
 
+def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
+    """The same by turns, as `reference.quantize_rows` rounds it: a program holds a whole row."""
+    width = x.shape[1] // 2
+    assert x.stride(1) == 1
+    rows = _empty_rows(x, width)
+    block = triton.next_power_of_2(width)
+    _silu_kernel[(len(x), 1)](
+        x, rows.codes, rows.scale, width, x.stride(0),
+        BLOCK=block, BY_TURNS=True, HAS_SCALE=True, num_warps=_warps(block),
+    )  # fmt: skip
+    return rows
+
+
 @triton.jit
-def _silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr):
+def _silu_kernel(
+    x_ptr, out_ptr, scale_ptr, width, stride,
+    BLOCK: tl.constexpr, BY_TURNS: tl.constexpr, HAS_SCALE: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < width
@@ -87,8 +139,39 @@ def _silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: t
     else:
         gate = tl.load(x_ptr + token * stride + i, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x_ptr + token * stride + width + i, mask=inside, other=0.0).to(tl.float32)
-    out = gate * tl.sigmoid(gate) * up
-    tl.store(out_ptr + token * width + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = (gate * tl.sigmoid(gate) * up).to(x_ptr.dtype.element_ty)
+    if HAS_SCALE:
+        _store_fp8(out_ptr + token * width, scale_ptr + token, out, width, BLOCK)
+    else:
+        tl.store(out_ptr + token * width + i, out, mask=inside)
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """Twin of `reference.quantize_rows`."""
+    assert x.stride(1) == 1
+    rows = _empty_rows(x, x.shape[1])
+    block = triton.next_power_of_2(x.shape[1])
+    _quantize_kernel[(len(x),)](
+        x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, num_warps=_warps(block)
+    )
+    return rows
+
+
+@triton.jit
+def _quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
+    _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
+
+
+@triton.jit
+def _store_fp8(codes_ptr, scale_ptr, x, size, BLOCK: tl.constexpr):
+    """A row x [BLOCK], 0 from size on."""
+    codes, scale = to_fp8(x[None, :])
+    i = tl.arange(0, BLOCK)[None, :]
+    tl.store(codes_ptr + i, codes, mask=i < size)
+    tl.store(scale_ptr + tl.arange(0, 1), scale)
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:

@@ -6,22 +6,24 @@ Floor: for few rows the bytes of W, half of 16 bits'; for many, twice the tensor
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
+from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
-from quire.kernels.triton.skinny_kernel import to_fp8
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
 
 _TILE = 2**25  # weights that are widened at once
 
 
-def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
+    if isinstance(x, Fp8Rows):
+        if _has_whole_steps(codes):
+            return by_library(x, codes, scale, bias)
+        x = x.widened()
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return reference.linear_fp8(x, codes, scale, bias)
     if len(x) == 0:
@@ -35,10 +37,25 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     return _widened(x, codes, scale, bias)
 
 
+def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
+    """Whether what follows from a product's result [T, N] had better be written as `Fp8Rows`.
+
+    The next product's weight is not known here, but layers have all of theirs in one form.
+    """
+    if len(out) <= MAX_ROWS or not isinstance(weight, Fp8Weight):
+        return False
+    return _library_multiplies(out, weight.codes)
+
+
 def _library_multiplies(x: Tensor, codes: Tensor) -> bool:
-    """Whether the library has a product for these: bfloat16, and sizes of whole 16 bytes."""
+    """Whether the library has a product for these."""
+    return _has_whole_steps(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
+
+
+def _has_whole_steps(codes: Tensor) -> bool:
+    """Whether both sizes are multiples of 16, as the library asks for."""
     n, k = codes.shape
-    return n % 16 == k % 16 == 0 and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
+    return n % 16 == k % 16 == 0
 
 
 def _library_is_faster(rows: int, codes: Tensor) -> bool:
@@ -46,11 +63,17 @@ def _library_is_faster(rows: int, codes: Tensor) -> bool:
     return library_is_faster(rows, n, k, codes.itemsize, workspace(codes.device).num_sms)
 
 
-def by_library(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x bfloat16 [T, K], rounded to FP8 by a kernel of its own → bfloat16 [T, N]."""
-    rows, row_scale = quantize_rows(x)
+def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], rounded to FP8 by a kernel of its own if it is not yet → bfloat16 [T, N]."""
+    rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
     out: Tensor = torch._scaled_mm(
-        rows, codes.t(), row_scale, scale[None], bias, out_dtype=x.dtype, use_fast_accum=True
+        rows.codes,
+        codes.t(),  # the layout that the library asks for: nothing is moved
+        rows.scale,
+        scale[None],
+        bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
     )
     return out
 
@@ -64,26 +87,3 @@ def _widened(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
         weight = (codes[rows].float() * scale[rows, None]).to(x.dtype)
         out[:, rows] = reference.linear(x, weight, None if bias is None else bias[rows])
     return out
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of `reference.quantize_rows`."""
-    tokens, size = x.shape
-    codes = torch.empty(tokens, size, dtype=reference.FP8, device=x.device)
-    scale = torch.empty(tokens, 1, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(size)
-    _quantize_kernel[(tokens,)](
-        x, codes, scale, size, x.stride(0), BLOCK=block, num_warps=max(1, min(16, block // 512))
-    )
-    return codes, scale
-
-
-@triton.jit
-def _quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr):
-    """One row [size]."""
-    token = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)[None, :]
-    x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
-    codes, scale = to_fp8(x)
-    tl.store(codes_ptr + token * size + i, codes, mask=i < size)
-    tl.store(scale_ptr + token + tl.arange(0, 1), scale)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows
 from quire.kernels.triton.attention import attention
-from quire.kernels.triton.elementwise import rms_norm, rms_norm_residual, silu_and_mul
-from quire.kernels.triton.fp8 import linear_fp8
+from quire.kernels.triton.elementwise import (
+    rms_norm,
+    rms_norm_residual,
+    rms_norm_residual_fp8,
+    silu_and_mul,
+    silu_and_mul_fp8,
+)
+from quire.kernels.triton.fp8 import linear_fp8, rounds_next
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
     MAX_ROWS,
@@ -28,10 +34,11 @@ from quire.kernels.triton.workspace import workspace
 _WIDE = {torch.bfloat16}
 
 
-def linear(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
+    x = x.widened() if isinstance(x, Fp8Rows) else x
     if not _are_few(x):
         return reference.linear(x, weight, bias)
     n, k = weight.shape
@@ -42,7 +49,9 @@ def linear(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor
 
 def normed_rows(x: Normed) -> Tensor:
     """Twin of `reference.normed_rows`."""
-    return x.rows if x.squares is None else rms_norm(x.residual, x.weight, x.eps)
+    if x.squares is None and isinstance(x.rows, Tensor):
+        return x.rows
+    return rms_norm(x.residual, x.weight, x.eps)
 
 
 def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
@@ -52,15 +61,18 @@ def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) ->
     return skinny_gemm(x, weight, bias=bias)
 
 
-def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
     if _are_few(x.rows):
         return skinny_gemm(x.rows if x.squares is None else x, weight, bias=bias, silu=True)
-    return silu_and_mul(linear(normed_rows(x), weight, bias), by_turns=True)
+    out = linear_normed(x, weight, bias)
+    if rounds_next(out, weight):
+        return silu_and_mul_fp8(out)
+    return silu_and_mul(out, by_turns=True)
 
 
 def linear_add_norm(
-    x: Tensor,
+    x: Rows,
     weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     residual: Tensor,
@@ -70,12 +82,16 @@ def linear_add_norm(
     """Twin of `reference.linear_add_norm`."""
     if _are_few(x) and x.dtype in _WIDE:
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
-    rows, residual = rms_norm_residual(linear(x, weight, bias), residual, norm_weight, eps)
+    out = linear(x, weight, bias)
+    normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
+    rows, residual = normalise(out, residual, norm_weight, eps)
     return Normed(residual, rows, norm_weight, eps)
 
 
-def _are_few(x: Tensor) -> bool:
+def _are_few(x: Rows) -> TypeGuard[Tensor]:
     """Whether `skinny_gemm` is meant for such rows; it sums products of float32 too slowly."""
+    if isinstance(x, Fp8Rows):
+        return False
     return 0 < len(x) <= MAX_ROWS and x.dtype != torch.float32 and x.stride(1) == 1
 
 

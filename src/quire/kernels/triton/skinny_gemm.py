@@ -82,6 +82,7 @@ def _launch(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run the kernel → (out, out · norm weight, sums of out's squares)."""
     rows = x.rows if isinstance(x, Normed) else x
+    assert isinstance(rows, Tensor)
     w, w_scale, form = _operand(weight)
     (num_rows, k), n = rows.shape, len(w)
     assert num_rows <= MAX_ROWS
