@@ -93,6 +93,21 @@ def test_nor_where_a_step_of_prompts_alone_takes_less_than_the_budget() -> None:
     assert shape(scheduler.schedule()) == [("r0", 0, 1948), ("r1", 0, 100)]
 
 
+def test_nor_where_a_step_beside_decodes_is_paced() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=8192)
+    scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, paces_prompts=True)
+    for arrival, length in enumerate((4, 10_000, 100)):
+        message = AddRequest(
+            request_id=f"r{arrival}",
+            prompt_token_ids=[arrival] * length,
+            sampling=SamplingParams(max_tokens=9),
+        )
+        scheduler.add(Request(message, arrival=arrival, max_model_len=16384))
+        if arrival == 0:
+            assert shape(scheduler.schedule()) == [("r0", 0, 4)]
+    assert shape(scheduler.schedule()) == [("r0", 4, 1), ("r1", 0, 412), ("r2", 0, 100)]
+
+
 def test_an_explicit_threshold_holds_while_anybody_else_is_there() -> None:
     sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3)
     sim.add(100, max_tokens=3)

@@ -152,6 +152,11 @@ class ChunkPolicy:
         return max(LEAST_CHUNK, int(seconds / (costs.pace * costs.per_prompt_token)))
 
     @property
+    def is_paced(self) -> bool:
+        """Whether prompts beside decodes are bounded by what was measured, without a target."""
+        return self._paces and self._asked is None
+
+    @property
     def has_due_times(self) -> bool:
         """Whether prompts take turns by when they are due."""
         return self._ttft_target is not None

@@ -168,7 +168,7 @@ class Scheduler:
         step.num_decodes = len(decodes)
         step.budget = self._policy.prompt_tokens(len(decodes), step.budget)
         step.chunk_limit = self._chunk_limit
-        if not (decodes or self._config.long_prefill_token_threshold):
+        if not self._config.long_prefill_token_threshold and self._may_take_all(decodes):
             step.chunk_limit = max(1, step.budget // 2)  # the policy may give less than all
         prompts += self._serve_prompts(step, prompts)
         if self._leaves_rest(decodes):
@@ -223,12 +223,18 @@ class Scheduler:
     def _leaves_rest(self, decodes: list[Request]) -> bool:
         """Whether prompts may go beyond the chunk limit, so that nobody waits longer for it.
 
-        A limit that was asked for gives way only to a request that is alone; half the budget,
-        which nobody asked for, whenever nobody decodes in this step.
+        A limit that was asked for gives way only to a request that is alone.
         """
         if self._config.long_prefill_token_threshold:
             return len(self._requests) == 1
-        return not decodes
+        return self._may_take_all(decodes)
+
+    def _may_take_all(self, decodes: list[Request]) -> bool:
+        """Whether one prompt may take what the policy gives to all, if no other wants it.
+
+        Nobody decodes in this step, or the pace of those who do was thought of.
+        """
+        return not decodes or self._policy.is_paced
 
     def _use_rest(self, step: StepPlan, request: Request) -> None:
         """Give what all others have left of the budget to a prompt that was cut at the limit."""
