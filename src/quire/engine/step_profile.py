@@ -246,8 +246,8 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
 def _flops(name: str, arguments: tuple[Any, ...]) -> int:
     """Of matrix products and attention; the rest is a few for each byte, and not counted."""
     if name.startswith("linear"):
-        rows, weight = next(_tensors(arguments[0])), arguments[1]
-        return 2 * len(rows) * int(weight.numel())
+        rows, weight = (next(_tensors(argument)) for argument in arguments[:2])
+        return 2 * len(rows) * weight.numel()
     if name == "attention":
         query, layout, window = arguments[0], arguments[3], arguments[5]
         pairs = sum(_num_pairs(q, s, window) for q, s in _lens(layout))
