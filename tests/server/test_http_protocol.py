@@ -175,6 +175,25 @@ def test_nonsense_is_answered_in_json(server: Running) -> None:
         assert error_of(read_all(sock)) == (b"HTTP/1.1 400 Bad Request", "bad_request")
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"CONNECT x:1",
+        b"GET http://x:99999/health",
+        b"GET http://x:abc/health",
+        b"GET http://[bad",
+        b"GET http://",
+        b"GET /" + b"a" * 65_536,
+    ],
+    ids=range(6),
+)
+def test_a_target_that_cannot_be_read_is_refused_in_json(server: Running, target: bytes) -> None:
+    with server.connect() as sock:
+        sock.sendall(target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        status, _ = error_of(read_all(sock))
+        assert status.split()[1] in (b"400", b"404", b"405", b"431")
+
+
 def test_nonsense_after_a_request_does_not_enter_its_answer(
     server: Running, engine: FakeEngine
 ) -> None:

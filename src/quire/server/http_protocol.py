@@ -260,9 +260,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _line(self) -> tuple[str, str]:
         """Method and path of the request that is being received, as far as they have come."""
-        if self._phase is Phase.BODY:
+        if self._phase is Phase.BODY and "path" in self.scope:  # else its target could not be read
             return self.scope["method"], self.scope["path"]
-        if self._phase is Phase.HEADERS and self.url:
+        if self._phase is not Phase.NONE and self.url:
             path = self.url.partition(b"?")[0].decode("latin-1")
             return self.parser.get_method().decode("latin-1"), path
         return "-", "-"

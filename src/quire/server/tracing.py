@@ -27,7 +27,7 @@ LAST_SECONDS = 1.0  # at the end, for what has not been sent; a dead collector h
 
 MISSING = (
     "otlp_traces_endpoint needs OpenTelemetry, which is not installed; install it with "
-    "`pip install 'quire[trace]'`, or leave the setting out"
+    "`pip install '.[trace]'` in the source tree, or leave the setting out"
 )
 
 # what the conventions call each path; the others are chats in one form or another

@@ -98,6 +98,7 @@ def open_bin_kernel(
                 tl.store(listed_ptr + s.to(tl.int64) * LISTED + place, tokens, mask=kept)
         if arrive(counters_ptr + 2 * s, parts):
             num = tl.load(cursor_ptr, cache_modifier=".cg")
+            tl.debug_barrier()  # every thread reads it, and one resets it
             tl.store(cursor_ptr, 0)
             if num <= LISTED:
                 i = tl.arange(0, LISTED)
