@@ -28,9 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-import psutil
 import record
-import uvloop
+
+record.require("psutil")
+
+import psutil  # noqa: E402 - after the check
+import uvloop  # noqa: E402
 
 ANSWER_TOKENS = 15
 STREAM_TOKENS = 200

@@ -37,6 +37,7 @@ class CountingRunner:
     def __init__(self) -> None:
         self.lengths: dict[str, int] = {}
         self.breaks_at: set[int] = set()
+        self.failure = "planted"
         self.not_finite: set[str] = set()
         self.exhausted: set[str] = set()
 
@@ -44,7 +45,7 @@ class CountingRunner:
         for request in plan.new_requests:
             self.lengths[request.request_id] = len(request.token_ids)
         if plan.step_id in self.breaks_at:
-            raise RuntimeError("planted")
+            raise RuntimeError(self.failure)
         return ModelRunnerOutput(results=[self.result(entry) for entry in plan.scheduled])
 
     def result(self, entry) -> SampleResult:
@@ -142,6 +143,14 @@ class TestLoop:
         assert "planted" not in told["unlucky"][-1].error
         add(core, "lucky")
         assert tokens(run_until_idle(core)["lucky"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_a_lost_device_ends_the_engine_for_another_to_go_on(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.breaks_at = {1}
+        runner.failure = "CUDA error: an illegal memory access was encountered"
+        add(core, "unlucky")
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            run_until_idle(core)
 
     def test_non_finite_logits_end_one_request(self, executor_type: type) -> None:
         core, runner = make_core(executor_type)

@@ -25,6 +25,7 @@ from quire.core.messages import (
 )
 from quire.core.request import FinishReason, Request, RequestLimits
 from quire.core.step import SchedulerOutput
+from quire.engine.device_errors import is_device_lost
 from quire.engine.executor import Executor, Outcome
 from quire.engine.grammars import Grammars
 from quire.engine.out_of_memory import told_of_step
@@ -145,6 +146,8 @@ class EngineCore:
         try:
             output = outcome.result()
         except Exception as failure:  # whatever broke the step ends its requests, not the engine
+            if is_device_lost(failure):
+                raise  # another process can go on with them, this one cannot
             text = told_of_step(failure)
             log = logger.exception if text is None else logger.error
             what = str(failure).partition("\n")[0]
