@@ -108,7 +108,7 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["srve"], "did you mean 'serve'?"),
         (["--bogus"], "unknown option '--bogus'"),
-        (["xyzzy"], "give one of serve, chat, generate, run-batch, demo"),
+        (["xyzzy"], "give one of serve, chat, generate, run-batch, profile, demo"),
         (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
         (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
         (["serve", "--no-prefix-caching"], "did you mean --enable-prefix-caching?"),
@@ -349,7 +349,7 @@ def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None
     [
         ("max_tokens: 0; lower max_tokens", "--max-tokens: 0; lower --max-tokens"),
         ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
-        ("device is 'cuda'; give device='cpu'", "--device is 'cuda'; give --device='cpu'"),
+        ("device is 'cuda'; give device='cpu'", "--device is 'cuda'; give --device cpu"),
         ("file /a/max_tokens has no chat_template", "file /a/max_tokens has no chat_template"),
         ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
     ],

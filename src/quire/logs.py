@@ -7,6 +7,7 @@ the names in FIELDS.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -65,8 +66,9 @@ class LineHandler(logging.Handler):
         try:
             lines, self._lines = self._lines, []
             if lines:
-                self._stream.write("".join(lines))
-                self._stream.flush()
+                with contextlib.suppress(OSError, ValueError):  # nobody is left to read them
+                    self._stream.write("".join(lines))
+                    self._stream.flush()
         finally:
             self.release()
 

@@ -118,7 +118,7 @@ def test_a_missing_extra_is_said_before_the_server_starts(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
-    with pytest.raises(ConfigError, match=r"pip install 'quire\[trace\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '.\[trace\]'"):
         build_app(engine, ServerSettings(otlp_traces_endpoint="http://127.0.0.1:4318"))
 
 
