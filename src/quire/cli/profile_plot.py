@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def check_plot(path: Path) -> None:
     """Raises ConfigError if no picture could be written there, before anything is measured."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; pip install matplotlib, or leave it out")
     if path.suffix != ".png" or not path.parent.is_dir():
         raise ConfigError(f"plot is {str(path)!r}; give a .png in a folder that is there")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; pip install matplotlib, or leave it out")
 
 
 def plot(profile: Profile, path: Path) -> None:

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from quire.core.step import ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
+from quire.engine.pinned import PinnedBuffers
 from quire.kernels.dispatch import Kernels
 from quire.kernels.layout import BatchLayout
 from quire.kernels.step_layout import Step, StepSections
+from quire.sampling.arrays import Ints
 
-# Buffers on their way at once: of a step that runs, of one that waits, and one that is filled.
-_NUM_BUFFERS = 3
-
-Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 HostStep = Step[Int32s]
 
@@ -67,10 +65,7 @@ class DeviceBatch:
         size = most + 2 * self._num_rows * num_blocks
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
         self._inputs = torch.zeros(3 * max_num_tokens, dtype=torch.int64, device=device)
-        on_gpu = device.type == "cuda"
-        self._buffers = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu) for _ in range(_NUM_BUFFERS)
-        ]
+        self._buffers = PinnedBuffers(size, device)
 
     def order(self, plan: SchedulerOutput) -> StepOrder:
         """Requests in the order of their rows."""
@@ -88,7 +83,7 @@ class DeviceBatch:
         due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
         on_device [D]: the rows for which the device is to draw, -1 for the others.
         """
-        self._buffers.append(buffer := self._buffers.pop(0))
+        buffer = self._buffers.take()
         sections = self._sections(size)
         step = sections.cut(buffer.numpy())
         changes = self._note_blocks(order)

@@ -17,22 +17,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine.device_batch import DeviceBatch, Int32s, Ints, StepSize
+from quire.engine.device_batch import DeviceBatch, Int32s, StepSize
 from quire.engine.input_batch import StepOrder
 from quire.engine.model_runner import CausalLM, KVCaches
+from quire.engine.pinned import PinnedBuffers
 from quire.engine.running import Results, RunningRequests, sound_requests
 from quire.engine.step_graphs import StepGraphs, StepTensors
 from quire.kernels.dispatch import Kernels
 from quire.layers.context import ForwardContext
-
-# Steps whose outcome may be on its way: one that runs, one that waits, one that is launched.
-_NUM_BUFFERS = 3
+from quire.sampling.arrays import Flags, Ints
 
 
 class DeviceDraw(Protocol):
@@ -41,7 +39,7 @@ class DeviceDraw(Protocol):
     def upload(self, rows: list[int]) -> None:
         """Start the copy of the wishes of these rows of the sampling state."""
 
-    def serves(self, rows: Ints) -> npt.NDArray[np.bool_]:
+    def serves(self, rows: Ints) -> Flags:
         """Whether all that these rows [N] wish can be done on the device: [N]."""
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,10 +94,7 @@ class DeviceRunner:
         )
         self._on_gpu = device.type == "cuda"
         width = 3 * max(max_num_tokens, limits.max_num_seqs)
-        self._buffers = [
-            torch.zeros(width, dtype=torch.int32, pin_memory=self._on_gpu)
-            for _ in range(_NUM_BUFFERS)
-        ]
+        self._buffers = PinnedBuffers(width, device)
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
@@ -154,8 +149,7 @@ class DeviceRunner:
         self, plan: SchedulerOutput, order: StepOrder, due: Ints, rows: Ints, outcome: Tensor
     ) -> PendingStep:
         """Start the copy of the outcome."""
-        self._buffers.append(buffer := self._buffers.pop(0))
-        host = buffer[: outcome.numel()].view_as(outcome)
+        host = self._buffers.take()[: outcome.numel()].view_as(outcome)
         host.copy_(outcome, non_blocking=True)
         arrival = None
         if self._on_gpu:

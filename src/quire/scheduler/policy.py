@@ -102,9 +102,8 @@ class ChunkPolicy:
 
     itl_target: seconds between two tokens of a request, or None. ttft_target: seconds from a
     request's arrival to its first token, or None. paces: whether steps without a target are bounded
-    by what was measured. The costs say how many prompt tokens there may
-    be; but never more than twice what has lately been seen to stay within the ITL target, so that a
-    wrong guess stays small.
+    by what was measured. The costs say how many prompt tokens there may be; but with an ITL target
+    never more than twice what has lately been seen to keep it, so that a wrong guess stays small.
     """
 
     def __init__(
