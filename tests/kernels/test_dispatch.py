@@ -71,7 +71,7 @@ def test_other_devices_run_the_twins() -> None:
 def test_cuda_runs_triton_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "quire.kernels.triton.attention.attention" in describe("cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert table_for("cuda") is TABLE
+    assert table_for("cuda") == TABLE
 
 
 def test_describe_names_each_choice() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import attention as cpu_attention
-from quire.kernels.cpu import elementwise
+from quire.kernels.cpu import elementwise, native
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Rows
@@ -99,13 +99,14 @@ def select(table: Table, device_type: str) -> Kernels:
 
 
 def table_for(device_type: str) -> Table:
-    """TABLE, and for CUDA what Triton serves, which is imported only then and if it is there."""
-    if device_type != "cuda" or importlib.util.find_spec("triton") is None:
-        return TABLE
-    from quire.kernels.triton.operations import OPERATIONS
-
+    """TABLE, and what compiled kernels serve: Triton's for CUDA, our own for a CPU, if there."""
+    operations: Mapping[str, Callable[..., Any]] = {}
+    if device_type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from quire.kernels.triton.operations import OPERATIONS as operations  # noqa: N811
+    elif device_type == "cpu" and native.library() is not None:
+        from quire.kernels.cpu.operations import OPERATIONS as operations  # noqa: N811
     return {
-        op: {**row, "cuda": OPERATIONS[op]} if op in OPERATIONS else row
+        op: {**row, device_type: operations[op]} if op in operations else row
         for op, row in TABLE.items()
     }
 

@@ -1,0 +1,83 @@
+"""The compiled kernels of this room: whether they are there, and what they were compiled for.
+
+Owns the way from Python to `native/`: the loaded library, its structures, its choice of instruction
+set. The library is built at install where there is a C++ compiler; without it, and on processors
+older than AVX2, PyTorch's operations serve. It is no Python module but plain C called by ctypes,
+which releases the interpreter's lock.
+
+The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512), or `torch` for
+none of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.errors import ConfigError
+from quire.kernels.cpu import elementwise
+
+VARIABLE = "QUIRE_CPU_KERNELS"
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in quire_cpu.h
+
+
+class RmsNormArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("dtype", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library with its instruction set chosen; None where PyTorch's operations have to serve.
+
+    Raises ConfigError if the environment names an instruction set that is not to be had.
+    """
+    wanted = os.environ.get(VARIABLE)
+    spec = importlib.util.find_spec("quire.kernels.cpu._native")
+    if wanted == "torch" or (spec is None and wanted is None):
+        return None
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"{VARIABLE} is {wanted!r}, but the kernels were not built; install with a C++ compiler"
+        )
+    loaded = ctypes.CDLL(spec.origin)
+    loaded.quire_cpu_choose.restype = ctypes.c_char_p
+    if loaded.quire_cpu_choose(wanted.encode() if wanted else None) is None:
+        if wanted is None:
+            return None
+        raise ConfigError(f"{VARIABLE} is {wanted!r}, which this processor does not run; unset it")
+    return loaded
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Twin of `reference.rms_norm`; between its steps float32 is not rounded to bfloat16."""
+    lib = library()
+    assert lib is not None
+    if x.dtype not in DTYPES:
+        return elementwise.rms_norm(x, weight, eps)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    size = x.shape[-1]
+    args = RmsNormArgs(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps,
+        DTYPES[x.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    lib.quire_cpu_rms_norm(ctypes.byref(args))
+    return out

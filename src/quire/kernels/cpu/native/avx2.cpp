@@ -1,0 +1,19 @@
+// The kernels as compiled for AVX2 with FMA.
+
+#include <algorithm>
+
+#include "pool.h"
+#include "scalar.h"
+
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include <immintrin.h>
+
+namespace avx2 {
+#include "vec256.h"
+
+#include "norm.h"
+}  // namespace avx2
+
+extern const Kernels kernels_avx2 = {"avx2", avx2::rms_norm};
+#endif

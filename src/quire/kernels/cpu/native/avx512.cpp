@@ -1,0 +1,19 @@
+// The kernels as compiled for AVX-512 (F, BW, DQ, VL).
+
+#include <algorithm>
+
+#include "pool.h"
+#include "scalar.h"
+
+#if defined(__x86_64__)
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#include <immintrin.h>
+
+namespace avx512 {
+#include "vec512.h"
+
+#include "norm.h"
+}  // namespace avx512
+
+extern const Kernels kernels_avx512 = {"avx512", avx512::rms_norm};
+#endif

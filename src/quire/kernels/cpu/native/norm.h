@@ -1,0 +1,35 @@
+// RMSNorm. Included inside a namespace that has the vector types.
+
+constexpr int64_t PIECE = 1 << 14;  // numbers: some microseconds, what it pays to share
+
+template <typename T>
+inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+    F32 squares = F32::zero();
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16) {
+        const F32 v = F32::load(x + i);
+        squares = fma(v, v, squares);
+    }
+    float total = squares.sum();
+    for (int64_t j = i; j < size; ++j) total += widen(x[j]) * widen(x[j]);
+    const float scale = 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
+    for (i = 0; i + 16 <= size; i += 16)
+        (F32::load(x + i) * F32::all(scale) * F32::load(weight + i)).store(out + i);
+    for (; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), out + i);
+}
+
+template <typename T>
+void rms_norm_as(const RmsNormArgs& a) {
+    const T *x = static_cast<const T*>(a.x), *weight = static_cast<const T*>(a.weight);
+    T* out = static_cast<T*>(a.out);
+    const int64_t some = std::max<int64_t>(1, PIECE / a.size);  // rows of a piece
+    parallel_for((a.rows + some - 1) / some, a.threads, [&](int64_t piece) {
+        const int64_t end = std::min(a.rows, (piece + 1) * some);
+        for (int64_t row = piece * some; row < end; ++row)
+            rms_norm_row(x + row * a.size, weight, out + row * a.size, a.size, a.eps);
+    });
+}
+
+void rms_norm(const RmsNormArgs& a) {
+    a.dtype == Dtype::bf16 ? rms_norm_as<bf16>(a) : rms_norm_as<float>(a);
+}

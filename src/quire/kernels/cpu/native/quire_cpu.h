@@ -1,0 +1,33 @@
+// What the kernels of each instruction set offer, and the types that they share with Python.
+//
+// Kernels are compiled once for each instruction set, in a namespace of its own (avx2.cpp,
+// avx512.cpp, ...), from the same text; library.cpp chooses the best that the processor runs.
+// Nothing here allocates, throws or keeps state: memory belongs to the caller.
+
+#pragma once
+
+#include <cstdint>
+
+struct bf16 {
+    uint16_t bits;
+};
+
+// Tensors are described by address and size alone; rows are contiguous unless a stride is given.
+enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+
+struct RmsNormArgs {
+    const void* x;         // [rows, size]
+    const void* weight;    // [size]
+    void* out;             // [rows, size], may be x
+    int64_t rows, size;
+    float eps;
+    Dtype dtype;           // of all three
+    int32_t threads;
+};
+
+struct Kernels {
+    const char* name;
+    void (*rms_norm)(const RmsNormArgs&);
+};
+
+extern const Kernels kernels_avx2, kernels_avx512;

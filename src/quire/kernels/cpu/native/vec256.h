@@ -1,0 +1,79 @@
+// Sixteen lanes in two AVX2 registers. Included inside a namespace; see avx2.cpp.
+//
+// Names and meaning are those of vec512.h: kernels are written once, against both.
+
+struct F32 {  // 16 x float
+    __m256 lo, hi;
+    static F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+    static F32 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+    static F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+    static F32 load(const bf16* p) { return {widen(p), widen(p + 8)}; }
+    void store(float* p) const {
+        _mm256_storeu_ps(p, lo);
+        _mm256_storeu_ps(p + 8, hi);
+    }
+    void store(bf16* p) const {  // to nearest, ties to even; NaN stays NaN
+        const __m256i packed = _mm256_packus_epi32(narrow(lo), narrow(hi));
+        const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ordered);
+    }
+    float sum() const {
+        const __m256 eight = _mm256_add_ps(lo, hi);
+        __m128 x = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+    }
+    float max() const {
+        const __m256 eight = _mm256_max_ps(lo, hi);
+        __m128 x = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+        return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+    }
+
+   private:
+    static __m256 widen(const bf16* p) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+    static __m256i narrow(__m256 v) {
+        const __m256i bits = _mm256_castps_si256(v);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i up = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+        const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
+        const __m256i sum = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
+        return _mm256_blendv_epi8(sum, _mm256_set1_epi32(0x7fc0), _mm256_castps_si256(nan));
+    }
+};
+inline F32 operator+(F32 a, F32 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+inline F32 operator-(F32 a, F32 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+inline F32 operator*(F32 a, F32 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+inline F32 operator/(F32 a, F32 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+inline F32 fma(F32 a, F32 b, F32 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F32 abs(F32 a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+inline F32 round(F32 a) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
+}
+inline __m256 times_power(__m256 a, __m256 n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+// a · 2^n for whole n, -126 <= n <= 127
+inline F32 scale_by_power(F32 a, F32 n) {
+    return {times_power(a.lo, n.lo), times_power(a.hi, n.hi)};
+}

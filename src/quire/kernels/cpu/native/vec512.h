@@ -1,0 +1,37 @@
+// Sixteen lanes in one AVX-512 register. Included inside a namespace; see avx512.cpp.
+//
+// Names and meaning are those of vec256.h: kernels are written once, against both.
+
+struct F32 {  // 16 x float
+    __m512 v;
+    static F32 zero() { return {_mm512_setzero_ps()}; }
+    static F32 all(float x) { return {_mm512_set1_ps(x)}; }
+    static F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static F32 load(const bf16* p) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+    void store(bf16* p) const {  // to nearest, ties to even; NaN stays NaN
+        const __m512i bits = _mm512_castps_si512(v);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        const __m512i up = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+        const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        __m512i sum = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
+        sum = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc0));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(sum));
+    }
+    float sum() const { return _mm512_reduce_add_ps(v); }
+    float max() const { return _mm512_reduce_max_ps(v); }
+};
+inline F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+inline F32 round(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT)}; }
+// a · 2^n for whole n
+inline F32 scale_by_power(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
