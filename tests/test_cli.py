@@ -52,6 +52,7 @@ SAMPLING = """
 """
 SERVE = """
     --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
+    --allowed-origins
     --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
     --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
     --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout

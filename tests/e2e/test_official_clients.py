@@ -51,8 +51,15 @@ def theirs(url: str) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_models(ours: openai.OpenAI) -> None:
+def test_models(ours: openai.OpenAI, theirs: anthropic.Anthropic) -> None:
     assert [model.id for model in ours.models.list()] == [MODEL]
+    page = theirs.models.list(limit=1)
+    assert [(model.id, model.lifecycle) for model in page] == [(MODEL, "active")]
+    assert page.has_more is False
+    assert theirs.models.retrieve(MODEL).id == MODEL
+    assert list(theirs.models.list(lifecycle=["retired"])) == []
+    with pytest.raises(anthropic.NotFoundError, match="not served here"):
+        theirs.models.retrieve("other")
 
 
 def test_chat_whole_and_streamed(ours: openai.OpenAI) -> None:

@@ -65,6 +65,11 @@ class FakeTokenizer:
         text = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
         return text + ("" if skip_special_tokens else "</s>")
 
+    vocab_size = 0x110000
+
+    def is_token(self, token_id: int) -> bool:
+        return token_id < self.vocab_size
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
 

@@ -91,6 +91,36 @@ def test_every_admin_path_needs_the_key(locked: Starlette, path: str, method: st
     assert call(locked, path, method=method).status == 401
 
 
+def test_what_is_not_there_is_told_with_what_is(engine: FakeEngine) -> None:
+    admin = build_app(engine, ServerSettings()).state.admin
+    missing = call(admin, "/v1/completions", {"prompt": "a"})
+    assert (missing.status, missing.error["code"]) == (404, "not_found")
+    assert "/stats, /reset_prefix_cache, /admin/models" in missing.error["message"]
+    assert "the API is on the public port" in missing.error["message"]
+    for method, path, allowed in (
+        ("POST", "/stats", "GET, HEAD"),
+        ("GET", "/reset_prefix_cache", "POST"),
+        ("DELETE", "/admin/models/load", "POST"),
+    ):
+        wrong = call(admin, path, method=method)
+        assert (wrong.status, wrong.headers["allow"]) == (405, allowed)
+        assert wrong.error["message"] == f"method not allowed on this path; use {allowed}"
+
+
+def test_only_what_may_be_left_out_is_said_to_be_so(engine: FakeEngine) -> None:
+    app = build_app(engine, ServerSettings())
+    told = "model: 'x' is not served here; use 'fake'"
+    for path in ("load", "unload"):
+        reply = call(app.state.admin, f"/admin/models/{path}", {"model": "x"})
+        assert reply.error["message"] == told
+    assert call(app, "/v1/models/x").error["message"] == told
+    optional = call(app, "/v1/completions", {"prompt": "a", "model": "x"})
+    assert optional.error["message"] == f"{told}, or leave it out"
+    assert (
+        call(app.state.admin, "/stats", query="model=x").error["message"].endswith("leave it out")
+    )
+
+
 def test_a_dead_servers_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     settings = ServerSettings(admin_uds=str(path))

@@ -71,6 +71,21 @@ def test_models(app: Starlette) -> None:
     assert call(app, "/v1/models/fake").json() == card
 
 
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+def test_models_in_anthropics_words(app: Starlette) -> None:
+    page = call(app, "/v1/models", headers=ANTHROPIC).json()
+    (model,) = page.pop("data")
+    assert page == {"has_more": False, "first_id": "fake", "last_id": "fake"}
+    assert (model["type"], model["id"], model["lifecycle"]) == ("model", "fake", "active")
+    assert (model["max_input_tokens"], model["max_tokens"]) == (1024, 1023)
+    assert call(app, "/v1/models/fake", headers=ANTHROPIC).json() == model
+    for path, query in (("/v1/models/x", ""), ("/v1/models", "limit=0"), ("/v1/models", "limit=a")):
+        refused = call(app, path, headers=ANTHROPIC, query=query)
+        assert (refused.status, refused.json()["type"]) == (400 if query else 404, "error")
+
+
 def test_model_names_with_a_slash(engine: FakeEngine) -> None:
     engine.info.model_name = "org/model"
     app = build_app(engine, ServerSettings())

@@ -303,6 +303,23 @@ def test_an_empty_stop_string_is_told_as_such(complete: Post, stop: object) -> N
     assert complete(stop=stop).error["message"].endswith(text)
 
 
+@pytest.mark.parametrize(
+    ("field", "entries", "shown"),
+    [
+        ("logit_bias", {"5": 1, "abc": 1}, "logit_bias['abc']: expected int, got str"),
+        ("logit_bias", {"5": 1, "-1": 1}, "logit_bias['-1']: expected int >= 0"),
+        ("logit_bias", {"5": 1, "6": 101}, "logit_bias['6']: expected float <= 100.0"),
+        ("metadata", {"a": "b", "c": 1}, "metadata['c']: expected str, got int"),
+        ("metadata", {"k" * 99: "b"}, f"metadata['{'k' * 64}']: expected str of length <= 64"),
+    ],
+)
+def test_the_entry_of_a_map_that_is_wrong_is_named(
+    chat: Post, field: str, entries: object, shown: str
+) -> None:
+    error = chat(**{field: entries}).error
+    assert (error["message"], error["param"]) == (f"{shown}; correct it", field)
+
+
 def test_two_limits_must_agree(chat: Post) -> None:
     assert chat(max_tokens=3, max_completion_tokens=3).status == 200
     assert chat(max_tokens=3, max_completion_tokens=4).status == 400

@@ -295,3 +295,28 @@ def test_wrong_orders(path: str, body: dict[str, Any], status: int, word: str) -
     assert reply.status == status
     assert word in reply.error["message"]
     assert house.asked == []
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "has_more"),
+    [
+        ("", "abc", False),
+        ("limit=2", "ab", True),
+        ("after_id=a&limit=1", "b", True),
+        ("after_id=a", "bc", False),
+        ("after_id=c", "", False),
+        ("before_id=c&limit=1", "b", True),
+        ("before_id=c", "ab", False),
+        ("lifecycle[]=retired", "", False),
+        ("lifecycle=retired&lifecycle=active", "abc", False),
+    ],
+)
+def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: bool) -> None:
+    house = House(*(condition(name, "unloaded") for name in "abc"))
+    headers = {"anthropic-version": "2023-06-01"}
+    page = call(house.app, "/v1/models", headers=headers, query=query).json()
+    assert "".join(model["id"] for model in page["data"]) == ids
+    ends = (ids[0], ids[-1]) if ids else (None, None)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (has_more, *ends)
+    for wrong in ("after_id=x", "before_id=x", "after_id=a&before_id=b"):
+        assert call(house.app, "/v1/models", headers=headers, query=wrong).status == 400

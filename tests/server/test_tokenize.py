@@ -91,9 +91,13 @@ def test_ids_that_are_none(app: Starlette, tokens: Any) -> None:
     assert call(app, "/detokenize", {"tokens": tokens}).status == 400
 
 
-def test_ids_without_a_token_say_nothing(app: Starlette, engine: FakeEngine) -> None:
-    engine.tokenizer.decode = lambda ids, *, skip_special_tokens=True: str(skip_special_tokens)  # type: ignore[method-assign]  # noqa: ARG005
-    assert call(app, "/detokenize", {"tokens": []}).json() == {"prompt": "False"}
+def test_ids_without_a_token_are_named(app: Starlette, engine: FakeEngine) -> None:
+    engine.tokenizer.vocab_size = 100
+    assert call(app, "/detokenize", {"tokens": []}).json() == {"prompt": "</s>"}
+    refused = call(app, "/detokenize", {"tokens": [99, 100, 7000]})
+    assert (refused.status, refused.error["param"]) == (400, "tokens[1]")
+    text = "tokens[1]: 100 is no token of this vocabulary of 100; remove it"
+    assert refused.error["message"] == text
 
 
 def test_long_text_is_encoded_beside_the_loop(

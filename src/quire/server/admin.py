@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server import body
 from quire.server.admin_wire import (
@@ -54,7 +55,17 @@ def build_admin_app(loader: Loader, settings: ServerSettings) -> Starlette:
         Route("/admin/models/unload", endpoints.unload, methods=["POST"]),
         Route("/openapi.json", OpenApi(ADMIN_OPERATIONS).answer),
     ]
-    return Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
+    app = Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
+    app.router.default = _no_such_path([route.path for route in routes])
+    return app
+
+
+def _no_such_path(paths: list[str]) -> ASGIApp:
+    async def refuse(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        text = f"no such path among the admin endpoints, which are {', '.join(paths)}; "
+        raise HttpError(404, text + "the API is on the public port", code="not_found")
+
+    return refuse
 
 
 class _Endpoints:

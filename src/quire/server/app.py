@@ -19,6 +19,7 @@ from quire.server import chat, completions, embeddings, messages, responses
 from quire.server.admin import build_admin_app
 from quire.server.application import Application
 from quire.server.body import read_body
+from quire.server.cross_origin import CrossOrigin
 from quire.server.departure import unless_disconnected
 from quire.server.drain import Drain, DrainGate
 from quire.server.engine_protocol import EngineProtocol
@@ -103,12 +104,14 @@ def build_server(
     observer.know_endpoints(routes)
 
     def envelope(inner: ASGIApp) -> ASGIApp:
-        return Envelope(
+        enveloped = Envelope(
             DrainGate(inner, drain, OPEN_PATHS),
             keys=settings.keys,
             open_paths=OPEN_PATHS | page.paths,
             on_end=observer.note_end,
         )
+        origins = settings.origins
+        return CrossOrigin(enveloped, origins) if origins else enveloped
 
     app = Application(routes, envelope, lifespan)
     app.state.drain, app.state.models = drain, models

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -79,7 +79,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _check_text(body)  # a name that is no text would be told as a missing one
-        raise _wrong_value(str(error), path, decoder.type) from None
+        raise _wrong_value(str(error), path, decoder.type, body) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -189,7 +189,7 @@ def _malformed(reason: str) -> InvalidRequestError:
     return InvalidRequestError(f"the body is not valid JSON: {reason}; mend it", code="bad_json")
 
 
-def _wrong_value(problem: str, path: str, kind: Any) -> InvalidRequestError:
+def _wrong_value(problem: str, path: str, kind: Any, body: bytes) -> InvalidRequestError:
     """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" to "max_tokens: expected ..."."""
     what, _, where = problem.partition(" - at ")
     places = re.findall(r"\$([^`]*)", where)
@@ -207,7 +207,22 @@ def _wrong_value(problem: str, path: str, kind: Any) -> InvalidRequestError:
         return InvalidRequestError(f"the body: {what}; send a JSON object", code="invalid_value")
     allowed = allowed_values(kind, inside) if what.startswith("invalid") else []
     fix = f"give {_listed(allowed)}" if allowed else "correct it"
-    return InvalidRequestError(f"{field}: {what}; {fix}", param=field, code="invalid_value")
+    shown = field
+    if "`key` in" in where or inside.endswith("[...]"):
+        field = field.removesuffix("[...]")
+        shown = field + _wrong_key(body, kind, field)
+    return InvalidRequestError(f"{shown}: {what}; {fix}", param=field, code="invalid_value")
+
+
+def _wrong_key(body: bytes, kind: Any, field: str) -> str:
+    """Which entry of a map is at fault: its type's refusal says that one is, and not which."""
+    hint = get_type_hints(kind, include_extras=True)[field]
+    for key, value in read_names(body)[field].items():
+        try:
+            msgspec.convert({key: value}, hint, str_keys=True)
+        except msgspec.ValidationError:
+            return f"[{key[:64]!r}]"
+    return ""
 
 
 def _listed(values: list[str]) -> str:

@@ -31,6 +31,13 @@ class TokenizerProtocol(Protocol):
         Raises InvalidRequestError.
         """
 
+    @property
+    def vocab_size(self) -> int:
+        """One above the highest token id; ids between may be unused."""
+
+    def is_token(self, token_id: int) -> bool:
+        """Whether the id has a token."""
+
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.body import first_headers
-from quire.server.http_errors import describe, id_headers, send_error
+from quire.server.http_errors import describe, id_headers, send_error, words_of
 from quire.server.keys import Keys
 from quire.server.labels import new_label
 from quire.server.record import RequestRecord
@@ -71,7 +71,7 @@ class Envelope:
             reply = describe(error, request_id)
             record.error_code = reply.error.code
             if not record.status:
-                await send_error(send_with_id, reply, scope["path"])
+                await send_error(send_with_id, reply, words_of(scope))
         finally:
             self._on_end(record)
 

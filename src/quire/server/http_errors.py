@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Mapping
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from quire.errors import (
     DeadlineError,
@@ -31,6 +32,8 @@ MAX_MESSAGE_CHARS = 1000
 
 INVALID_REQUEST = "invalid_request_error"
 ANTHROPIC_PATHS = "/v1/messages"
+ANTHROPIC_VERSION = "anthropic-version"  # the header that only its clients send
+_SHARED_PATHS = "/v1/models"
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -122,6 +125,14 @@ def describe(error: Exception, request_id: str) -> ErrorReply:
     return reply
 
 
+def words_of(scope: Scope) -> str:
+    """The path whose API's words an answer has: where two share one, the client's own."""
+    path: str = scope["path"]
+    if path.startswith(_SHARED_PATHS) and ANTHROPIC_VERSION in Headers(scope=scope):
+        return ANTHROPIC_PATHS
+    return path
+
+
 def id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
     """The headers that tell a request's id; Anthropic's clients read another one."""
     value = request_id.encode()
@@ -202,7 +213,7 @@ def _text(error: Exception) -> str:
 
 def _from_router(error: HTTPException) -> HttpError:
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another")
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "another").split(", ")))
         text = f"method not allowed on this path; use {allowed}"
         return HttpError(405, text, code="method_not_allowed", headers={"allow": allowed})
     if error.status_code == 404:

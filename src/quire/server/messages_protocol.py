@@ -175,14 +175,19 @@ class MessagesRequest(CountRequest, kw_only=True):
 
 
 MESSAGES_UNSUPPORTED: body.NeutralValues = {
+    "billing_policy": (None,),
+    "compaction": (None,),
     "container": (None,),
     "context_management": (None,),
     "diagnostics": (None,),
+    "fallback_credit_token": (None,),
+    "fallbacks": (None, []),
     "inference_geo": (None,),
     "mcp_servers": (None, []),
     "output_format": (None,),
     "service_tier": (None, "auto", "standard_only"),
     "speed": (None, "standard"),
+    "thread": (None,),
     "user_profile_id": (None,),
     "workspace_id": (None,),
 }

@@ -75,6 +75,7 @@ _TOKENS = "`min_tokens` is at most `max_tokens`."
 _PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
 _LAST = "The last message is the user's; tool results are the user's, calls the assistant's."
 _TEXTS = "Texts of a conversation hold no U+FDD0."
+_VERSIONED = "With the header `anthropic-version` the answer is that of Anthropic's Models API."
 _CHAT_RULES = (_TEMPLATE, _ARGUMENTS, _TOOLS, _SIZES, _TEXTS)
 
 _USER = {"role": "user", "content": "hello"}
@@ -177,8 +178,8 @@ _POSTS = (
     ),
     Operation(
         method="post", path="/detokenize",
-        summary="Token ids to text. Ids without a token say nothing.",
-        rules=(_MODEL,),
+        summary="Token ids to text.",
+        rules=(_MODEL, "Each of `tokens` is the id of a token."),
         example={"tokens": [1685, 413, 1266]},
         body=tokenize.DetokenizeRequest,
         reply=tokenize.DetokenizeReply,
@@ -196,8 +197,10 @@ def _health(path: str, summary: str, method: str = "get") -> Operation:
 
 OPERATIONS = (
     *_POSTS,
-    Operation(path="/v1/models", summary="The served models.", reply=ModelList),
-    Operation(path="/v1/models/{name}", summary="One model.", reply=ModelCard, errors=(404,)),
+    Operation(path="/v1/models", summary="The served models.", rules=(_VERSIONED,),
+              reply=ModelList),
+    Operation(path="/v1/models/{name}", summary="One model.", rules=(_VERSIONED,), reply=ModelCard,
+              errors=(404,)),
     Operation(path="/version", summary="The server's version.", reply=VersionReply),
     _health("/health", "Whether the engine gets on with its work."),
     _health("/ping", "The same as /health."),

@@ -150,6 +150,9 @@ COMPLETION_UNSUPPORTED: body.NeutralValues = {
     "suffix": (None, ""),
 }
 
+# what is done for every request, without a promise of how long
+IMPLICIT_CACHE: tuple[Any, ...] = (None, {}, {"mode": "implicit"})
+
 CHAT_UNSUPPORTED: body.NeutralValues = {
     **_ASKS_FOR_NOTHING,
     "add_special_tokens": (None, False),
@@ -161,7 +164,10 @@ CHAT_UNSUPPORTED: body.NeutralValues = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "modalities": (None, ["text"]),
+    "moderation": (None,),
     "prediction": (None,),
+    "prompt_cache_options": IMPLICIT_CACHE,
+    "prompt_cache_retention": (None, "in_memory"),
     "store": (None, False),
     "verbosity": (None,),
     "web_search_options": (None,),

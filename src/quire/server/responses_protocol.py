@@ -166,16 +166,18 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 RESPONSES_UNSUPPORTED: body.NeutralValues = {
+    "access_programs": (None, {}),
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
+    "image": (None, {}),
     "include": (None, []),
     "max_tool_calls": (None,),
     "moderation": (None,),
     "previous_response_id": (None,),
     "prompt": (None,),
     "prompt_cache_key": (None,),
-    "prompt_cache_options": (None,),
+    "prompt_cache_options": protocol.IMPLICIT_CACHE,
     "prompt_cache_retention": (None, "in_memory"),
     "safety_identifier": (None,),
     "service_tier": (None, "auto", "default"),

@@ -96,7 +96,7 @@ class ServedModels:
         """The model by its name, loaded or not. Raises ModelNotFoundError."""
         entry = self._entries.get(self._first if name is None else name)
         if entry is None:
-            raise self._unknown(str(name))
+            raise ModelNotFoundError(self._unknown(str(name)))
         return entry
 
     def entries(self) -> list[Entry]:
@@ -168,7 +168,7 @@ class ServedModels:
 
     def _absent(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
         if name is not None and name not in self._entries:
-            return self._unknown(name)
+            return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         found = self.entry(name).condition
         return ModelNotLoadedError(
             found.name,
@@ -176,11 +176,9 @@ class ServedModels:
             retry_after=found.retry_after,
         )
 
-    def _unknown(self, name: str) -> ModelNotFoundError:
+    def _unknown(self, name: str) -> str:
         known = " or ".join(map(repr, self._entries))
-        return ModelNotFoundError(
-            f"model: {name[:128]!r} is not served here; use {known}, or leave it out"
-        )
+        return f"model: {name[:128]!r} is not served here; use {known}"
 
 
 def _sum(shares: Sequence[Capacity]) -> Capacity:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.errors import ConfigError
+from quire.server.cross_origin import listed_origins
 from quire.server.keys import Keys, all_keys, listed
 
 
@@ -41,6 +42,9 @@ class ServerSettings:
     api_key_file: str | None = _setting(None, "file of more such keys, one per line")
     share_prefix_cache: bool = _setting(
         False, "let requests of different API keys share cached prefixes"
+    )
+    allowed_origins: str | None = _setting(
+        None, "origins whose pages may call this from a browser, with commas between; * for all"
     )
     max_queued_requests: int = _setting(
         1024, "most answers that may wait, besides the max-num-seqs that run; more get 429"
@@ -139,6 +143,8 @@ class ServerSettings:
                 f"max_held_body_bytes is {self.held_body_bytes}, less than one body may have; "
                 f"give {self.max_body_bytes} or more, or lower max_body_bytes"
             )
+        if self.allowed_origins is not None:
+            listed_origins(self.allowed_origins)
         _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
@@ -150,6 +156,11 @@ class ServerSettings:
     def held_body_bytes(self) -> int:
         """As asked, or so much that many of the largest bodies find room."""
         return self.max_held_body_bytes or 64 * self.max_body_bytes
+
+    @property
+    def origins(self) -> list[str]:
+        """Those that may call it from a browser."""
+        return [] if self.allowed_origins is None else listed_origins(self.allowed_origins)
 
     @property
     def keys(self) -> Keys:

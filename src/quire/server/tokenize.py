@@ -94,10 +94,15 @@ def tokenize(data: bytes, models: ServedModels) -> TokenizeReply:
 
 
 def detokenize(data: bytes, models: ServedModels) -> DetokenizeReply:
-    """Answer a body. Ids without a token say nothing. Raises InvalidRequestError."""
+    """Answer a body. Raises InvalidRequestError, also for an id without a token."""
     request = body.decode(data, _detokenize_decoder)
     body.check_names(body.read_names(data), request.__struct_fields__, {})
     tokenizer = models.find(request.model).engine.tokenizer
+    for place, token_id in enumerate(request.tokens):
+        if not tokenizer.is_token(token_id):
+            size = tokenizer.vocab_size
+            problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
+            raise _wrong(f"tokens[{place}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     return DetokenizeReply(text)
 

@@ -230,6 +230,10 @@ class Tokenizer:
             self._spelled[key] = spelled
         return self._spelled[key]
 
+    def is_token(self, token_id: int) -> bool:
+        """Whether the id has a token."""
+        return self._backend.id_to_token(token_id) is not None
+
     def token_text(self, token_id: int) -> str:
         """A token for people to see; U+FFFD where it holds only part of a character."""
         return self.token_bytes(token_id).decode(errors="replace")

@@ -1,0 +1,92 @@
+"""Each field that the official clients can send is honoured, or refused by its name.
+
+Made of the clients' own type annotations, so that a newer client with another field is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_params
+from asgi_client import call
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
+from starlette.applications import Starlette
+
+from quire.server import embeddings, messages_protocol, protocol, responses_protocol
+
+MESSAGES = (messages_protocol.MessagesRequest, messages_protocol.MESSAGES_UNSUPPORTED)
+COUNT = (messages_protocol.CountRequest, messages_protocol.MESSAGES_UNSUPPORTED)
+ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
+    (
+        chat_params.CompletionCreateParamsStreaming,
+        protocol.ChatRequest,
+        protocol.CHAT_UNSUPPORTED,
+    ),
+    (
+        completion_create_params.CompletionCreateParamsStreaming,
+        protocol.CompletionRequest,
+        protocol.COMPLETION_UNSUPPORTED,
+    ),
+    (
+        response_create_params.ResponseCreateParamsStreaming,
+        responses_protocol.ResponsesRequest,
+        responses_protocol.RESPONSES_UNSUPPORTED,
+    ),
+    (
+        embedding_create_params.EmbeddingCreateParams,
+        embeddings.EmbeddingRequest,
+        embeddings.EMBEDDING_UNSUPPORTED,
+    ),
+    (message_create_params.MessageCreateParamsStreaming, *MESSAGES),
+    (beta_params.MessageCreateParamsStreaming, *MESSAGES),
+    (message_count_tokens_params.MessageCountTokensParams, *COUNT),
+    (beta_count_params.MessageCountTokensParams, *COUNT),
+]
+HEADERS = {"betas", "user_profile_id", "workspace_id"}  # arguments that are sent as headers
+
+
+@pytest.mark.parametrize(
+    ("params", "request_type", "refused"),
+    ROUTES,
+    ids=[f"{kind.__module__}.{kind.__name__}" for kind, _, _ in ROUTES],
+)
+def test_each_field_of_a_client_is_known(
+    params: type[Any], request_type: type[msgspec.Struct], refused: Collection[str]
+) -> None:
+    sent = set(get_type_hints(params, include_extras=True))
+    assert len(sent) > 4, "these are no fields"
+    assert sorted(sent - HEADERS - {*request_type.__struct_fields__} - {*refused}) == []
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "needed", "neutral", "wish"),
+    [
+        ("chat/completions", {"messages": [USER]}, {"mode": "implicit"}, {"mode": "explicit"}),
+        ("responses", {"input": "a"}, {"mode": "implicit"}, {"mode": "implicit", "ttl": "30m"}),
+    ],
+)
+def test_only_the_cache_that_all_have_can_be_asked_for(
+    app: Starlette, path: str, needed: dict[str, Any], neutral: object, wish: object
+) -> None:
+    for field, value, status in (
+        ("prompt_cache_options", neutral, 200),
+        ("prompt_cache_options", wish, 400),
+        ("prompt_cache_retention", "in_memory", 200),
+        ("prompt_cache_retention", "24h", 400),
+        ("moderation", None, 200),
+        ("moderation", {"model": "omni-moderation-latest"}, 400),
+    ):
+        reply = call(app, f"/v1/{path}", needed | {field: value})
+        assert reply.status == status
+        if status == 400:
+            assert (reply.error["param"], reply.error["code"]) == (field, "unsupported_parameter")
