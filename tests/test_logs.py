@@ -74,6 +74,24 @@ def test_lines_of_one_turn_are_written_together_and_a_warning_at_once() -> None:
     assert "".join(stream.pieces) == "a\nb\nc\nd\ne\nf\n"
 
 
+def test_lines_of_a_loop_that_was_closed_hold_up_no_others() -> None:
+    stream = Stream()
+    handler = LineHandler(stream)
+
+    async def later() -> None:
+        handler.handle(line(logging.INFO, "b"))
+        await asyncio.sleep(0)
+        assert stream.pieces == ["a\nb\n"]
+
+    loop = asyncio.new_event_loop()
+    loop.call_soon(handler.handle, line(logging.INFO, "a"))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert stream.pieces == []
+    asyncio.run(later())
+
+
 def test_a_line_for_people() -> None:
     record = line(logging.INFO, "hello")
     record.created, record.msecs = 1.25, 250.0

@@ -47,6 +47,7 @@ class LineHandler(logging.Handler):
         super().__init__()
         self._stream = stream
         self._lines: list[str] = []
+        self._turn: asyncio.AbstractEventLoop | None = None  # at whose end they will be written
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line: a warning at once, others when the loop that runs here ends its turn."""
@@ -55,7 +56,8 @@ class LineHandler(logging.Handler):
             loop = _running_loop()
             if loop is None or record.levelno >= logging.WARNING:
                 self.flush()
-            elif len(self._lines) == 1:
+            elif loop is not self._turn:  # another one may have been closed before its end
+                self._turn = loop
                 loop.call_soon(self.flush)
         except Exception:  # as in all handlers: a line must not fail what it tells of
             self.handleError(record)
@@ -64,7 +66,7 @@ class LineHandler(logging.Handler):
         """Write what waits."""
         self.acquire()
         try:
-            lines, self._lines = self._lines, []
+            lines, self._lines, self._turn = self._lines, [], None
             if lines:
                 with contextlib.suppress(OSError, ValueError):  # nobody is left to read them
                     self._stream.write("".join(lines))

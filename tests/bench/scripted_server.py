@@ -16,6 +16,7 @@ Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
 class Seen:
     """What the server saw."""
 
+    heads: list[str] = field(default_factory=list)  # in lower case
     bodies: list[Any] = field(default_factory=list)
     num_open: int = 0
     most_open: int = 0
@@ -31,6 +32,7 @@ async def scripted_server(script: Script, seen: Seen | None = None) -> AsyncIter
         seen.most_open = max(seen.most_open, seen.num_open)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            seen.heads.append(head)
             length = int(head.partition("content-length: ")[2].partition("\r")[0])
             seen.bodies.append(json.loads(await reader.readexactly(length)))
             await script(writer)

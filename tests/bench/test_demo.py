@@ -52,6 +52,33 @@ def test_demo() -> None:
     assert "quire chat" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "sent"),
+    [([], None, None), ([], "one", "one"), (["--api-key", "two"], "one", "two")],
+)
+def test_the_key_of_a_server_that_asks_for_one(
+    words: list[str],
+    variable: str | None,
+    sent: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("QUIRE_API_KEY", variable)
+    monkeypatch.setattr("quire.bench.demo.read_examples", lambda: EXAMPLES[2:])
+    seen = Seen()
+
+    async def ask() -> int:
+        async with scripted_server(chunked(chat_events("hello")), seen) as url:
+            return await asyncio.to_thread(demo.run, ["--url", f"{url}/v1/", *words, "--json"])
+
+    assert asyncio.run(ask()) == 0
+    (head,) = seen.heads
+    assert head.startswith("post /v1/chat/completions ")
+    assert ("authorization" in head) == (sent is not None)
+    assert sent is None or f"authorization: bearer {sent}\r\n" in head
+
+
 def test_failures_are_shown() -> None:
     result, text = run(chunked([event({"error": {"message": "it broke"}})]))
     assert "3 of 3 requests failed, most of them with: it broke" in result.problems

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from quire.config import EngineConfig
 from quire.engine.head_start import give_head_start, read_ahead
 from quire.engine.startup import start_engine
@@ -17,6 +19,15 @@ def test_files_are_asked_for(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors").write_bytes(b"x" * 100)
     (tmp_path / "a.safetensors").chmod(0)
     assert read_ahead(tmp_path) == 2
+
+
+def test_a_system_that_cannot_be_asked_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.delattr("os.posix_fadvise")
+    assert read_ahead(tmp_path) == 1
 
 
 def test_it_ends_without_a_gpu_or_a_folder() -> None:

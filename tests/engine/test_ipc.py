@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import queue
 import socket
 import struct
@@ -217,7 +218,7 @@ def tokens(parts: list[RequestOutput]) -> list[int]:
     return [token_id for part in parts for token_id in part.outputs[0].token_ids]
 
 
-def test_streams_go_on_in_the_next_engine(tmp_path: Path) -> None:
+def test_streams_go_on_in_the_next_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(front: Front) -> None:
         whole = tokens(await front.collect(300))
         front.server.pause = 0.001
@@ -236,7 +237,9 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path) -> None:
             assert [part.finished for part in parts] == [False] * (len(parts) - 1) + [True]
         assert front.engine.stats.epoch == 1
 
-    run(tmp_path, scenario)
+    with caplog.at_level(logging.INFO, "quire.engine.client"):
+        run(tmp_path, scenario)
+    assert "4 unfinished answers go on in it" in caplog.text
 
 
 def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> None:

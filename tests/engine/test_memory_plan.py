@@ -102,6 +102,21 @@ def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "131,072 tokens a request (max_model_len)" in text
 
 
+@pytest.mark.parametrize("columns", ["20", "40", "60", "80", "200"])
+def test_no_digit_is_cut_however_narrow_the_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--dry-run", "--gpu-memory-gib", "80"]
+    assert main(["serve", *options, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)[0]
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["serve", *options]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    for size in (plan["total"] - plan["budget"], plan["kv_cache"], *plan["weights"].values()):
+        assert f" {size:,}  " in text
+
+
 def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--json"]
     assert main([*words, "--gpu-memory-gib", "8"]) == 1

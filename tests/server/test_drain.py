@@ -76,7 +76,9 @@ async def running(engine: FakeEngine, grace: int) -> AsyncIterator[Running]:
             await client.writer.wait_closed()
 
 
-def test_a_running_stream_ends_well_and_new_requests_are_refused(engine: FakeEngine) -> None:
+def test_a_running_stream_ends_well_and_new_requests_are_refused(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with running(engine, grace=20) as house:
             engine.wait_at = 1
@@ -104,7 +106,10 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(engine: FakeEng
             assert engine.aborted == []
             assert engine.closed
 
-    asyncio.run(scenario())
+    with caplog.at_level(logging.INFO, "quire.server.drain"):
+        asyncio.run(scenario())
+    (record,) = caplog.records
+    assert record.getMessage() == "shutting down: 1 requests run and have 20 s to end"
 
 
 def test_what_does_not_end_in_time_is_told_so(

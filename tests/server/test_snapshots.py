@@ -153,6 +153,15 @@ def test_what_cannot_be_read_is_neither_lost_nor_replaced(tmp_path: Path, dead_p
     SnapshotFolder(tmp_path / "gone").fold_dead()
 
 
+def test_damaged_figures_go_with_their_process(tmp_path: Path, dead_pid: int) -> None:
+    leave(tmp_path, f"{dead_pid}-a")
+    for name in (f"{dead_pid}-torn", f"{os.getpid()}-alive"):
+        (tmp_path / (name + SUFFIX)).write_bytes(b"\x93")
+    SnapshotFolder(tmp_path).fold_dead()
+    assert files(tmp_path) == {FOLDED, f"{os.getpid()}-alive{SUFFIX}"}
+    assert sums(tmp_path)[0] == 1
+
+
 def test_one_folds_at_a_time(tmp_path: Path, dead_pid: int) -> None:
     leave(tmp_path, f"{dead_pid}-a")
     lock = SnapshotFolder(tmp_path)._lock()

@@ -94,7 +94,18 @@ def test_renders_as_transformers(
     if "tools" not in pair[0].chat_variables:
         tools = None  # refused, where transformers drops them without a word
     text, expected = both(pair, messages, tools=tools, add_generation_prompt=prompt)
+    if any("tool_calls" in m for m in messages) and "tool_calls" not in pair[0].chat_template_text:
+        expected = None  # likewise
     assert text == expected
+
+
+def test_calls_that_a_template_would_drop_are_refused() -> None:
+    says_all = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    silent = ChatTemplate(says_all, origin="here", special_tokens={})
+    options: dict[str, Any] = {"tools": None, "add_generation_prompt": True, "options": {}}
+    assert silent.render([USER, ANSWER | {"tool_calls": []}], **options)
+    with pytest.raises(InvalidRequestError, match=r"^messages\[1\]\.tool_calls: .* earlier calls"):
+        silent.render([USER, CALLING], **options)
 
 
 def test_templates_are_not_all_refusing(pair: tuple[Tokenizer, PreTrainedTokenizerFast]) -> None:

@@ -15,6 +15,7 @@ from quire.engine.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, pl
 from quire.errors import ConfigError
 
 _GIB = 2**30
+_LEAST_FOR_REASONS = 28  # columns, with the space between all
 
 
 def dry_run(configs: Sequence[EngineConfig], args: Namespace) -> int:
@@ -61,20 +62,28 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
 def show(plan: MemoryPlan, console: Console) -> None:
     """Print one plan."""
     console.print(f"{plan.model} on {plan.device}, {_gib(plan.total)}", style="bold")
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("memory for")
-    table.add_column("bytes", justify="right")
-    table.add_column("", justify="right")
-    table.add_column("because of", style="dim", no_wrap=True)
-    for name, num_bytes, why in _rows(plan):
-        table.add_row(name, f"{num_bytes:,}", _gib(num_bytes), why)
-    console.print(table)
+    console.print(_table(plan, console))
     if plan.problem is not None:
         console.print(f"  it does not fit: {plan.problem}\n", soft_wrap=True)
         return
     fits = ", ".join(f"{count:,} of {length:,}" for length, count in plan.at_once().items())
     console.print(f"  context  {plan.max_model_len:,} tokens a request (max_model_len)")
     console.print(f"  at once  {fits} tokens\n", soft_wrap=True)
+
+
+def _table(plan: MemoryPlan, console: Console) -> Table:
+    """The bytes by purpose. Where the terminal is too narrow, lines are broken and no digit cut."""
+    rows = [(name, f"{size:,}", _gib(size), why) for name, size, why in _rows(plan)]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    console.width = max(console.width, sum(widths) + _LEAST_FOR_REASONS)
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("memory for", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("because of", style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:

@@ -340,7 +340,9 @@ class AsyncEngine:
         self.info = info
         self._inputs.follow(info.limits)
         self._watcher.ask_again()
-        for message in self._outputs.unfinished():
+        unfinished = self._outputs.unfinished()
+        logger.info("an engine is there again: %d unfinished answers go on in it", len(unfinished))
+        for message in unfinished:
             if self._outputs.follows(message.request_id):  # its other answers may have failed it
                 self._go_on(message)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def read_ahead(folder: Path) -> int:
         except OSError:
             continue  # the loader will say so
         try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            if sys.platform != "darwin":  # which has no such call
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(file)
     return len(files)

@@ -7,12 +7,15 @@ sockets, the engine) is listen.py's business.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import DrainingError
+
+logger = logging.getLogger(__name__)
 
 # What requests get to tell their clients that they are cut.
 LAST_WORDS_SECONDS = 0.5
@@ -58,6 +61,7 @@ class Drain:
 
     async def run(self, grace: float) -> None:
         """Take no more requests, wait for those that run, and cut them after `grace` seconds."""
+        logger.info("shutting down: %d requests run and have %g s to end", self.num_running, grace)
         self._deadline = time.monotonic() + grace
         await self._wait_idle(until_over=True)
         for _ in range(2):  # a second time for those whose clients do not even read why

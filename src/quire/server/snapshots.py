@@ -127,13 +127,14 @@ class SnapshotFolder:
         done = {name for name in old.folded if self._file(name).exists()} if old else set()
         dead = {path.stem for path in self._files() if _is_dead(path.stem)} - done
         parts = {name: part for name in dead if (part := self._read(name + SUFFIX))}
+        broken = {name for name in dead - set(parts) if self._is_damaged(name)}
         if parts:
             whole = Snapshot.joined([*([old] if old else []), *parts.values()])
             whole.folded = sorted(done | set(parts))
             if not self._replace(FOLDED, whole):
                 return
         drafts = [path for path in self._path.glob("*.draft") if _is_dead(path.stem)]
-        for path in (*map(self._file, done | set(parts)), *drafts):
+        for path in (*map(self._file, done | set(parts) | broken), *drafts):
             path.unlink(missing_ok=True)
 
     def _read_all(self) -> list[Snapshot]:
@@ -179,6 +180,16 @@ class SnapshotFolder:
             logger.warning("metrics could not be written: %s", error.strerror)
             return False
         return True
+
+    def _is_damaged(self, name: str) -> bool:
+        """Whether the file is there, can be read, and says nothing: nobody will mend it."""
+        try:
+            self._decoder.decode(self._file(name).read_bytes())
+        except OSError:
+            return False
+        except msgspec.DecodeError:
+            return True
+        return False
 
     def _read(self, name: str) -> Snapshot | None:
         try:

@@ -80,6 +80,8 @@ class ChatTemplate:
             problem = "this model's chat template has no place for them; remove them"
             raise wrong("tools", problem)
         prepared = prepare_messages(messages, map_text, self._names)
+        if "tool_calls" not in self._names:
+            _refuse_calls(prepared)
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
@@ -118,6 +120,17 @@ class ChatTemplate:
                 "them in another form"
             )
         raise InvalidRequestError(f"messages: {problem}", param="messages", code="invalid_value")
+
+
+def _refuse_calls(messages: list[dict[str, Any]]) -> None:
+    """The model would not learn that it had made them."""
+    for place, message in enumerate(messages):
+        if message.get("tool_calls"):
+            problem = (
+                "this model's chat template does not show earlier calls; tell of them in the "
+                "content, or give the model a template that reads tool_calls"
+            )
+            raise wrong("messages", problem, where=f"messages[{place}].tool_calls")
 
 
 def _with_tools(
