@@ -1,0 +1,80 @@
+"""Quire: the engine core, without tokenizer or server. Equal prompts share blocks of the cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from peers.worker import WARM_UP, Load, Prompt, serve
+from quire.config import EngineConfig
+from quire.core.messages import AbortRequests, AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine.startup import start_engine
+from quire.version import __version__
+
+
+class Quire:
+    """Options: settings of the engine by their names."""
+
+    def load(self, load: Load) -> dict[str, Any]:
+        block_size = 16
+        self._core, info = start_engine(
+            EngineConfig.from_options(
+                model=load.model,
+                device="cpu",
+                threads=load.threads,
+                max_model_len=load.max_len,
+                max_num_seqs=load.streams,
+                block_size=block_size,
+                num_blocks=load.streams * -(-load.max_len // block_size),
+                **load.options,
+            )
+        )
+        self._num_requests = 0
+        settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
+        return {"version": __version__, "settings": settings}
+
+    def prefill(self, prompt: Prompt) -> int:
+        self._prompt = prompt
+        self._add(prompt, 1)
+        while True:
+            for _, token_ids in self._step():
+                return token_ids[0]
+
+    def decode(self, streams: int, steps: int) -> tuple[float, int]:
+        # of streams that begin one after the other the first must not end before the last
+        room = steps + WARM_UP + streams
+        running = [self._add(self._prompt, room) for _ in range(streams)]
+        late = dict.fromkeys(running, 0)
+        while min(late.values()) <= WARM_UP:
+            for request_id, token_ids in self._step():
+                late[request_id] += len(token_ids)
+        begin, num_tokens = time.perf_counter(), 0
+        for _ in range(steps):
+            num_tokens += sum(len(token_ids) for _, token_ids in self._step())
+        seconds = time.perf_counter() - begin
+        self._core.handle(AbortRequests(request_ids=running))
+        while self._core.has_work:
+            self._core.step()
+        return seconds, num_tokens
+
+    def _add(self, prompt: Prompt, max_tokens: int) -> str:
+        self._num_requests += 1
+        request_id = str(self._num_requests)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        self._core.handle(
+            AddRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling)
+        )
+        return request_id
+
+    def _step(self) -> list[tuple[str, list[int]]]:
+        """The tokens of a step, by request. Raises RuntimeError where one failed."""
+        deltas = self._core.step().deltas
+        for delta in deltas:
+            if delta.error is not None:
+                raise RuntimeError(delta.error)
+        return [(delta.request_id, delta.token_ids) for delta in deltas if delta.token_ids]
+
+
+if __name__ == "__main__":
+    serve(Quire())

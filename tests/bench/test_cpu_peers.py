@@ -1,0 +1,131 @@
+"""benchmarks/cpu_peers.py: the processes it drives, and what becomes of what they answer."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpu_growth import Work
+from cpu_peers import Worker, WorkerError, chosen, result_of
+from cpu_tables import cpu_peers
+from peers.checkpoint import write_checkpoint
+from peers.quire_engine import Quire
+from peers.rows import all_rows
+from peers.worker import age, answer_all, peak_bytes
+
+from quire.hub import resolve_model
+from quire.models.architecture import ModelArchitecture
+
+SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.2-1b"
+SCRIPT = """
+import json, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["do"] == "leave":
+        break
+    print(json.dumps({"error": "no room"} if request["do"] == "load" else request), flush=True)
+"""
+
+
+def ask_quire(*requests: dict[str, Any]) -> list[dict[str, Any]]:
+    answers = io.StringIO()
+    answer_all(Quire(), map(json.dumps, requests), answers)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def test_quire_answers_as_a_peer_does() -> None:
+    model = str(resolve_model("quire-tiny"))
+    load = {"do": "load", "model": model, "threads": 1, "max_len": 80, "streams": 3}
+    loaded, first, again, decode, done = ask_quire(
+        load | {"options": {"dtype": "float32"}},
+        {"do": "prefill", "prompt": [5, 6, 7] * 7},
+        {"do": "prefill", "prompt": [5, 6, 7] * 7},
+        {"do": "decode", "streams": 3, "steps": 4},
+        {"do": "decode", "streams": 1, "steps": 4},
+    )
+    assert loaded["settings"]["dtype"] == "float32"
+    assert first["token"] == again["token"]
+    assert (decode["tokens"], done["tokens"]) == (12, 4)  # one token a stream and step
+    assert first["age"] < done["age"]
+    assert first["seconds"] > 0.0 < decode["seconds"]
+
+
+def test_a_request_that_fails_is_told_and_the_next_one_taken() -> None:
+    lost, odd = ask_quire({"do": "prefill", "prompt": [1]}, {"do": "decode", "streams": 1})
+    assert "Quire" in lost["error"]
+    assert "steps" in odd["error"]
+
+
+def test_a_process_knows_its_age_and_its_memory() -> None:
+    assert 0.0 < age() < 24 * 3600
+    held = bytearray(64 << 20)
+    assert peak_bytes() > len(held)
+
+
+def test_workers_are_asked_line_by_line_and_their_failures_have_reasons() -> None:
+    worker = Worker([sys.executable, "-c", SCRIPT], threads=1, seconds=60.0)
+    try:
+        assert worker.ask("prefill", prompt=[1, 2]) == {"do": "prefill", "prompt": [1, 2]}
+        with pytest.raises(WorkerError, match="no room"):
+            worker.ask("load")
+        with pytest.raises(WorkerError, match="asked to leave"):
+            worker.ask("leave")
+    finally:
+        worker.close()
+
+
+def test_a_worker_that_takes_too_long_is_ended() -> None:
+    worker = Worker([sys.executable, "-c", "import time; time.sleep(60)"], 1, seconds=0.2)
+    with pytest.raises(WorkerError, match="ended"):
+        worker.ask("load")
+    worker.close()
+
+
+def visit(weights: str, speed: float, **more: Any) -> dict[str, Any]:
+    found = {"engine": "quire", "weights": weights, "context": 512, "version": "1", "settings": {}}
+    found |= {"decode_tokens_per_s": {"1": speed, "8": 3 * speed}, "prefill_tokens_per_s": speed}
+    found |= {"first_token_s": 1.0, "peak_gb": 3.0, "peak_gb_all_streams": 3.5}
+    return found | {"read_gb_per_s": 20.0, "weights_gb": 2.0} | more
+
+
+def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> None:
+    visits = [visit("float32", speed) for speed in (9.0, 5.0, 7.0)]
+    visits += [visit("bfloat16", 6.0), {"engine": "openvino", "error": "no room"}]
+    rates = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
+    result = result_of(visits, [rates])
+    assert [row["weights"] for row in result["rows"]] == ["bfloat16", "float32"]
+    assert result["rows"][1]["decode_tokens_per_s"] == {"1": 7.0, "8": 21.0}
+    assert len(result["visits"]) == 5
+    table = cpu_peers(result | {"threads": 2})
+    assert "| **Quire** float32 | **7.0** | **7.0** | **21.0** | 1.0 | 3.00 | 3.50 | 70% |" in table
+
+
+def test_rows_can_be_chosen_by_engine_and_by_form() -> None:
+    assert [row.name for row in chosen(["llama_cpp:Q4_0"])] == ["llama_cpp Q4_0"]
+    assert {row.engine for row in chosen(["openvino", "quire"])} == {"openvino", "quire"}
+    assert chosen(None) == all_rows()
+
+
+def test_the_checkpoint_is_one_that_quire_reads(tmp_path: Path) -> None:
+    shape, small = tmp_path / "shape", json.loads((SHAPE / "config.json").read_text())
+    small |= {"hidden_size": 64, "head_dim": 2, "intermediate_size": 128, "vocab_size": 300}
+    small |= {"num_hidden_layers": 1, "bos_token_id": 298, "eos_token_id": 299}
+    shape.mkdir()
+    (shape / "config.json").write_text(json.dumps(small))
+    model = str(write_checkpoint(shape, tmp_path / "checkpoint"))
+    load = {"do": "load", "model": model, "threads": 1, "max_len": 40, "streams": 1}
+    loaded, first = ask_quire(load, {"do": "prefill", "prompt": [1, 2, 3]})
+    assert loaded["settings"]["dtype"] in ("bfloat16", "float32")
+    assert 0 <= first["token"] < 300
+
+
+def test_the_floor_counts_the_weights_that_products_read() -> None:
+    work = Work(json.loads((SHAPE / "config.json").read_text()), 2.0)
+    assert work.num_weights == ModelArchitecture.from_folder(SHAPE).num_parameters
+    rates = {"read_gb_per_s": 20.0, "bfloat16_tflops": 1e3, "float32_tflops": 1e3}
+    step = work.decode_floor(2, 1000, rates, "bfloat16")
+    assert step == pytest.approx((2 * work.num_weights + 2 * 1000 * 32768) / 20e9)
