@@ -227,6 +227,31 @@ def _linear_add_norm(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 # operation → dtype → argument lists
+def _rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for tokens in _TOKENS:
+        x = normal(tokens, 77, dtype=dtype)
+        x[tokens // 2, 76], x[0, 3] = torch.inf, torch.nan
+        yield (x,)
+        yield (normal(tokens, 128, dtype=dtype),)
+
+
+def _logits(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for size in (1, 77, 128, 1000):
+        yield (normal(3, size, dtype=torch.float32).mul_(8).round_(),)
+
+
+def _blocks(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for size in (64, 64 * 300):
+        yield normal(5, size, dtype=torch.float32), torch.tensor([4, 0, 2])
+
+
+def _masses(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    logits = normal(5, 64 * 300, dtype=torch.float32).mul_(3)
+    logits[:, 5] = -torch.inf
+    places = torch.tensor([4, 0, 2])
+    yield logits, places, logits[places].amax(1), torch.tensor([1.4426950, 0.3, 100.0])
+
+
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
     "rms_norm_residual": _norm_residual,
@@ -239,6 +264,10 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "linear_normed": _products,
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
+    "finite_rows": _rows,
+    "highest": _logits,
+    "block_maxima": _blocks,
+    "block_masses": _masses,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
     "build_inputs": _build_inputs,

@@ -88,3 +88,18 @@ def test_data_type_is_the_models() -> None:
     cos, sin = RotaryEmbedding(settings("default", {}, 16), 64, options)(torch.arange(3))
     assert cos.dtype == sin.dtype == torch.bfloat16
     assert cos.shape == sin.shape == (3, 16)
+
+
+def test_kept_angles_are_those_of_the_positions_alone() -> None:
+    """Whatever was asked before, and however far the table has grown."""
+    rope = RopeSettings(
+        kind="default", theta=1e4, rotary_dim=20, max_position=9000, original_max_position=9000
+    )
+    rotary = RotaryEmbedding(rope, 9000, OPTIONS)
+    for positions in ([3], [1023, 0, 7], [1024, 5000], [8999], [2, 2, 1025]):
+        found = rotary(torch.tensor(positions))
+        expected = kernels_for("cpu").rotary_angles(
+            torch.tensor(positions), rotary.inv_freq, 1.0, torch.float32
+        )
+        for ours, alone in zip(found, expected, strict=True):
+            assert torch.equal(ours, alone)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
-from quire.kernels.layout import BatchLayout
+from quire.kernels.layout import BatchLayout, FlatTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +92,28 @@ class InputBatch:
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs:
         """Flatten a plan into one ragged batch, without any padding."""
-        scheduled = sorted(plan.scheduled, key=lambda entry: entry.num_tokens > 1)
-        rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
-        for entry, row in zip(scheduled, rows, strict=True):
+        scheduled = plan.scheduled
+        counts = [entry.num_tokens for entry in scheduled]
+        if max(counts) > 1:
+            scheduled = sorted(scheduled, key=_is_prompt)
+            counts = [entry.num_tokens for entry in scheduled]
+        for entry in scheduled:
             if entry.new_block_ids:
-                self.append_blocks(row, entry.new_block_ids)
-        counts = np.array([entry.num_tokens for entry in scheduled], np.int64)
-        starts = np.array([entry.start for entry in scheduled], np.int64)
-        query_start = np.concatenate(([0], np.cumsum(counts)))
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
-        input_ids = self.token_ids[np.repeat(rows, counts), positions]
-        seq_lens = starts + counts
-        max_blocks = -(-int(seq_lens.max()) // self.block_size)
+                self.append_blocks(self._rows[entry.request_id], entry.new_block_ids)
+        rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
+        query_lens = np.array(counts, np.int64)
+        seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
+        flat = FlatTokens.of(query_lens, seq_lens)
+        input_ids = self.token_ids[rows[flat.rows], flat.positions].astype(np.int64)
+        table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
+        layout = BatchLayout.of(flat, query_lens, seq_lens, table, self.block_size, self.device)
         return StepInputs(
             scheduled=scheduled,
             rows=rows,
-            query_start=query_start,
-            input_ids=torch.from_numpy(input_ids.astype(np.int64)).to(self.device),
-            positions=torch.from_numpy(positions).to(self.device),
-            layout=BatchLayout.build(
-                counts.tolist(),
-                seq_lens.tolist(),
-                self.block_table[rows, :max_blocks],
-                self.block_size,
-                self.device,
-            ),
+            query_start=flat.query_start,
+            input_ids=torch.from_numpy(input_ids).to(self.device),
+            positions=torch.from_numpy(flat.positions).to(self.device),
+            layout=layout,
         )
 
     def append_blocks(self, row: int, block_ids: list[int]) -> int:
@@ -125,3 +122,7 @@ class InputBatch:
         self.block_table[row, held : held + len(block_ids)] = block_ids
         self._num_blocks[row] += len(block_ids)
         return held
+
+
+def _is_prompt(entry: ScheduledRequest) -> bool:
+    return entry.num_tokens > 1

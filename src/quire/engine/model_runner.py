@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.input_batch import StepInputs
 from quire.engine.running import Results, RunningRequests, sound_requests
+from quire.kernels.dispatch import kernels_for
 from quire.layers.context import ForwardContext
 
 KVCaches = list[tuple[Tensor, Tensor]]
@@ -45,7 +46,7 @@ class ModelRunner:
         inputs = self._running.batch.prepare(plan)
         context = ForwardContext(layout=inputs.layout, kv=self._kv_caches, beat=self._running.beat)
         hidden = self._model.forward(inputs.input_ids, inputs.positions, context)  # [T, H]
-        finite = hidden.isfinite().all(-1).cpu().numpy()  # [T]
+        finite = kernels_for(hidden.device.type).finite_rows(hidden).cpu().numpy()  # [T]
         results = {
             entry.request_id: SampleResult(failed=not sound)
             for entry, sound in zip(inputs.scheduled, sound_requests(inputs, finite), strict=True)
@@ -61,6 +62,8 @@ class ModelRunner:
             if self._running.is_due(entry) and not results[entry.request_id].failed
         ]
         if due:
-            last_tokens = torch.from_numpy(inputs.query_start[1:][due] - 1).to(hidden.device)
-            logits = self._model.compute_logits(hidden[last_tokens])  # [S, V]
+            if len(due) < len(hidden):  # else each has one token, and one is drawn after it
+                last_tokens = torch.from_numpy(inputs.query_start[1:][due] - 1)
+                hidden = hidden.index_select(0, last_tokens.to(hidden.device))
+            logits = self._model.compute_logits(hidden)  # [S, V]
             self._running.sample(inputs, due, logits, results)

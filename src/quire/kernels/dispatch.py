@@ -49,6 +49,16 @@ TABLE: Table = {
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
     "build_inputs": {"reference": reference.build_inputs},
     "finish_step": {"reference": reference.finish_step},
+    "finite_rows": {"reference": reference.finite_rows},
+    "highest": {"reference": reference.highest},
+    "block_maxima": {
+        "reference": reference.block_maxima,
+        "cpu": elementwise.block_maxima,
+    },
+    "block_masses": {
+        "reference": reference.block_masses,
+        "cpu": elementwise.block_masses,
+    },
 }
 
 
@@ -77,6 +87,10 @@ class Kernels:
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    finite_rows: Callable[[Tensor], Tensor]
+    highest: Callable[[Tensor], tuple[Tensor, Tensor]]
+    block_maxima: Callable[[Tensor, Tensor], Tensor]
+    block_masses: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     @property
     def fuses(self) -> bool:

@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,7 @@ class BatchLayout:
     has_prefills: bool  # whether some request may have more
     query_lens_host: list[int] = field(default_factory=list)  # B
     seq_lens_host: list[int] = field(default_factory=list)  # B
-    # B; a request's first slot if its blocks are consecutive, else None
-    first_slots_host: list[int | None] = field(default_factory=list)
+    block_size: int = 0  # as far as host lists are there
     _worked_out: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Hashable, work_out: Callable[[], Any]) -> Any:
@@ -71,24 +73,71 @@ class BatchLayout:
         """
         queries = np.asarray(query_lens, dtype=np.int64)
         lens = np.asarray(seq_lens, dtype=np.int64)
-        starts = np.concatenate([[0], np.cumsum(queries)])
-        num_decodes = int((queries == 1).sum())
-        assert (queries[:num_decodes] == 1).all(), "decodes come first in the batch"
-        rows = np.repeat(np.arange(len(queries)), queries)
-        # position of each token: its place in the batch, moved to where its request goes on
-        positions = np.arange(starts[-1]) - np.repeat(starts[1:] - lens, queries)
-        blocks = block_table[rows, positions // block_size].astype(np.int64)
+        flat = FlatTokens.of(queries, lens)
+        return cls.of(flat, queries, lens, block_table, block_size, device)
+
+    @classmethod
+    def of(
+        cls,
+        flat: FlatTokens,
+        query_lens: Ints,
+        seq_lens: Ints,
+        block_table: np.ndarray,
+        block_size: int,
+        device: torch.device | str,
+    ) -> BatchLayout:
+        """The same, of arrays and the tokens' places that were derived from them."""
+        blocks = block_table[flat.rows, flat.positions // block_size].astype(np.int64)
+        slots = blocks * block_size + flat.positions % block_size
+        num_decodes = int(np.count_nonzero(query_lens == 1))
+        assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
+        arrays = (
+            flat.query_start.astype(np.int32), seq_lens.astype(np.int32), block_table, slots
+        )  # fmt: skip
+        start, lens, table, mapping = (torch.from_numpy(array).to(device) for array in arrays)
         return cls(
-            query_start_loc=torch.from_numpy(starts.astype(np.int32)).to(device),
-            seq_lens=torch.from_numpy(lens.astype(np.int32)).to(device),
-            block_table=torch.from_numpy(block_table).to(device),
-            slot_mapping=torch.from_numpy(blocks * block_size + positions % block_size).to(device),
+            query_start_loc=start,
+            seq_lens=lens,
+            block_table=table,
+            slot_mapping=mapping,
             has_decodes=num_decodes > 0,
-            has_prefills=num_decodes < len(queries),
-            query_lens_host=queries.tolist(),
-            seq_lens_host=lens.tolist(),
-            first_slots_host=_first_slots(lens, block_table, block_size),
+            has_prefills=num_decodes < len(query_lens),
+            query_lens_host=query_lens.tolist(),
+            seq_lens_host=seq_lens.tolist(),
+            block_size=block_size,
         )
+
+    @property
+    def first_slots_host(self) -> list[int | None]:
+        """A request's first slot if its blocks are consecutive, else None: B of them."""
+        table, lens = self.block_table, np.array(self.seq_lens_host)
+        found: list[int | None] = self.once(
+            "first slots", lambda: _first_slots(lens, table.cpu().numpy(), self.block_size)
+        )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTokens:
+    """The T tokens of B requests one after the other: int64 arrays."""
+
+    query_start: Ints  # [B + 1], first token of each request, then T
+    rows: Ints  # [T], whose a token is
+    positions: Ints  # [T], its place in its request
+
+    @classmethod
+    def of(cls, query_lens: Ints, seq_lens: Ints) -> FlatTokens:
+        """Of requests that compute the last query_lens [B] of their seq_lens [B] tokens."""
+        num_requests = len(query_lens)
+        num_tokens = int(query_lens.sum())
+        if num_tokens == num_requests:  # each has one: most steps, and nothing to work out
+            starts = np.arange(num_requests + 1)
+            return cls(starts, starts[:-1], seq_lens - 1)
+        starts = np.zeros(num_requests + 1, np.int64)
+        np.cumsum(query_lens, out=starts[1:])
+        # position of each token: its place in the batch, moved to where its request goes on
+        positions = np.arange(num_tokens) - np.repeat(starts[1:] - seq_lens, query_lens)
+        return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
 
 
 def _first_slots(lens: np.ndarray, block_table: np.ndarray, block_size: int) -> list[int | None]:

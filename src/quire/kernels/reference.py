@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import sampling
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed
 from quire.kernels.step_layout import StepSections
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
+BLOCK = 64  # logits that the sampler looks at together
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -326,5 +328,35 @@ def finish_step(
     outcome = torch.zeros(3, max(len(rows), len(hidden)), dtype=torch.int32, device=hidden.device)
     outcome[0, : len(rows)] = drawn
     outcome[1, : len(rows)] = failed
-    outcome[2, : len(hidden)] = hidden.isfinite().all(-1)
+    outcome[2, : len(hidden)] = finite_rows(hidden)
     return outcome
+
+
+def finite_rows(x: Tensor) -> Tensor:
+    """Whether all numbers of a row are finite: [T, H] → bool [T]."""
+    return x.isfinite().all(-1)
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
+
+    Where a row holds NaN, that is its logit, and the token means nothing.
+    """
+    peaks, ids = logits.max(dim=1)
+    return ids, peaks
+
+
+def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
+    """The highest logit, or NaN, of each block of rows: [S, P], places int64 [N] → [N, P / 64]."""
+    return logits[places].view(len(places), -1, BLOCK).amax(-1)
+
+
+def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
+    """The sum of the tokens' weights in each block of rows: int64 [N, P / 64].
+
+    logits float32 [S, P]; places int64 [N]: which rows; peaks, slopes float32 [N]. The weights are
+    those of `quire.kernels.sampling`, and the sums exact.
+    """
+    depth = sampling.halvings(logits[places], peaks[:, None], slopes[:, None])
+    weights = sampling.weights(depth).view(len(places), -1, BLOCK)
+    return weights.sum(-1, dtype=torch.float64).long()

@@ -1,8 +1,9 @@
 """Logits as the sampler looks at them: in blocks of 64 tokens, a few of which matter.
 
-Owns what is as long as the vocabulary, and is therefore done where the logits are: the maximum and
-the mass of each block, and fetching single blocks to the host, where the rest is decided. Does not
-own what is decided. Each row is worked on for itself, so that no result depends on its neighbours.
+Owns what is as long as the vocabulary, and is therefore done where the logits are, by kernels: the
+maximum and the mass of each block, and fetching single blocks to the host, where the rest is
+decided. Does not own what is decided. Each row is worked on for itself, so that no result depends
+on its neighbours.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import sampling
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.reference import BLOCK
 from quire.sampling.arrays import Floats, Ints, Logits
 
-BLOCK = 64  # tokens; rows are padded to a multiple of it with logits of -inf
 _CPU_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
-_CPU_CHUNK = 1 << 14  # where more than two tensors of them are
 
 
 class Rows:
@@ -39,7 +40,8 @@ class Rows:
         """All rows of logits [S, V]; without a copy where V is a multiple of BLOCK."""
         missing = -logits.shape[1] % BLOCK
         padded = F.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
-        return cls(padded, np.arange(len(logits)), _maxima(padded))
+        places = np.arange(len(logits))
+        return cls(padded, places, _maxima(padded, places))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -50,14 +52,15 @@ class Rows:
 
     def refresh(self, index: Ints) -> None:
         """Look at these rows again: their logits have changed."""
-        changed = self.select(index)
-        for piece in changed.pieces():
-            self.maxima[index[piece]] = _maxima(changed.select(piece).copy())
+        self.maxima[index] = _maxima(self.logits, self.places[index])
         self.peaks[index] = self.maxima[index].max(axis=1)
 
     def open(self, blocks: Ints) -> Logits:
         """The logits in K blocks of each row: [N, K] → [N, K * BLOCK] on the host."""
         flat = blocks + self.places[:, None] * self.maxima.shape[1]
+        if self.logits.device.type == "cpu":
+            near: Logits = self.logits.numpy().reshape(-1, BLOCK)[flat].reshape(len(self), -1)
+            return near
         index = torch.from_numpy(flat.reshape(-1)).to(self.logits.device)
         opened = self.logits.view(-1, BLOCK).index_select(0, index).view(len(self), -1)
         return _on_host(opened)
@@ -79,28 +82,16 @@ class Rows:
 
     def masses(self, temperature: Floats) -> Ints:
         """The sum of the tokens' weights in each block: [N, B]."""
-        slopes, peaks = self._column(sampling.slope(temperature)), self._column(self.peaks)
-        masses = np.empty(self.maxima.shape, np.int64)
-        chunk = _CPU_CHUNK if self.logits.device.type == "cpu" else self.logits.shape[1]
-        for piece in self.pieces():
-            chunks = torch.split(self.select(piece).copy(), chunk, dim=1)
-            depths = (sampling.halvings(x, peaks[piece], slopes[piece]) for x in chunks)
-            parts = [_in_blocks(sampling.weights(depth)) for depth in depths]
-            sums = [part.sum(-1, dtype=torch.float64) for part in parts]  # below 2^53: exact
-            masses[piece] = torch.cat(sums, dim=1).cpu()
+        device = self.logits.device
+        rows = (self.places, self.peaks, sampling.slope(temperature))
+        tensors = (torch.from_numpy(np.ascontiguousarray(values)).to(device) for values in rows)
+        masses: Ints = kernels_for(device.type).block_masses(self.logits, *tensors).cpu().numpy()
         return masses
 
-    def _column(self, values: Logits) -> Tensor:
-        return torch.from_numpy(values[:, None]).to(self.logits.device)
 
-
-def _in_blocks(logits: Tensor) -> Tensor:
-    """A view of [N, P] as [N, B, BLOCK]."""
-    return logits.view(len(logits), logits.shape[1] // BLOCK, BLOCK)
-
-
-def _maxima(logits: Tensor) -> Logits:
-    return _on_host(_in_blocks(logits).amax(-1))
+def _maxima(logits: Tensor, places: Ints) -> Logits:
+    index = torch.from_numpy(np.ascontiguousarray(places)).to(logits.device)
+    return _on_host(kernels_for(logits.device.type).block_maxima(logits, index))
 
 
 def _on_host(values: Tensor) -> Logits:

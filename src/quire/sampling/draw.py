@@ -19,8 +19,9 @@ import numpy.typing as npt
 import torch
 
 from quire.kernels import sampling
+from quire.kernels.reference import BLOCK
 from quire.sampling.arrays import Flags, Floats, Ints, Logits
-from quire.sampling.blocks import BLOCK, Rows
+from quire.sampling.blocks import Rows
 from quire.sampling.ranking import ranked
 from quire.sampling.state import RowParams
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.kernels.reference import BLOCK
 from quire.sampling.arrays import Ints, Logits
-from quire.sampling.blocks import BLOCK, Rows
+from quire.sampling.blocks import Rows
 
 _SMALL = 1 << 14  # tokens; fewer are ordered at once for many rows
 

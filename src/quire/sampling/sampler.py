@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
+from quire.kernels.dispatch import kernels_for
 from quire.sampling.arrays import Flags, Floats, Ints, Tokens
 from quire.sampling.blocks import Rows
 from quire.sampling.draw import draw_any, draw_filtered
@@ -71,6 +72,8 @@ class Sampler:
         lowest id.
         """
         index = np.array(rows, np.int64)
+        if not self._state.needs[index].any():
+            return _greedy(logits)
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
         # a copy, as wishes change the logits in place
         raw = logits.index_select(0, on_device(asked, logits)) if len(asked) else None
@@ -132,6 +135,19 @@ class Sampler:
                     kind, rows, self._state.gather(index[part]), numbers[part]
                 )
         return drawn
+
+
+def _greedy(logits: Tensor) -> SamplerOutput:
+    """Of rows that wish nothing: one look at the logits does for all."""
+    ids, peaks = kernels_for(logits.device.type).highest(logits)
+    nothing = [False] * len(logits)
+    return SamplerOutput(
+        token_ids=ids.tolist(),
+        logprobs=[None] * len(logits),
+        failed=(~np.isfinite(peaks.cpu().numpy())).tolist(),
+        exhausted=nothing,
+        whole=nothing,
+    )
 
 
 def _draw_random(kind: int, rows: Rows, params: RowParams, numbers: Floats) -> Ints:

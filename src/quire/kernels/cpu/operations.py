@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.kernels.cpu import native
+from quire.kernels.cpu import native, rows
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"rms_norm": native.rms_norm}
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "rms_norm": native.rms_norm,
+    "finite_rows": rows.finite_rows,
+    "highest": rows.highest,
+    "block_maxima": rows.block_maxima,
+    "block_masses": rows.block_masses,
+}

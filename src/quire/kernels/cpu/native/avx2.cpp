@@ -13,7 +13,10 @@ namespace avx2 {
 #include "vec256.h"
 
 #include "norm.h"
+
+#include "rows.h"
 }  // namespace avx2
 
-extern const Kernels kernels_avx2 = {"avx2", avx2::rms_norm};
+extern const Kernels kernels_avx2 = {"avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest,
+    avx2::block_maxima, avx2::block_masses};
 #endif

@@ -13,7 +13,10 @@ namespace avx512 {
 #include "vec512.h"
 
 #include "norm.h"
+
+#include "rows.h"
 }  // namespace avx512
 
-extern const Kernels kernels_avx512 = {"avx512", avx512::rms_norm};
+extern const Kernels kernels_avx512 = {"avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest,
+    avx512::block_maxima, avx512::block_masses};
 #endif

@@ -65,6 +65,10 @@ inline F32 abs(F32 a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
+inline F32 trunc(F32 a) {
+    constexpr int to_zero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, to_zero), _mm256_round_ps(a.hi, to_zero)};
+}
 inline F32 round(F32 a) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
@@ -76,4 +80,18 @@ inline __m256 times_power(__m256 a, __m256 n) {
 // a · 2^n for whole n, -126 <= n <= 127
 inline F32 scale_by_power(F32 a, F32 n) {
     return {times_power(a.lo, n.lo), times_power(a.hi, n.hi)};
+}
+inline bool any_nan(F32 a, F32 b) {
+    const __m256 lo = _mm256_cmp_ps(a.lo, b.lo, _CMP_UNORD_Q);
+    return _mm256_movemask_ps(_mm256_or_ps(lo, _mm256_cmp_ps(a.hi, b.hi, _CMP_UNORD_Q))) != 0;
+}
+// The sum of whole numbers below 2^46, exactly.
+inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
+    __m256d sum = _mm256_setzero_pd();
+    for (const __m256 x : {a.lo, a.hi, b.lo, b.hi, c.lo, c.hi, d.lo, d.hi}) {
+        sum = _mm256_add_pd(sum, _mm256_cvtps_pd(_mm256_castps256_ps128(x)));
+        sum = _mm256_add_pd(sum, _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+    }
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(sum), _mm256_extractf128_pd(sum, 1));
+    return static_cast<int64_t>(_mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two))));
 }

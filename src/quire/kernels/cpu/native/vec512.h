@@ -32,6 +32,17 @@ inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
+inline F32 trunc(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO)}; }
 inline F32 round(F32 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT)}; }
 // a · 2^n for whole n
 inline F32 scale_by_power(F32 a, F32 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline bool any_nan(F32 a, F32 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_UNORD_Q) != 0; }
+// The sum of whole numbers below 2^46, exactly.
+inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
+    __m512d sum = _mm512_setzero_pd();
+    for (const F32 x : {a, b, c, d}) {
+        sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)));
+        sum = _mm512_add_pd(sum, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)));
+    }
+    return static_cast<int64_t>(_mm512_reduce_add_pd(sum));
+}

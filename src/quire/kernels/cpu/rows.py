@@ -1,0 +1,81 @@
+"""What is asked of rows as a whole, by compiled kernels: sound hidden states, the sampler's passes.
+
+Each is one pass over memory, where PyTorch's operations need several and as many tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.cpu import elementwise
+from quire.kernels.cpu.native import DTYPES, library
+
+
+class RowsArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        ("x", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("peaks", ctypes.c_void_p),
+        ("slopes", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("size", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+def finite_rows(x: Tensor) -> Tensor:
+    """Twin of `reference.finite_rows`."""
+    if x.dtype not in DTYPES or not x.is_contiguous():
+        return reference.finite_rows(x)
+    out = torch.empty(len(x), dtype=torch.bool)
+    _call("finite_rows", x, len(x), out=out.data_ptr())
+    return out
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Twin of `reference.highest`."""
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        return reference.highest(logits)
+    ids = torch.empty(len(logits), dtype=torch.int64)
+    peaks = torch.empty(len(logits), dtype=torch.float32)
+    _call("highest", logits, len(logits), out=peaks.data_ptr(), ids=ids.data_ptr())
+    return ids, peaks
+
+
+def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
+    """Twin of `reference.block_maxima`."""
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        return elementwise.block_maxima(logits, places)
+    out = torch.empty(len(places), logits.shape[1] // reference.BLOCK)
+    _call("block_maxima", logits, len(places), places=places.data_ptr(), out=out.data_ptr())
+    return out
+
+
+def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
+    """Twin of `reference.block_masses`."""
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        return elementwise.block_masses(logits, places, peaks, slopes)
+    out = torch.empty(len(places), logits.shape[1] // reference.BLOCK, dtype=torch.int64)
+    _call(
+        "block_masses", logits, len(places), places=places.data_ptr(), peaks=peaks.data_ptr(),
+        slopes=slopes.data_ptr(), out=out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def _call(name: str, x: Tensor, rows: int, **addresses: int) -> None:
+    args = RowsArgs(
+        x=x.data_ptr(), rows=rows, size=x.shape[1], dtype=DTYPES[x.dtype],
+        threads=torch.get_num_threads(), **addresses,
+    )  # fmt: skip
+    getattr(library(), f"quire_cpu_{name}")(ctypes.byref(args))
