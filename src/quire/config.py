@@ -40,10 +40,11 @@ class ModelConfig:
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
         "checkpoint's, or float32 for a small model on a CPU without 16-bit products",
     )
-    quantization: Literal["none", "fp8"] = _setting(
+    quantization: Literal["none", "fp8", "int8", "int4"] = _setting(
         "none",
-        "form that weights are brought into while they are loaded; fp8: 8 bits, with a scale for "
-        "each output, the head's too",
+        "form that weights are brought into while they are loaded; fp8 and int8: 8 bits, with a "
+        "scale for each output, the head's too; int4: 4 bits, with a scale for each 32 numbers, "
+        "and the head in int8; int8 and int4 run on CPUs",
     )
     max_model_len: int | None = _setting(
         None, "longest prompt + answer in tokens; default: the model's own limit"

@@ -14,7 +14,9 @@ from twins import CASES, THROUGH, TOLERANCES, WRITING
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
 from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select, table_for
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Int4Weight, Int8Weight, Normed
+
+PREPARED = {reader: op for op, reader in THROUGH.items() if op.startswith("prepare")}
 
 
 @pytest.fixture(autouse=True)
@@ -32,15 +34,17 @@ def tensors(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Normed):
         return [value.residual, value.rows]
+    if isinstance(value, Int8Weight | Int4Weight):
+        return [value.codes, value.scale]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
 
 
 def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     """The results of an operation, and the arguments of one that writes into them."""
     arguments = copy.deepcopy(arguments)
-    if op == "linear":
+    if op in PREPARED:
         x, weight, bias = arguments
-        arguments = (x, kernels.prepare_linear(weight), bias)
+        arguments = (x, getattr(kernels, PREPARED[op])(weight), bias)
     result = getattr(kernels, op)(*arguments)
     return tensors(result) + (tensors(arguments) if op in WRITING else [])
 

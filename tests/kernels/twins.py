@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,33 @@ def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield (codes.float() * scale).to(dtype), *stored, bias
 
 
+def _quantize(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Float32 alone: the codes of other types are no more exact, and are compared exactly."""
+    del dtype
+    yield from _quantize_fp8(torch.float32)
+
+
+def _integer_products(
+    dtype: torch.dtype, quantize: Callable[[Tensor], Any]
+) -> Iterator[tuple[Any, ...]]:
+    for tokens, rows, columns in ((0, 64, 64), (1, 509, 96), (7, 48, 1024), (40, 208, 96)):
+        weight = quantize(normal(rows, columns, dtype=dtype) / columns**0.5)
+        for bias in (None, normal(rows, dtype=dtype, seed=1)):
+            yield normal(tokens, columns, dtype=dtype, seed=2), weight, bias
+
+
+def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    return _integer_products(dtype, reference.quantize_int8)
+
+
+def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """With all zero points 8, and with others."""
+    for x, weight, bias in _integer_products(dtype, reference.quantize_int4):
+        yield x, weight, bias
+        zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
+        yield x, replace(weight, zeros=zeros.to(torch.uint8)), bias
+
+
 def packed_step(seed: int, num_tokens: int = 40, num_rows: int = 9) -> tuple[Any, ...]:
     """Arguments of `build_inputs`: some rows run, one token or several; blocks of 4."""
     rng = np.random.default_rng(seed)
@@ -270,12 +298,21 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "block_masses": _masses,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
+    "quantize_int8": _quantize,
+    "linear_int8": _linear_int8,
+    "quantize_int4": _quantize,
+    "linear_int4": _linear_int4,
     "build_inputs": _build_inputs,
     "finish_step": _finish_step,
 }
 # operations that also write into their arguments
 WRITING = {"rotary_write_kv", "build_inputs", "finish_step"}
 # operations that give another form of their input: compared through the one that reads it
-THROUGH = {"prepare_linear": "linear", "order_gate_up": "linear_silu"}
+THROUGH = {
+    "prepare_linear": "linear",
+    "prepare_int8": "linear_int8",
+    "prepare_int4": "linear_int4",
+    "order_gate_up": "linear_silu",
+}
 # largest difference relative to the largest value of the twin's result
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -76,7 +76,7 @@ def test_zeros_and_what_is_not_a_number() -> None:
 
 
 def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.quantization.fp8._CHUNK", 100)
+    monkeypatch.setattr("quire.quantization.scheme._PIECE", 100)
     weight = torch.randn(37, 24, dtype=torch.bfloat16)
     codes, scale = FORM.make(weight, kernels_for("cpu"))
     whole = reference.quantize_fp8(weight)

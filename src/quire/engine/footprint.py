@@ -98,8 +98,8 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
     taken_out = products["layer"] + ([] if shape.tie_word_embeddings else head)
     found = Counter({dtype: (num_weights - sum(n * k for n, k in taken_out)) * item})
     for role, weights in products.items():
-        sizes = [scheme.weight_bytes(role, n, k, item) for n, k in weights]
-        found[scheme.forms.get(role, dtype)] += sum(sizes)
+        for n, k in weights:
+            found[scheme.form_name(role, k, dtype)] += scheme.weight_bytes(role, n, k, item)
     return dict(found)
 
 

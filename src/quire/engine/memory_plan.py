@@ -21,6 +21,7 @@ from quire.engine.footprint import (
 )
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
+from quire.quantization.scheme import check_device
 
 # What CUDA takes in a process before anything is asked of it, as seen on Hopper.
 CONTEXT_BYTES = 512 << 20
@@ -102,10 +103,11 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     """The plan of an engine of these settings. Reads files; downloads them if need be.
 
-    Raises CheckpointError.
+    Raises CheckpointError, or ConfigError for settings that do not fit the device.
     """
     config = replace(config, device=replace(config.device, device=memory.device))
     config = config.settled(memory.device)
+    check_device(config.model.quantization, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
     sizes = _sizes(config, shape)

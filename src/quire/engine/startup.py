@@ -35,6 +35,7 @@ from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
 from quire.models.pooling_file import read_pooling
+from quire.quantization.scheme import check_device
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -61,6 +62,7 @@ def start_engine(
     with _timed("device", seconds):
         device = choose_device(config)
         config = config.settled(device.type)
+        check_device(config.model.quantization, device.type)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)

@@ -16,7 +16,14 @@ from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise, native
 from quire.kernels.cpu import matmul as cpu_matmul
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Rows
+from quire.kernels.operands import (
+    HeadNorms,
+    Int4Weight,
+    Int8Weight,
+    Normed,
+    QuantizedWeight,
+    Rows,
+)
 from quire.kernels.step_layout import StepSections
 
 # operation → {device type: function}; a device without an entry runs the reference twin
@@ -47,6 +54,12 @@ TABLE: Table = {
     "linear_add_norm": {"reference": reference.linear_add_norm},
     "quantize_fp8": {"reference": reference.quantize_fp8},
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
+    "quantize_int8": {"reference": reference.quantize_int8},
+    "prepare_int8": {"reference": reference.prepare_int8},
+    "linear_int8": {"reference": reference.linear_int8, "cpu": cpu_matmul.linear_int8},
+    "quantize_int4": {"reference": reference.quantize_int4},
+    "prepare_int4": {"reference": reference.prepare_int4},
+    "linear_int4": {"reference": reference.linear_int4, "cpu": cpu_matmul.linear_int4},
     "build_inputs": {"reference": reference.build_inputs},
     "finish_step": {"reference": reference.finish_step},
     "finite_rows": {"reference": reference.finite_rows},
@@ -78,13 +91,19 @@ class Kernels:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     normed_rows: Callable[[Normed], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
-    linear_normed: Callable[[Normed, Tensor | Fp8Weight, Tensor | None], Tensor]
-    linear_silu: Callable[[Normed, Tensor | Fp8Weight, Tensor | None], Rows]
+    linear_normed: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Tensor]
+    linear_silu: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
-        [Rows, Tensor | Fp8Weight, Tensor | None, Tensor, Tensor, float], Normed
+        [Rows, Tensor | QuantizedWeight, Tensor | None, Tensor, Tensor, float], Normed
     ]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+    quantize_int8: Callable[[Tensor], Int8Weight]
+    prepare_int8: Callable[[Int8Weight], Int8Weight]
+    linear_int8: Callable[[Tensor, Int8Weight, Tensor | None], Tensor]
+    quantize_int4: Callable[[Tensor], Int4Weight]
+    prepare_int4: Callable[[Int4Weight], Int4Weight]
+    linear_int4: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     finite_rows: Callable[[Tensor], Tensor]

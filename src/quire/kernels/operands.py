@@ -1,4 +1,4 @@
-"""What operations take and give besides tensors: the residual stream, norms, operands in FP8."""
+"""What operations take and give besides tensors: the residual stream, norms, weights by form."""
 
 from __future__ import annotations
 
@@ -54,3 +54,27 @@ class Fp8Weight:
 
     codes: Tensor  # e4m3 [N, K]
     scale: Tensor  # float32 [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight as `reference.quantize_int8` made it, or as `prepare_int8` laid it out."""
+
+    codes: Tensor  # int8 [N, K]
+    scale: Tensor  # float32 [N]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """A weight as `reference.quantize_int4` made it, or as `prepare_int4` laid it out.
+
+    weight[n, k] ≈ (code - zero) · scale, where `group` codes that follow one another share both.
+    """
+
+    codes: Tensor  # uint8 [N, K / 2]: of two codes the first is in the lower four bits
+    scale: Tensor  # float16 [N, K / group]
+    zeros: Tensor | None  # uint8 [N, K / group], each 0..15; None where all are 8
+    group: int = 32
+
+
+QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight

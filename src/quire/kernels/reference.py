@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels import sampling
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed
 from quire.kernels.step_layout import StepSections
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
@@ -173,8 +173,15 @@ def prepare_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N]."""
+def linear(x: Tensor, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N].
+
+    Or by `linear_int8` or `linear_int4`, so that what is fused to a product is so for all of them.
+    """
+    if isinstance(weight, Int8Weight):
+        return linear_int8(x, weight, bias)
+    if isinstance(weight, Int4Weight):
+        return linear_int4(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -183,12 +190,14 @@ def order_gate_up(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear_normed(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_normed(
+    x: Normed, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
+) -> Tensor:
     """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
     return linear(normed_rows(x), weight, bias)
 
 
-def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear_silu(x: Normed, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
     """silu(gate) · up of a stream behind its norm: [T, H] → [T, I].
 
     weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `prepare_linear`.
@@ -198,7 +207,7 @@ def linear_silu(x: Normed, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_add_norm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Int8Weight | Int4Weight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
@@ -273,6 +282,78 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     x is taken as it is; where a device multiplies FP8 by FP8, `quantize_rows` rounds it first.
     """
     out = F.linear(x.float(), codes.float()) * scale
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def quantize_int8(weight: Tensor) -> Int8Weight:
+    """Rows of a weight [N, K] as signed bytes, symmetric: the largest of a row becomes ±127."""
+    weight = weight.float()
+    largest = weight.abs().amax(dim=1)
+    scale = torch.where(largest == 0.0, 1.0, largest / 127.0)
+    return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
+
+
+def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
+    """Activations [T, K] as signed bytes [T, K], and a float32 scale for each group of a row.
+
+    x ≈ codes · scale, scale [T, K / group]; a group is a whole row if None. The largest of a group
+    becomes ±127, the others are rounded to the nearest, ties to even. What is not finite makes its
+    group's scale so.
+    """
+    groups = torch.unflatten(x.float(), 1, (-1, group or x.shape[1]))  # [T, K / group, group]
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    inverse = torch.where(largest == 0.0, 0.0, 127.0 / largest)
+    codes = (groups * inverse).round().nan_to_num(0.0).to(torch.int8)
+    return codes.flatten(1), (largest / 127.0).squeeze(2)
+
+
+def prepare_int8(weight: Int8Weight) -> Int8Weight:
+    """Bring a weight into the order that `linear_int8` reads; here: as it is."""
+    return weight
+
+
+def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each row by itself → [T, N].
+
+    Bytes are multiplied and summed exactly, which float32 does here for up to 1,040 columns.
+    """
+    codes, scale = round_int8(x)
+    out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale
+    return (out if bias is None else out + bias.float()).to(x.dtype)
+
+
+def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+    """Rows of a weight [N, K] in groups of four-bit numbers, K a multiple of the group."""
+    groups = torch.unflatten(weight.float(), 1, (-1, group))  # [N, K / group, group]
+    index = groups.abs().argmax(dim=2, keepdim=True)
+    scale = (groups.gather(2, index) / -8.0).half()  # the largest becomes -8, whatever its sign
+    divisor = torch.where(scale == 0.0, 1.0, scale.float())
+    codes = ((groups / divisor).round() + 8.0).clamp(0.0, 15.0).to(torch.uint8).flatten(1)
+    return Int4Weight(codes[:, 0::2] | codes[:, 1::2] << 4, scale.squeeze(2), None, group)
+
+
+def widen_int4(weight: Int4Weight) -> Tensor:
+    """The numbers that a four-bit weight stands for, float32 [N, K]."""
+    codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1)
+    zeros = 8 if weight.zeros is None else weight.zeros[:, :, None].int()
+    numbers = (torch.unflatten(codes, 1, (-1, weight.group)).int() - zeros).float()
+    return (numbers * weight.scale[:, :, None].float()).flatten(1)
+
+
+def prepare_int4(weight: Int4Weight) -> Int4Weight:
+    """Bring a weight into the order that `linear_int4` reads; here: as it is."""
+    return weight
+
+
+def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each group by itself → [T, N].
+
+    The sum of (code - zero) · byte over a group is an exact integer wherever this is compiled; the
+    groups' sums, times both scales, are added in float32.
+    """
+    codes, scale = round_int8(x, weight.group)
+    rounded = (torch.unflatten(codes, 1, (-1, weight.group)).float() * scale[:, :, None]).flatten(1)
+    out = F.linear(rounded, widen_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 

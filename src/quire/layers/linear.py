@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, Rows
+from quire.kernels.operands import Normed, QuantizedWeight, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role, WeightForm
@@ -105,7 +105,7 @@ class QuantizedLinear(LinearMethod):
     def __init__(self, form: WeightForm, kernels: Kernels) -> None:
         super().__init__(kernels)
         self.form = form
-        self.kept: tuple[Tensor, ...] = ()
+        self.operand: QuantizedWeight  # once it is loaded
 
     def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
         """One weight [out, in] without memory."""
@@ -118,13 +118,14 @@ class QuantizedLinear(LinearMethod):
         """Keep the form's tensors, and of the weight nothing."""
         plain = layer.weight.detach()
         del layer.weight
-        self.kept = self.form.make(plain, self.kernels)
-        for name, tensor in zip(self.form.names, self.kept, strict=True):
+        kept = self.form.make(plain, self.kernels)
+        for name, tensor in zip(self.form.names, kept, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
+        self.operand = self.form.operand(kept)
 
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
-        return self.form.multiply(x, self.kept, layer.bias, self.kernels)
+        return self.form.multiply(x, self.operand, layer.bias, self.kernels)
 
 
 class FusedQuantizedLinear(QuantizedLinear):
@@ -137,16 +138,16 @@ class FusedQuantizedLinear(QuantizedLinear):
 
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
         """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_normed(x, self.form.operand(self.kept), layer.bias)
+        return self.kernels.linear_normed(x, self.operand, layer.bias)
 
     def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_silu(x, self.form.operand(self.kept), layer.bias)
+        return self.kernels.linear_silu(x, self.operand, layer.bias)
 
     def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_add_norm(
-            x, self.form.operand(self.kept), layer.bias, residual, norm.weight, norm.eps
+            x, self.operand, layer.bias, residual, norm.weight, norm.eps
         )
 
 
@@ -157,9 +158,9 @@ def _order_gate_up(layer: LinearBase, kernels: Kernels) -> None:
             layer.bias = Weight(kernels.order_gate_up(layer.bias.detach()))
 
 
-def method_for(options: LayerOptions, role: Role) -> LinearMethod:
+def method_for(options: LayerOptions, role: Role, in_features: int) -> LinearMethod:
     """How weights of a role are kept, by the options' scheme."""
-    form = options.scheme.form(role) if options.scheme else None
+    form = options.scheme.form(role, in_features) if options.scheme else None
     if form:
         return (FusedQuantizedLinear if options.kernels.fuses else QuantizedLinear)(
             form, options.kernels
@@ -186,7 +187,7 @@ class LinearBase(LoadedModule):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.method: LinearMethod = method_for(options, self.role)
+        self.method: LinearMethod = method_for(options, self.role, in_features)
         if weight is None:
             self.method.create_weights(self, options)
         else:

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Fp8Weight
-from quire.quantization.scheme import WeightForm
-
-_CHUNK = 2**24  # elements that are widened to float32 at once
+from quire.kernels.operands import Fp8Weight, QuantizedWeight
+from quire.quantization.scheme import WeightForm, in_pieces
 
 
 class Fp8:
@@ -26,22 +24,20 @@ class Fp8:
         """Quantize some rows at a time, so that the copy in float32 stays small."""
         codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
         scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-        step = max(1, _CHUNK // weight.shape[1])
-        for start in range(0, len(weight), step):
-            rows = slice(start, start + step)
+        for rows in in_pieces(*weight.shape):
             codes[rows], scale[rows] = kernels.quantize_fp8(weight[rows])
         return codes, scale
-
-    def multiply(
-        self, x: Tensor, kept: tuple[Tensor, ...], bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        """As `kernels.linear_fp8`."""
-        codes, scale = kept
-        return kernels.linear_fp8(x, codes, scale, bias)
 
     def operand(self, kept: tuple[Tensor, ...]) -> Fp8Weight:
         """The two by their names."""
         return Fp8Weight(*kept)
+
+    def multiply(
+        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
+    ) -> Tensor:
+        """As `kernels.linear_fp8`."""
+        assert isinstance(weight, Fp8Weight)
+        return kernels.linear_fp8(x, weight.codes, weight.scale, bias)
 
 
 FORM: WeightForm = Fp8()

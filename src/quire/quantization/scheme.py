@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.kernels.dispatch import Kernels
-    from quire.kernels.operands import Fp8Weight
+    from quire.kernels.operands import QuantizedWeight
 
 # What a weight multiplies: the hidden states of a layer, or the last ones to logits. Embeddings are
 # looked up, norms and biases are few: they stay in the model's data type.
 Role = Literal["layer", "head"]
+
+INT4_GROUP = 32  # numbers of a row that share a scale
+_PIECE = 2**22  # elements that are widened to float32 at once
 
 
 class WeightForm(Protocol):
@@ -31,41 +34,64 @@ class WeightForm(Protocol):
     def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
         """The tensors that stay of a weight in the model's data type, one for each name."""
 
+    def operand(self, kept: tuple[Tensor, ...]) -> QuantizedWeight:
+        """These as products take them."""
+
     def multiply(
-        self, x: Tensor, kept: tuple[Tensor, ...], bias: Tensor | None, kernels: Kernels
+        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
     ) -> Tensor:
         """x [T, K] · weightᵀ + bias [N] → [T, N] in x's data type."""
-
-    def operand(self, kept: tuple[Tensor, ...]) -> Fp8Weight:
-        """The weight as fused products take it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A choice of forms, each named by the module of this room that makes it."""
+    """A choice of forms, each named by the module of this room that makes it.
+
+    devices: types of those with kernels for it.
+    """
 
     name: str
     forms: dict[Role, str]
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
-    def form(self, role: Role) -> WeightForm | None:
-        """The form of weights of a role; None if they are left as they are."""
+    def form_name(self, role: Role, k: int, default: str) -> str:
+        """The form of weights [N, k] of a role, or the default if they are left as they are."""
+        name = self.forms.get(role, default)
+        return "int8" if name == "int4" and k % INT4_GROUP else name
+
+    def form(self, role: Role, k: int) -> WeightForm | None:
+        """The form of weights [N, k] of a role; None if they are left as they are."""
         if role not in self.forms:
             return None
-        form: WeightForm = import_module(f"quire.quantization.{self.forms[role]}").FORM
+        name = self.form_name(role, k, "")
+        form: WeightForm = import_module(f"quire.quantization.{name}").FORM
         return form
 
     def weight_bytes(self, role: Role, n: int, k: int, item: int) -> int:
         """Bytes of a weight [n, k] of a role; item: of a number in the model's data type."""
-        if role not in self.forms:
-            return n * k * item
-        bits, bytes_per_row = _SIZES[self.forms[role]]
-        return n * (k * bits // 8 + bytes_per_row)
+        name = self.form_name(role, k, "")
+        return n * (k * item if not name else _row_bytes(name, k))
 
 
-# form → bits of a number, bytes that a row has besides
-_SIZES = {"fp8": (8, 4)}
+def _row_bytes(form: str, k: int) -> int:
+    """Bytes of k numbers of one output, with their scales."""
+    return k // 2 + k // INT4_GROUP * 2 if form == "int4" else k + 4
 
-SCHEMES = {scheme.name: scheme for scheme in (Scheme("fp8", {"layer": "fp8", "head": "fp8"}),)}
+
+def in_pieces(n: int, k: int) -> list[slice]:
+    """Cut n rows of k numbers so that a piece is small beside the whole."""
+    step = max(1, _PIECE // k)
+    return [slice(start, start + step) for start in range(0, n, step)]
+
+
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("fp8", {"layer": "fp8", "head": "fp8"}),
+        Scheme("int8", {"layer": "int8", "head": "int8"}, devices=("cpu",)),
+        Scheme("int4", {"layer": "int4", "head": "int8"}, devices=("cpu",)),
+    )
+}
 
 
 def scheme_of(name: str) -> Scheme | None:
@@ -75,3 +101,14 @@ def scheme_of(name: str) -> Scheme | None:
     if name not in SCHEMES:
         raise ConfigError(f"quantization is {name!r}; give one of none, {', '.join(SCHEMES)}")
     return SCHEMES[name]
+
+
+def check_device(name: str, device: str) -> None:
+    """Raise ConfigError if a setting's scheme has no kernels for a type of device."""
+    scheme = scheme_of(name)
+    if scheme is not None and device not in scheme.devices:
+        others = [s.name for s in SCHEMES.values() if device in s.devices]
+        raise ConfigError(
+            f"quantization is {name!r}, which runs on {' and '.join(scheme.devices)} alone, but "
+            f"device is {device!r}; give quantization {' or '.join(others)}, or device='cpu'"
+        )

@@ -1,4 +1,4 @@
-"""Matrix products with 32- and 16-bit weights on the CPU. Owns the weight's form and reading.
+"""Matrix products on the CPU by PyTorch's operations. Owns the weight's form and reading.
 
 A weight is packed by oneDNN into the blocks that its kernels read, except where plain ones were
 measured to be as fast (bfloat16 with AMX) or cannot be packed (float16). Products that a processor
@@ -19,7 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.operands import Int4Weight, Int8Weight
+from quire.kernels.reference import round_int8
+
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
+_INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
+_MANY_BYTE_ROWS = 16  # from here on widening bytes costs less than reading them for each row
 _MANY_ROWS = 64  # from here on unpacking and widening costs less than emulated products
 
 
@@ -50,6 +55,46 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     for rows in _tiles(codes):
         out[:, rows] = F.linear(x.float(), codes[rows].float()).mul_(scale[rows])
     return out if bias is None else out.add_(bias)
+
+
+def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_int8`. Few rows read the bytes; for many, tiles are widened.
+
+    oneDNN's products of bytes would be faster, but saturate on processors without VNNI.
+    """
+    codes, scale = round_int8(x)
+    if x.dtype == torch.bfloat16 and len(x) < _MANY_BYTE_ROWS:
+        ones = torch.ones(len(weight.codes), dtype=x.dtype)
+        out: Tensor = torch._weight_int8pack_mm(codes.to(x.dtype), weight.codes, ones).float()
+    else:
+        out = _widened(codes.float(), weight.codes, None)
+    out = out.mul_(scale).mul_(weight.scale)
+    return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+
+def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_int4`: tiles are widened, all first codes of bytes before others.
+
+    So nothing is interleaved; instead the columns of x are brought into the same order.
+    """
+    codes, x_scale = round_int8(x, weight.group)
+    x32 = torch.unflatten(codes, 1, (-1, weight.group)) * x_scale[:, :, None]
+    x32 = torch.cat([x32[:, :, 0::2].flatten(1), x32[:, :, 1::2].flatten(1)], dim=1)
+    out = torch.empty(len(x), len(weight.scale))
+    wide = torch.empty(_INT4_TILE // x.shape[1] + 1, 2, *weight.scale.shape[1:], weight.group // 2)
+    for start in range(0, len(out[0]), len(wide)):
+        rows = slice(start, start + len(wide))
+        low, scale = (
+            torch.unflatten(weight.codes[rows], 1, (-1, weight.group // 2)),
+            weight.scale[rows],
+        )
+        tile = wide[: len(low)]
+        tile[:, 0].copy_(low & 15)
+        tile[:, 1].copy_(low >> 4)
+        tile -= 8.0 if weight.zeros is None else weight.zeros[rows, None, :, None]
+        tile *= scale[:, None, :, None]
+        torch.mm(x32, tile.flatten(1).T, out=out[:, rows])
+    return (out if bias is None else out.add_(bias)).to(x.dtype)
 
 
 def _packed(weight: Tensor) -> Tensor:

@@ -1,0 +1,120 @@
+"""Weights as signed bytes and as four bits: how they are rounded, and whole models of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quire.config import ModelConfig
+from quire.hub import resolve_model
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.models.architecture import ModelArchitecture
+from quire.models.llama import LlamaForCausalLM
+from quire.models.loader import load_model
+from quire.quantization import int4, int8
+
+SCALES = (st.integers(0, 2**31), st.floats(-12, 8))
+
+
+def random(seed: int, exponent: float, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) * 2.0**exponent
+
+
+@settings(deadline=None, max_examples=30)
+@given(*SCALES)
+def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
+    weight = random(seed, exponent, 5, 70)
+    made = reference.quantize_int8(weight)
+    assert (made.codes.abs().amax(dim=1) == 127).all()
+    error = (made.codes * made.scale[:, None] - weight).abs()
+    assert (error <= made.scale[:, None] * 0.50001).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(*SCALES)
+def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> None:
+    x = random(seed, exponent, 3, 96)
+    codes, scale = reference.round_int8(x, 32)
+    assert scale.shape == (3, 3)
+    for group, (its_codes, its_scale) in enumerate(
+        reference.round_int8(part) for part in x.split(32, dim=1)
+    ):
+        assert torch.equal(codes[:, group * 32 : group * 32 + 32], its_codes)
+        assert torch.equal(scale[:, group], its_scale[:, 0])
+        assert (its_codes.abs().amax(dim=1) == 127).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(*SCALES)
+def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent: float) -> None:
+    """In each group the sum of squared errors is at most that of the plain scale."""
+    weight = random(seed, exponent, 7, 128)
+    groups = weight.view(-1, 32)
+    scale = groups.abs().amax(dim=1, keepdim=True) / 7.0
+    plain = ((groups / scale).round() * scale - groups).square().sum(dim=1)
+    made = reference.widen_int4(reference.quantize_int4(weight)).view(-1, 32)
+    found = (made - groups).square().sum(dim=1)
+    assert found.sum() < plain.sum()
+
+
+def test_zeros_and_what_is_not_a_number() -> None:
+    weight = torch.zeros(2, 64)
+    weight[1, 3] = float("nan")
+    whole = reference.quantize_int8(weight)
+    assert torch.equal(whole.codes[0] * whole.scale[0], torch.zeros(64))
+    four = reference.quantize_int4(weight)
+    assert torch.equal(reference.widen_int4(four)[0], torch.zeros(64))
+    x = torch.ones(2, 64)
+    x[1, 5] = float("inf")
+    for product in (reference.linear_int8(x, whole, None), reference.linear_int4(x, four, None)):
+        assert product[0, 0] == 0.0
+        assert not product[0, 1].isfinite()  # never made into a number
+        assert not product[1].isfinite().any()
+
+
+def test_zero_points_stand_for_zero() -> None:
+    weight = reference.quantize_int4(torch.ones(2, 64))
+    zeros = torch.tensor([[0, 15], [7, 8]], dtype=torch.uint8)
+    codes = torch.full_like(weight.codes, 0x37)  # 7, 3, 7, 3, ...
+    shifted = type(weight)(codes, torch.ones_like(weight.scale), zeros, weight.group)
+    expected = torch.tensor([7.0, 3.0]).repeat(2, 32) - zeros.repeat_interleave(32, dim=1)
+    assert torch.equal(reference.widen_int4(shifted), expected)
+
+
+@pytest.mark.parametrize("module", [int8, int4], ids=lambda module: module.__name__)
+def test_pieces_change_nothing(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = getattr(module, "FORM")  # noqa: B009
+    weight = torch.randn(37, 96, dtype=torch.bfloat16)
+    whole = form.make(weight, kernels_for("cpu"))
+    monkeypatch.setattr("quire.quantization.scheme._PIECE", 500)
+    for ours, theirs in zip(form.make(weight, kernels_for("cpu")), whole, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def load(quantization: str, load_format: str) -> LlamaForCausalLM:
+    torch.set_num_threads(1)
+    folder = resolve_model("quire-tiny-draft")
+    config = ModelConfig(model=str(folder), load_format=load_format, quantization=quantization)
+    shape = ModelArchitecture.from_folder(folder)
+    return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+@pytest.mark.parametrize(("scheme", "likeness"), [("int8", 0.9999), ("int4", 0.99)])
+def test_each_product_of_a_model_is_like_its_own(
+    scheme: str, likeness: float, load_format: str
+) -> None:
+    plain, quantized = load("none", load_format), load(scheme, load_format)
+    x = torch.randn(5, plain.lm_head.in_features)
+    pairs = [(plain.lm_head, quantized.lm_head)]
+    for ours, theirs in zip(quantized.model.layers, plain.model.layers, strict=True):
+        pairs.append((theirs.self_attn.qkv_proj, ours.self_attn.qkv_proj))
+    for exact, rounded in pairs:
+        assert not list(rounded.parameters())
+        assert F.cosine_similarity(exact(x).flatten(), rounded(x).flatten(), dim=0) > likeness
