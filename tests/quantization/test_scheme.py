@@ -38,7 +38,9 @@ def test_a_device_without_kernels_for_a_scheme_is_told() -> None:
     for name in ("none", "fp8", "int8", "int4"):
         check_device(name, "cpu")
     check_device("fp8", "cuda")
-    with pytest.raises(ConfigError, match=r"'int4', which runs on cpu alone.*give quantization fp8"):
+    with pytest.raises(
+        ConfigError, match=r"'int4', which runs on cpu alone.*give quantization fp8"
+    ):
         check_device("int4", "cuda")
 
 

@@ -82,7 +82,7 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
     x32 = torch.cat([x32[:, :, 0::2].flatten(1), x32[:, :, 1::2].flatten(1)], dim=1)
     out = torch.empty(len(x), len(weight.scale))
     wide = torch.empty(_INT4_TILE // x.shape[1] + 1, 2, *weight.scale.shape[1:], weight.group // 2)
-    for start in range(0, len(out[0]), len(wide)):
+    for start in range(0, len(weight.scale), len(wide)):
         rows = slice(start, start + len(wide))
         low, scale = (
             torch.unflatten(weight.codes[rows], 1, (-1, weight.group // 2)),
