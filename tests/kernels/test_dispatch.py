@@ -16,7 +16,10 @@ from quire.kernels.cpu import matmul
 from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select, table_for
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
-PREPARED = {reader: op for op, reader in THROUGH.items() if op.startswith("prepare")}
+FUSED = ("linear_normed", "linear_silu", "linear_add_norm")
+PREPARED = {
+    reader: op for op, reader in THROUGH.items() if op.startswith("prepare")
+} | dict.fromkeys(FUSED, "prepare_linear")
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +35,6 @@ def tensors(value: Any) -> list[Tensor]:
     """The tensors of a result or of arguments."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, Normed):
-        return [value.residual, value.rows]
     if isinstance(value, Int8Weight | Int4Weight):
         return [value.codes, value.scale]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
@@ -43,9 +44,13 @@ def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     """The results of an operation, and the arguments of one that writes into them."""
     arguments = copy.deepcopy(arguments)
     if op in PREPARED:
-        x, weight, bias = arguments
-        arguments = (x, getattr(kernels, PREPARED[op])(weight), bias)
+        x, weight, bias, *more = arguments
+        if op == "linear_silu":
+            weight, bias = (w if w is None else kernels.order_gate_up(w) for w in (weight, bias))
+        arguments = (x, getattr(kernels, PREPARED[op])(weight), bias, *more)
     result = getattr(kernels, op)(*arguments)
+    if isinstance(result, Normed):
+        result = (result.residual, kernels.normed_rows(result))
     return tensors(result) + (tensors(arguments) if op in WRITING else [])
 
 

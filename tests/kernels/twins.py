@@ -315,4 +315,4 @@ THROUGH = {
     "order_gate_up": "linear_silu",
 }
 # largest difference relative to the largest value of the twin's result
-TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}

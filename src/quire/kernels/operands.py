@@ -29,11 +29,12 @@ class Normed:
 
     RMSNorm(r) = r · weight / rms(r), and the division by a row's rms may as well follow that
     product. Where `squares` is given, `rows` are r · weight, still to be divided; else they are the
-    norm's result, rounded already if the next product takes it in FP8.
+    norm's result, rounded already if the next product takes it in FP8, or None: that
+    product's business.
     """
 
     residual: Tensor  # [T, H], the stream itself
-    rows: Rows  # [T, H]
+    rows: Rows | None  # [T, H]
     weight: Tensor  # [H], the norm's
     eps: float
     squares: Tensor | None = None  # float32 [stretches, T], sums of r's squares over the columns

@@ -63,6 +63,7 @@ def library() -> ctypes.CDLL | None:
         if wanted is None:
             return None
         raise ConfigError(f"{VARIABLE} is {wanted!r}, which this processor does not run; unset it")
+    loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]  # a packed structure, in bytes
     return loaded
 
 

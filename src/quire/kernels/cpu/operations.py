@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.kernels.cpu import native, rows
+from quire.kernels.cpu import linear, native, rows
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": native.rms_norm,
@@ -13,4 +13,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "highest": rows.highest,
     "block_maxima": rows.block_maxima,
     "block_masses": rows.block_masses,
+    "prepare_linear": linear.prepare_linear,
+    "linear": linear.linear,
+    "normed_rows": linear.normed_rows,
+    "order_gate_up": linear.order_gate_up,
+    "linear_normed": linear.linear_normed,
+    "linear_silu": linear.linear_silu,
+    "linear_add_norm": linear.linear_add_norm,
 }

@@ -56,6 +56,7 @@ def normed_rows(x: Normed) -> Tensor:
 
 def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_normed`."""
+    assert x.rows is not None  # which CPUs alone leave to the product
     if x.squares is None:
         return linear(x.rows, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
@@ -63,6 +64,7 @@ def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) ->
 
 def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
+    assert x.rows is not None
     if _are_few(x.rows):
         return skinny_gemm(x.rows if x.squares is None else x, weight, bias=bias, silu=True)
     out = linear_normed(x, weight, bias)

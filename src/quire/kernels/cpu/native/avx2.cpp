@@ -1,9 +1,12 @@
 // The kernels as compiled for AVX2 with FMA.
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "pool.h"
 #include "scalar.h"
+#include "scratch.h"
 
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
@@ -12,11 +15,19 @@
 namespace avx2 {
 #include "vec256.h"
 
+#include "exp.h"
+
 #include "norm.h"
 
 #include "rows.h"
+
+#include "linear.h"
+
+#include "linear_float.h"
 }  // namespace avx2
 
-extern const Kernels kernels_avx2 = {"avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest,
-    avx2::block_maxima, avx2::block_masses};
+extern const Kernels kernels_avx2 = {
+    "avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest, avx2::block_maxima,
+    avx2::block_masses, avx2::linear,
+};
 #endif

@@ -1,9 +1,12 @@
 // The kernels as compiled for AVX-512 (F, BW, DQ, VL).
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "pool.h"
 #include "scalar.h"
+#include "scratch.h"
 
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
@@ -12,11 +15,19 @@
 namespace avx512 {
 #include "vec512.h"
 
+#include "exp.h"
+
 #include "norm.h"
 
 #include "rows.h"
+
+#include "linear.h"
+
+#include "linear_float.h"
 }  // namespace avx512
 
-extern const Kernels kernels_avx512 = {"avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest,
-    avx512::block_maxima, avx512::block_masses};
+extern const Kernels kernels_avx512 = {
+    "avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest, avx512::block_maxima,
+    avx512::block_masses, avx512::linear,
+};
 #endif

@@ -35,6 +35,7 @@ void quire_cpu_finite_rows(const RowsArgs* args) { chosen->finite_rows(*args); }
 void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
 void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
 void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }
+void quire_cpu_linear(const LinearArgs* args) { chosen->linear(*args); }
 
 }  // extern "C"
 #pragma GCC visibility pop

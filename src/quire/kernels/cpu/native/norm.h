@@ -2,8 +2,9 @@
 
 constexpr int64_t PIECE = 1 << 14;  // numbers: some microseconds, what it pays to share
 
+// 1 / rms of a row
 template <typename T>
-inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+inline float rms_factor(const T* x, int64_t size, float eps) {
     F32 squares = F32::zero();
     int64_t i = 0;
     for (; i + 16 <= size; i += 16) {
@@ -12,8 +13,14 @@ inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, floa
     }
     float total = squares.sum();
     for (int64_t j = i; j < size; ++j) total += widen(x[j]) * widen(x[j]);
-    const float scale = 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
-    for (i = 0; i + 16 <= size; i += 16)
+    return 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
+}
+
+template <typename T>
+inline void rms_norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+    const float scale = rms_factor(x, size, eps);
+    int64_t i = 0;
+    for (; i + 16 <= size; i += 16)
         (F32::load(x + i) * F32::all(scale) * F32::load(weight + i)).store(out + i);
     for (; i < size; ++i) narrow(widen(x[i]) * scale * widen(weight[i]), out + i);
 }

@@ -36,6 +36,36 @@ struct RowsArgs {
     int32_t threads;
 };
 
+enum class Epilogue : int32_t {
+    store = 0,
+    add = 1,   // to what `out` holds
+    silu = 2,  // silu(gate) * up, whose rows come in blocks of 16 by turns; out is half as wide
+};
+
+// How a product's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
+// instructions take. n is a multiple of 16 (of 32 with silu), k of the step.
+enum class Format : int32_t {
+    f32 = 0,   // [n / 16, k, 16] float, k even
+    bf16 = 1,  // [n / 16, k / 2, 16, 2] bf16
+};
+
+struct LinearArgs {
+    const void* x;            // [rows, k]
+    const void* norm_weight;  // [k], for RMSNorm of x's rows on the way in, or null
+    const void* weight;       // as `format` tells
+    const void* scales;
+    const void* zeros;
+    const void* bias;         // [n] or null, in the order of the weight's rows
+    void* out;                // [rows, n], with silu [rows, n / 2]; not x
+    int64_t rows, n, k;
+    float eps;                // of the norm
+    int32_t group;            // steps of k that share a scale
+    Dtype dtype;              // of x, norm_weight, bias and out; sums are float
+    Format format;
+    Epilogue epilogue;
+    int32_t threads;
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNormArgs&);
@@ -43,6 +73,7 @@ struct Kernels {
     void (*highest)(const RowsArgs&);
     void (*block_maxima)(const RowsArgs&);
     void (*block_masses)(const RowsArgs&);
+    void (*linear)(const LinearArgs&);
 };
 
 extern const Kernels kernels_avx2, kernels_avx512;

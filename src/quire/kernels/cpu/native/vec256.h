@@ -2,12 +2,18 @@
 //
 // Names and meaning are those of vec512.h: kernels are written once, against both.
 
+// A product's sums: so many vectors stay in registers, and so many rows beside 1 block of outputs.
+constexpr int SUMS = 6, TILE_ROWS = 6;
+
 struct F32 {  // 16 x float
     __m256 lo, hi;
     static F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
     static F32 all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
     static F32 load(const bf16* p) { return {widen(p), widen(p + 8)}; }
+    // of 16 pairs, the first or the second of each
+    static F32 firsts(const bf16* p) { return {first(p), first(p + 16)}; }
+    static F32 seconds(const bf16* p) { return {second(p), second(p + 16)}; }
     void store(float* p) const {
         _mm256_storeu_ps(p, lo);
         _mm256_storeu_ps(p + 8, hi);
@@ -34,6 +40,15 @@ struct F32 {  // 16 x float
     static __m256 widen(const bf16* p) {
         const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+    static __m256 first(const bf16* p) {
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    }
+    static __m256 second(const bf16* p) {
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+        return _mm256_castsi256_ps(_mm256_and_si256(pairs, mask));
     }
     static __m256i narrow(__m256 v) {
         const __m256i bits = _mm256_castps_si256(v);
@@ -77,7 +92,7 @@ inline __m256 times_power(__m256 a, __m256 n) {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
-// a · 2^n for whole n, -126 <= n <= 127
+// a · 2^n for whole n, -126 <= n <= 128, where 2^128 is infinite
 inline F32 scale_by_power(F32 a, F32 n) {
     return {times_power(a.lo, n.lo), times_power(a.hi, n.hi)};
 }

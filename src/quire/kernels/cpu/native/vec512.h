@@ -2,6 +2,9 @@
 //
 // Names and meaning are those of vec256.h: kernels are written once, against both.
 
+// A product's sums: so many vectors stay in registers, and so many rows beside 2 blocks of outputs.
+constexpr int SUMS = 28, TILE_ROWS = 14;
+
 struct F32 {  // 16 x float
     __m512 v;
     static F32 zero() { return {_mm512_setzero_ps()}; }
@@ -10,6 +13,14 @@ struct F32 {  // 16 x float
     static F32 load(const bf16* p) {
         const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+    }
+    // of 16 pairs, the first or the second of each
+    static F32 firsts(const bf16* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+    }
+    static F32 seconds(const bf16* p) {
+        const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     void store(bf16* p) const {  // to nearest, ties to even; NaN stays NaN

@@ -1,0 +1,167 @@
+"""Products with 32- and 16-bit weights on the CPU, and what stands around them, natively.
+
+Owns the packed form of a weight and which products `native/linear.h` serves; what it does not
+(float16, odd sizes, bfloat16 on processors with AMX) goes to oneDNN, see matmul.py. There is one
+copy of a weight, whatever the number of rows. A norm is left to the product that reads it, an
+activation and the residual stream's sum are made where a product's sums are.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.cpu import elementwise, matmul, native
+from quire.kernels.operands import (
+    Fp8Rows,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Normed,
+    QuantizedWeight,
+    Rows,
+)
+
+Weight = Tensor | QuantizedWeight
+
+_ARGS = struct.Struct("7P3qf5i")  # `LinearArgs` in quire_cpu.h
+_BLOCK = 16  # outputs that lie side by side
+
+
+class Epilogue(IntEnum):
+    """As in quire_cpu.h."""
+
+    STORE = 0
+    ADD = 1
+    SILU = 2
+
+
+def prepare_linear(weight: Tensor) -> Tensor:
+    """Twin of `reference.prepare_linear`: packed as quire_cpu.h tells, or for oneDNN.
+
+    A natively packed weight is known by its dimensions: [N / 16, K, 16] in float32,
+    [N / 16, K / 2, 16, 2] in bfloat16.
+    """
+    n, k = weight.shape
+    if n % _BLOCK or k % 2 or not _serves(weight.dtype):
+        return matmul.prepare_linear(weight)
+    if weight.dtype == torch.float32:
+        return weight.view(-1, _BLOCK, k).transpose(1, 2).contiguous()
+    pairs = weight.contiguous().view(torch.int32).view(-1, _BLOCK, k // 2)
+    packed = pairs.transpose(1, 2).contiguous().unsqueeze(-1)
+    return packed.view(torch.bfloat16)
+
+
+def order_gate_up(weight: Tensor) -> Tensor:
+    """Twin of `reference.order_gate_up`: by turns 16 rows of each, where sizes allow."""
+    if not _by_turns(weight.dtype, len(weight)):
+        return weight
+    blocks = weight.reshape(2, len(weight) // (2 * _BLOCK), _BLOCK, *weight.shape[1:])
+    return blocks.transpose(0, 1).reshape(weight.shape)
+
+
+def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear`, and of those for quantized weights."""
+    assert not isinstance(x, Fp8Rows)  # which GPUs alone make
+    if isinstance(weight, Fp8Weight):
+        return matmul.linear_fp8(x, weight.codes, weight.scale, bias)
+    if isinstance(weight, Int8Weight):
+        return matmul.linear_int8(x, weight, bias)
+    if isinstance(weight, Int4Weight):
+        return matmul.linear_int4(x, weight, bias)
+    if not _is_packed(weight):
+        return matmul.linear(x, weight, bias)
+    out = x.new_empty(len(x), len(weight) * _BLOCK)
+    _multiply(x, weight, bias, out, Epilogue.STORE)
+    return out
+
+
+def normed_rows(x: Normed) -> Tensor:
+    """Twin of `reference.normed_rows`."""
+    if x.squares is None and isinstance(x.rows, Tensor):
+        return x.rows
+    return native.rms_norm(x.residual, x.weight, x.eps)
+
+
+def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_normed`."""
+    if not isinstance(weight, Tensor) or not _is_packed(weight):
+        return linear(normed_rows(x), weight, bias)
+    out = x.residual.new_empty(len(x.residual), len(weight) * _BLOCK)
+    _multiply(x, weight, bias, out, Epilogue.STORE)
+    return out
+
+
+def linear_silu(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_silu`."""
+    if isinstance(weight, Tensor) and _is_packed(weight) and len(weight) % 2 == 0:
+        out = x.residual.new_empty(len(x.residual), len(weight) // 2 * _BLOCK)
+        _multiply(x, weight, bias, out, Epilogue.SILU)
+        return out
+    return _silu(linear_normed(x, weight, bias))
+
+
+def linear_add_norm(
+    x: Rows,
+    weight: Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+) -> Normed:
+    """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
+    if isinstance(x, Tensor) and isinstance(weight, Tensor) and _is_packed(weight):
+        residual = residual.contiguous()
+        _multiply(x, weight, bias, residual, Epilogue.ADD)
+    else:
+        residual = residual.add_(linear(x, weight, bias))
+    return Normed(residual, None, norm_weight, eps)
+
+
+def _multiply(
+    x: Tensor | Normed, weight: Tensor, bias: Tensor | None, out: Tensor, epilogue: Epilogue
+) -> None:
+    lib = native.library()
+    assert lib is not None
+    norm_weight, eps = 0, 0.0
+    if isinstance(x, Tensor):
+        rows = x
+    elif x.squares is None and isinstance(x.rows, Tensor):
+        rows = x.rows
+    else:
+        rows, norm_weight, eps = x.residual, x.weight.data_ptr(), x.eps
+    rows = rows.contiguous()
+    dtype = native.DTYPES[rows.dtype]
+    lib.quire_cpu_linear(
+        _ARGS.pack(
+            rows.data_ptr(), norm_weight, weight.data_ptr(), 0, 0,
+            0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            len(rows), len(weight) * _BLOCK, rows.shape[1], eps,
+            0, dtype, dtype, epilogue, torch.get_num_threads(),
+        )
+    )  # fmt: skip
+
+
+def _serves(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and matmul.is_emulated(dtype))
+
+
+def _is_packed(weight: Tensor) -> bool:
+    return weight.dim() > 2
+
+
+def _by_turns(dtype: torch.dtype, rows: int) -> bool:
+    """Whether `order_gate_up` gives another order for such rows."""
+    return dtype in native.DTYPES and rows % (2 * _BLOCK) == 0
+
+
+def _silu(out: Tensor) -> Tensor:
+    """silu(gate) · up of a product [T, 2I] in the order of `order_gate_up`: [T, I]."""
+    if not _by_turns(out.dtype, out.shape[1]):
+        return elementwise.silu_and_mul(out)
+    gate, up = out.view(len(out), out.shape[1] // (2 * _BLOCK), 2, _BLOCK).unbind(2)
+    return F.silu(gate).mul_(up).flatten(1)

@@ -1,0 +1,90 @@
+// Products with packed weights and what stands around them. Included inside a namespace that has
+// the vector types.
+//
+// Owns the order of work, the norm's factor and what happens to the sums; a weight's format (its
+// struct, see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
+// Form::ROWS, which stay in registers. A sum goes over k in stretches of K_STRETCH, whatever the
+// number of rows and threads: an output does not depend on what else is in the batch.
+
+constexpr int64_t K_STRETCH = 512;   // with a block of rows: what the first cache keeps
+constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the last cache keeps
+constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
+constexpr int64_t OUTPUTS = 128;     // of a piece with several blocks of rows: the second cache's
+constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
+
+// Rows cut into blocks of like sizes.
+struct RowBlocks {
+    int64_t rows, count;
+    RowBlocks(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
+    int64_t start(int64_t block) const { return block * rows / count; }
+    int size(int64_t block) const { return static_cast<int>(start(block + 1) - start(block)); }
+};
+
+// What RMSNorm multiplies a row of x by, before its weight; 1 without a norm.
+template <typename T>
+inline float norm_factor(const LinearArgs& a, const T* x) {
+    return a.norm_weight ? rms_factor(x, a.k, a.eps) : 1.0f;
+}
+
+// Sums [rows, ld] of outputs from `first` on → bias, epilogue, out. row: the first one's number.
+template <typename T>
+inline void finish(const LinearArgs& a, const float* sums, int64_t ld, int64_t row, int64_t rows,
+                   int64_t first, int64_t outputs) {
+    const T* bias = static_cast<const T*>(a.bias);
+    const bool halves = a.epilogue == Epilogue::silu;
+    const int64_t width = halves ? a.n / 2 : a.n, step = halves ? 32 : 16;
+    const auto sum = [&](const float* from, int64_t output) {
+        const F32 v = F32::load(from + output);
+        return bias ? v + F32::load(bias + first + output) : v;
+    };
+    for (int64_t r = 0; r < rows; ++r, sums += ld) {
+        T* out = static_cast<T*>(a.out) + (row + r) * width + first * width / a.n;
+        for (int64_t i = 0; i < outputs; i += step, out += 16) {
+            F32 v = sum(sums, i);
+            if (halves) v = silu(v) * sum(sums, i + 16);
+            if (a.epilogue == Epilogue::add) v = v + F32::load(out);
+            v.store(out);
+        }
+    }
+}
+
+// One piece: outputs [first, first + outputs) of all rows that were taken in.
+template <typename Form>
+inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, int64_t row,
+                           const RowBlocks& blocks, int64_t first, int64_t outputs) {
+    thread_local Scratch scratch;
+    float* sums = scratch.room<float>(blocks.rows * outputs);
+    std::fill_n(sums, blocks.rows * outputs, 0.0f);
+    for (int64_t k = 0; k < a.k; k += K_STRETCH)
+        for (int64_t b = 0; b < blocks.count; ++b)
+            Form::multiply(a, taken + blocks.start(b) * Form::row_size(a), blocks.size(b), first,
+                           outputs, k, std::min(K_STRETCH, a.k - k),
+                           sums + blocks.start(b) * outputs);
+    (a.dtype == Dtype::bf16 ? finish<bf16> : finish<float>)(a, sums, outputs, row, blocks.rows,
+                                                            first, outputs);
+}
+
+template <typename Form>
+inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
+    thread_local Scratch scratch;
+    auto* taken = scratch.room<typename Form::X>(rows * Form::row_size(a));
+    const RowBlocks blocks(rows, Form::ROWS);
+    const int takers = rows * a.k < LEAST_WORK / 8 ? 1 : a.threads;
+    parallel_for(blocks.count, takers, [&](int64_t b) {
+        Form::take(a, row + blocks.start(b), blocks.size(b),
+                   taken + blocks.start(b) * Form::row_size(a));
+    });
+    const int64_t most = blocks.count > 1 ? OUTPUTS : FEW_OUTPUTS;
+    const int64_t least = (LEAST_WORK / ((rows + 3) * a.k) + 31) / 32 * 32;
+    const int64_t outputs = std::max(most, least);
+    parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {
+        const int64_t first = piece * outputs;
+        multiply_piece<Form>(a, taken, row, blocks, first, std::min(outputs, a.n - first));
+    });
+}
+
+template <typename Form>
+inline void multiply(const LinearArgs& a) {
+    for (int64_t row = 0; row < a.rows; row += MOST_ROWS)
+        multiply_rows<Form>(a, row, std::min(MOST_ROWS, a.rows - row));
+}

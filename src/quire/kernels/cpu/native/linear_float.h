@@ -1,0 +1,108 @@
+// Products with float and bfloat16 weights, which are widened as they are read. Included inside a
+// namespace that has the vector types, behind linear.h.
+
+constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read
+
+// How many blocks of 16 outputs fit in the registers beside so many rows.
+constexpr int blocks_beside(int rows) { return rows <= SUMS / 4 ? 4 : rows <= SUMS / 2 ? 2 : 1; }
+
+template <int half>
+inline F32 columns(const float* block, int64_t k) {
+    return F32::load(block + (k + half) * 16);
+}
+template <int half>
+inline F32 columns(const bf16* block, int64_t k) {
+    return half ? F32::seconds(block + k * 16) : F32::firsts(block + k * 16);
+}
+
+// sums [R, ld] += x · B blocks of weights, `stride` apart. x [k / 2, R, 2].
+template <int R, int B, typename W>
+inline void tile(const float* x, const W* weight, int64_t stride, int64_t k, float* sums,
+                 int64_t ld) {
+    F32 total[R][B];
+    for (auto& row : total)
+        for (F32& v : row) v = F32::zero();
+    const auto step = [&]<int half>(int64_t i, std::integral_constant<int, half>) {
+        F32 w[B];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) w[b] = columns<half>(weight + b * stride, i);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const F32 v = F32::all(x[i * R + 2 * r + half]);
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b) total[r][b] = fma(v, w[b], total[r][b]);
+        }
+    };
+    for (int64_t i = 0; i < k; i += 2) {
+        if constexpr (R <= 4)
+            for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * stride + i * 16 + AHEAD);
+        step(i, std::integral_constant<int, 1>());  // second first, as vdpbf16ps
+        step(i, std::integral_constant<int, 0>());
+    }
+    for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) {
+            float* sum = sums + r * ld + b * 16;
+            (F32::load(sum) + total[r][b]).store(sum);
+        }
+}
+
+template <int R, int B, typename W>
+inline void tiles(const float* x, const W* weight, int64_t stride, int64_t k, float* sums,
+                  int64_t outputs) {
+    int64_t o = 0;
+    for (; o + 16 * B <= outputs; o += 16 * B)
+        tile<R, B>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+    for (; B > 1 && o < outputs; o += 16)
+        tile<R, 1>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+}
+
+template <typename W>
+struct Floats {
+    using X = float;  // [k / 2, rows of the block, 2]
+    static constexpr int ROWS = TILE_ROWS;
+    static int64_t row_size(const LinearArgs& a) { return a.k; }
+
+    static void take(const LinearArgs& a, int64_t row, int rows, float* taken) {
+        a.dtype == Dtype::bf16 ? take_as<bf16>(a, row, rows, taken)
+                               : take_as<float>(a, row, rows, taken);
+    }
+
+    static void multiply(const LinearArgs& a, const float* taken, int rows, int64_t first,
+                         int64_t outputs, int64_t k, int64_t count, float* sums) {
+        const W* weight = static_cast<const W*>(a.weight) + first * a.k + k * 16;
+        by_rows[rows - 1](taken + k * rows, weight, a.k * 16, count, sums, outputs);
+    }
+
+   private:
+    using Tiles = void (*)(const float*, const W*, int64_t, int64_t, float*, int64_t);
+
+    template <int... R>
+    static constexpr std::array<Tiles, ROWS> table(std::integer_sequence<int, R...>) {
+        return {tiles<R + 1, blocks_beside(R + 1), W>...};
+    }
+    static constexpr std::array<Tiles, ROWS> by_rows = table(std::make_integer_sequence<int, ROWS>());
+
+    template <typename T>
+    static void take_as(const LinearArgs& a, int64_t row, int rows, float* taken) {
+        const T* norm = static_cast<const T*>(a.norm_weight);
+        for (int r = 0; r < rows; ++r) {
+            const T* x = static_cast<const T*>(a.x) + (row + r) * a.k;
+            const float factor = norm_factor(a, x);
+            int64_t k = 0;
+            for (; k + 16 <= a.k; k += 16) {
+                alignas(64) float some[16];
+                const F32 v = F32::load(x + k);
+                (norm ? v * F32::all(factor) * F32::load(norm + k) : v).store(some);
+                for (int i = 0; i < 16; i += 2)
+                    std::memcpy(taken + (k + i) * rows + 2 * r, some + i, 2 * sizeof(float));
+            }
+            for (; k < a.k; ++k)
+                taken[(k & ~int64_t{1}) * rows + 2 * r + (k & 1)] =
+                    norm ? widen(x[k]) * factor * widen(norm[k]) : widen(x[k]);
+        }
+    }
+};
+
+void linear(const LinearArgs& a) {
+    a.format == Format::bf16 ? multiply<Floats<bf16>>(a) : multiply<Floats<float>>(a);
+}

@@ -1,0 +1,156 @@
+"""Natively packed products beside float64, for each instruction set that runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.cpu import linear as products
+from quire.kernels.cpu import matmul, native
+from quire.kernels.operands import Normed
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+
+# one unit in the last place, of a result and of sums of its size
+ROUNDING = {torch.float32: 4e-6, torch.bfloat16: 2**-8}
+ROWS = (0, 1, 2, 3, 5, 7, 14, 15, 33, 600)
+SHAPES = ((16, 2), (48, 18), (96, 64), (1040, 1030))
+
+
+@pytest.fixture(params=["avx2", "avx512"], autouse=True)
+def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    lib = native.library()
+    assert lib is not None
+    if lib.quire_cpu_choose(request.param.encode()) is None:
+        pytest.skip(f"this processor does not run {request.param}")
+    yield
+    lib.quire_cpu_choose(None)
+
+
+@pytest.fixture(autouse=True)
+def _every_type_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_serves", lambda dtype: dtype in native.DTYPES)
+
+
+def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def check(found: Tensor, expected: Tensor, size: Tensor) -> None:
+    """size: what the numbers that were summed up come to; rounding is in proportion to it."""
+    assert found.isfinite().all()
+    assert ((found.double() - expected).abs() <= ROUNDING[found.dtype] * size).all()
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm with eps 1e-5, in float64."""
+    x = x.double()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_products(dtype: torch.dtype) -> None:
+    for n, k in SHAPES:
+        weight, bias = normal(n, k, dtype=dtype), normal(n, dtype=dtype)
+        packed = products.prepare_linear(weight)
+        assert packed.dim() > 2
+        assert packed.numel() == weight.numel()
+        for rows in ROWS:
+            x = normal(rows, k, dtype=dtype)
+            expected = x.double() @ weight.double().T
+            size = x.double().abs() @ weight.double().abs().T + 5.0
+            check(products.linear(x, packed, None), expected, size)
+            check(products.linear(x, packed, bias), expected + bias.double(), size)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
+    k, n = 90, 64
+    norm, bias = normal(k, dtype=dtype), normal(n, dtype=dtype)
+    stream = Normed(normal(rows, k, dtype=dtype), None, norm, 1e-5)
+    weight = (normal(n, k, dtype=dtype) / 8).to(dtype)
+    packed = products.prepare_linear(weight)
+    behind = normed(stream.residual, norm)
+    expected = behind @ weight.double().T + bias.double()
+    size = behind.abs() @ weight.double().abs().T + 4.0
+    check(products.linear_normed(stream, packed, bias), expected, size)
+
+    gate_up = products.prepare_linear(products.order_gate_up(weight))
+    gate, up = expected.chunk(2, dim=-1)
+    found = products.linear_silu(stream, gate_up, products.order_gate_up(bias))
+    check(found, F.silu(gate) * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
+
+    x, residual = normal(rows, k, dtype=dtype), normal(rows, n, dtype=dtype)
+    expected = residual.double() + x.double() @ weight.double().T + bias.double()
+    size = residual.double().abs() + x.double().abs() @ weight.double().abs().T + 4.0
+    added = products.linear_add_norm(x, packed, bias, residual, normal(n, dtype=dtype), 1e-5)
+    check(added.residual, expected, size)
+    assert added.rows is None
+    assert added.residual is residual
+
+
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> None:
+    x, weight = normal(70, 1030, dtype=dtype), normal(560, 1030, dtype=dtype)
+    packed = products.prepare_linear(weight)
+    alone = torch.cat([products.linear(row[None], packed, None) for row in x])
+    assert torch.equal(products.linear(x, packed, None), alone)
+    torch.set_num_threads(1)
+    assert torch.equal(products.linear(x, packed, None), alone)
+    torch.set_num_threads(2)
+    assert torch.equal(products.linear(x[:9], packed, None), alone[:9])
+
+
+def test_extreme_activations() -> None:
+    """silu is exact to rounding where exp is at its ends, and NaN stays with its row."""
+    gate = torch.tensor([-3e38, -1e4, -88.0, -87.0, -1.0, -0.0, 1e-20, 1.0, 88.0, 1e4, 3e38])
+    x = torch.ones(2, 2)
+    x[1, 0] = float("nan")
+    weight = torch.zeros(64, 2)
+    weight[: len(gate), 0] = gate
+    weight[32:, 1] = 1.0  # up
+    packed = products.prepare_linear(products.order_gate_up(weight))
+    found = products.linear_silu(Normed(x, x, torch.ones(2), 0.0), packed, None)
+    expected = F.silu(gate.double()).float()
+    torch.testing.assert_close(found[0, : len(gate)], expected, rtol=1e-6, atol=1e-35)
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(17, 8), (32, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight, x = normal(*shape, dtype=dtype), normal(3, shape[1], dtype=dtype)
+    packed = products.prepare_linear(weight)
+    assert packed.dim() == 2
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(
+        products.linear(x, packed, None).double(), expected, rtol=0.02, atol=0.02
+    )
+
+
+@pytest.mark.parametrize("shape", [(64, 7), (24, 8), (64, 8)])
+def test_gate_and_up_are_told_apart_by_every_way(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(products, "_serves", lambda _: False)
+    weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
+    stream = Normed(residual, None, torch.ones(shape[1]), 1e-5)
+    gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
+    prepared = products.prepare_linear(products.order_gate_up(weight))
+    found = products.linear_silu(stream, prepared, None)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+def test_the_engine_chooses_by_what_the_processor_multiplies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    for emulated in (True, False):
+        monkeypatch.setattr(matmul, "is_emulated", lambda _, emulated=emulated: emulated)
+        packed = products.prepare_linear(torch.zeros(16, 2, dtype=torch.bfloat16))
+        assert (packed.dim() > 2) == emulated
