@@ -106,6 +106,16 @@ def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> N
     assert torch.equal(products.linear(x[:9], packed, None), alone[:9])
 
 
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_rows_are_found_in_a_packed_weight(dtype: torch.dtype) -> None:
+    weight, ids = normal(80, 18, dtype=dtype), torch.tensor([0, 79, 16, 15, 0, 33])
+    packed = products.prepare_linear(weight)
+    assert torch.equal(products.embedding(ids, packed), weight[ids])
+    assert products.embedding(ids[:0], packed).shape == (0, 18)
+    with pytest.raises(IndexError):
+        products.embedding(torch.tensor([80]), packed)
+
+
 def test_extreme_activations() -> None:
     """silu is exact to rounding where exp is at its ends, and NaN stays with its row."""
     gate = torch.tensor([-3e38, -1e4, -88.0, -87.0, -1.0, -0.0, 1e-20, 1.0, 88.0, 1e4, 3e38])

@@ -38,6 +38,12 @@ def _norm_residual(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield x, residual, normal(96, dtype=dtype, seed=1), 1e-5
 
 
+def _embedding(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for vocab_size, size in ((80, 18), (77, 5)):
+        for tokens in (0, *_TOKENS):
+            yield torch.arange(tokens) * 31 % vocab_size, normal(vocab_size, size, dtype=dtype)
+
+
 def _silu(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for tokens in _TOKENS:
         yield (normal(tokens, 2 * 77, dtype=dtype),)
@@ -283,6 +289,7 @@ def _masses(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
     "rms_norm_residual": _norm_residual,
+    "embedding": _embedding,
     "silu_and_mul": _silu,
     "rotary_angles": _rotary_angles,
     "rotary_write_kv": _rotary_write_kv,

@@ -69,15 +69,17 @@ def test_only_one_form_of_a_weight_stays() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_a_tied_head_multiplies_with_the_embedding(rows: int) -> None:
-    embedding = VocabParallelEmbedding(11, 4, OPTIONS)
-    head = ParallelLMHead(11, 4, OPTIONS, embedding)
-    table = torch.randn(11, 4)
+@pytest.mark.parametrize("size", [11, 32])
+def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None:
+    embedding = VocabParallelEmbedding(size, 4, OPTIONS)
+    head = ParallelLMHead(size, 4, OPTIONS, embedding)
+    table = torch.randn(size, 4)
     load(embedding.weight, table)
     head.process_after_load()
     hidden = torch.randn(rows, 4)
     torch.testing.assert_close(head(hidden), hidden @ table.T)
     assert torch.equal(embedding(torch.tensor([3, 0])), table[[3, 0]])
+    assert (embedding.weight is head.weight) == (not head.weight.is_mkldnn)
 
 
 def test_logits_are_float32() -> None:

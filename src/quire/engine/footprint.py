@@ -6,6 +6,7 @@ business. Startup (startup.py) sizes the KV cache by the same rules.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
     scheme = scheme_of(config.model.quantization)
     head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
     if scheme is None:
-        # tied: CPU products read a copy in blocks
         copied = shape.tie_word_embeddings and not _is_on_gpu(config)
-        return {dtype: (num_weights + sum(n * k for n, k in head if copied)) * item}
+        copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, n, k))
+        return {dtype: (num_weights + copies) * item}
     products: dict[Role, list[tuple[int, int]]] = {
         "layer": shape.layer_products * shape.num_layers,
         "head": head,
@@ -144,6 +145,15 @@ def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
 def _is_on_gpu(config: EngineConfig) -> bool:
     wanted = config.device.device
     return wanted == "cuda" or (wanted == "auto" and Path("/dev/nvidiactl").exists())
+
+
+def _looks_up_packed(dtype: str, n: int, k: int) -> bool:
+    """Whether a tied embedding reads what the head's product on a CPU does: kernels/cpu/linear.py,
+    by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
+    built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
+    served = dtype == "float32" or (dtype == "bfloat16" and not _has_products_of(dtype))
+    chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
+    return built and chosen and served and n % 16 == 0 and k % 2 == 0
 
 
 def _has_products_of(dtype: str) -> bool:

@@ -35,6 +35,7 @@ TABLE: Table = {
         "reference": reference.rms_norm_residual,
         "cpu": elementwise.rms_norm_residual,
     },
+    "embedding": {"reference": reference.embedding},
     "silu_and_mul": {"reference": reference.silu_and_mul, "cpu": elementwise.silu_and_mul},
     "rotary_angles": {"reference": reference.rotary_angles},
     "rotary_write_kv": {
@@ -81,6 +82,7 @@ class Kernels:
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    embedding: Callable[[Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
     rotary_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
     rotary_write_kv: Callable[

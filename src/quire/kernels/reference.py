@@ -120,7 +120,7 @@ def rotary_write_kv(
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows of weight [V, H] by input_ids [T]: [T, H]."""
+    """Rows of a weight [V, H], plain or as `prepare_linear` left it, by input_ids [T]: [T, H]."""
     return F.embedding(input_ids, weight)
 
 

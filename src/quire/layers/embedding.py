@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.layers.linear import LinearBase
@@ -18,18 +17,25 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, options: LayerOptions) -> None:
         super().__init__()
         self.weight = Weight(options.empty(vocab_size, hidden_size))
+        self.kernels = options.kernels
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [T] → [T, H]."""
-        return F.embedding(input_ids, self.weight)
+        return self.kernels.embedding(input_ids, self.weight)
+
+    def share(self, prepared: Tensor) -> None:
+        """Look up in the form that a tied head's product reads, where rows can be found in it."""
+        if not prepared.is_mkldnn:  # whose blocks are its own business
+            del self.weight
+            self.register_buffer("weight", prepared, persistent=False)
 
 
 class ParallelLMHead(LinearBase):
     """Logits of the vocabulary. tied: the embedding whose weight is used, or None for an own one.
 
-    A tied weight stays in memory for look-ups, also where products want another form of it, which
-    is then a second copy: on CPUs it saves a quarter of a 1B model's decode step, and a quantized
-    one more than that of a GPU's.
+    A tied weight stays in memory for look-ups, also where products want another form of it that
+    serves no look-ups (oneDNN's, a quantized one), which is then a second copy: on CPUs it saves a
+    quarter of a 1B model's decode step, and a quantized one more than that of a GPU's.
     """
 
     role: ClassVar[Role] = "head"
@@ -42,6 +48,14 @@ class ParallelLMHead(LinearBase):
         tied: VocabParallelEmbedding | None,
     ) -> None:
         super().__init__(hidden_size, vocab_size, options, weight=tied.weight if tied else None)
+        self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
+
+    def process_after_load(self) -> None:
+        """Also let a tied embedding use the weight's new form."""
+        super().process_after_load()
+        for embedding in self.tied:
+            if "weight" in self._buffers:
+                embedding.share(self.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → float32 [S, V]."""

@@ -49,11 +49,27 @@ def prepare_linear(weight: Tensor) -> Tensor:
     n, k = weight.shape
     if n % _BLOCK or k % 2 or not _serves(weight.dtype):
         return matmul.prepare_linear(weight)
+    return pack(weight)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A weight [N, K] natively packed."""
+    k = weight.shape[1]
     if weight.dtype == torch.float32:
-        return weight.view(-1, _BLOCK, k).transpose(1, 2).contiguous()
+        return weight.reshape(-1, _BLOCK, k).transpose(1, 2).contiguous()
     pairs = weight.contiguous().view(torch.int32).view(-1, _BLOCK, k // 2)
-    packed = pairs.transpose(1, 2).contiguous().unsqueeze(-1)
-    return packed.view(torch.bfloat16)
+    return pairs.transpose(1, 2).contiguous().unsqueeze(-1).view(torch.bfloat16)
+
+
+def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
+    """Twin of `reference.embedding`: a token's numbers are all in one block of the weight."""
+    if not _is_packed(weight):
+        return F.embedding(input_ids, weight)
+    block, place = input_ids // _BLOCK, input_ids % _BLOCK
+    if weight.dtype == torch.float32:
+        return weight[block, :, place]
+    pairs = weight.view(torch.int32).squeeze(-1)  # [V / 16, H / 2, 16]
+    return pairs[block, :, place].view(torch.bfloat16)
 
 
 def order_gate_up(weight: Tensor) -> Tensor:

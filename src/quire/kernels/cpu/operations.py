@@ -15,6 +15,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "block_masses": rows.block_masses,
     "prepare_linear": linear.prepare_linear,
     "linear": linear.linear,
+    "embedding": linear.embedding,
     "normed_rows": linear.normed_rows,
     "order_gate_up": linear.order_gate_up,
     "linear_normed": linear.linear_normed,
