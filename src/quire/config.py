@@ -118,7 +118,9 @@ class SchedulerConfig:
 
     max_num_seqs: int = _setting(256, "most requests running at once")
     max_num_batched_tokens: int = _setting(
-        0, "token budget of one step; 0: 2048, on a GPU 8192, or max_num_seqs if that is more"
+        0,
+        "token budget of one step; 0: 2048, on a GPU 8192, on a slow CPU as many as it is measured "
+        "to compute in 2 seconds; or max_num_seqs if that is more",
     )
     scheduling_policy: Literal["fcfs", "priority"] = _setting(
         "fcfs", "order of waiting requests: first come, or lowest priority number first"
@@ -178,7 +180,9 @@ class DeviceConfig:
 
     device: Literal["auto", "cpu", "cuda"] = _setting("auto", "auto: CUDA if there is one")
     threads: int | None = _setting(
-        None, "CPU threads for tensor work; default: all cores, one for a tiny model"
+        None,
+        "CPU threads for tensor work; default: as many as the cores it may use, or fewer "
+        "where the start measures that to be faster; one for a tiny model",
     )
     enforce_eager: bool = _setting(
         False, "on a GPU, launch kernels one by one instead of replaying CUDA graphs"

@@ -106,6 +106,8 @@ def show(profile: Profile, console: Console) -> None:
     for row in rows(profile):
         table.add_row(*row)
     console.print(table)
+    if profile.table is not None:
+        console.print(f"at start: {profile.table}", style="dim", soft_wrap=True)
 
 
 def rows(profile: Profile) -> list[tuple[str, ...]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +16,7 @@ import torch
 from quire.config import EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
+from quire.engine.cores import usable_cores
 from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
@@ -24,6 +24,7 @@ from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
 from quire.engine.runners import make_executor
+from quire.engine.tuning import is_tiny, measure_steps, with_token_budget
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
@@ -41,10 +42,6 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Below this size of float32 weights a model runs on one thread. Like SMALL_MODEL_BYTES set by
-# measuring the bundled model (20 MB) and a shape of 1.2 billion weights.
-TINY_MODEL_BYTES = 1 << 26
-
 
 def start_engine(
     config: EngineConfig, beat: Beat = unwatched, begin: float | None = None
@@ -61,18 +58,25 @@ def start_engine(
         _note("imports", time.monotonic() - begin, seconds)
     with _timed("device", seconds):
         device = choose_device(config)
-        config = config.settled(device.type)
+        asked, config = config, config.settled(device.type)
         check_device(config.model.quantization, device.type)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
-    torch.set_num_threads(choose_threads(config, shape))
+    threads = thread_candidates(config, shape)
+    torch.set_num_threads(threads[0])
     limit = _length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds), _fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype)
+    table = None
+    if device.type == "cpu" and not is_tiny(shape):
+        with _timed("tuning", seconds):
+            table = measure_steps(model, shape, block_size, kv_type, threads)
+        config = with_token_budget(config, asked, table)
+        logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
     with _timed("kernels", seconds), _fitting_step(config):
@@ -95,8 +99,13 @@ def start_engine(
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
-    on_gpu = device.type == "cuda"
-    scheduler = Scheduler(config.scheduler, kv, max_model_len, paces_prompts=on_gpu)
+    scheduler = Scheduler(
+        config.scheduler,
+        kv,
+        max_model_len,
+        paces_prompts=device.type == "cuda" or table is not None,
+        measured=table.observations if table is not None else (),
+    )
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,
@@ -174,8 +183,11 @@ def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.devic
     return found
 
 
-def choose_threads(config: EngineConfig, shape: ModelArchitecture) -> int:
-    """As asked; a tiny model's products are too short to be worth sharing."""
+def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[int]:
+    """As asked; else all cores, and what is to be measured beside them.
+
+    A tiny model's products are too short to be worth sharing.
+    """
     num_cores = os.cpu_count() or 1
     if config.device.threads is not None:
         if config.device.threads > 4 * num_cores:
@@ -183,11 +195,9 @@ def choose_threads(config: EngineConfig, shape: ModelArchitecture) -> int:
                 f"threads is {config.device.threads}, but this machine has {num_cores} cores; "
                 "give no more than these"
             )
-        return config.device.threads
-    is_tiny = shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
-    if is_tiny:
-        return 1
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else num_cores
+        return [config.device.threads]
+    usable = usable_cores()
+    return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)
 
 
 def _length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:

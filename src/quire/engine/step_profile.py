@@ -19,7 +19,8 @@ from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
-from quire.engine.startup import choose_device, choose_dtype, choose_kv_type, choose_threads
+from quire.engine.startup import choose_device, choose_dtype, choose_kv_type, thread_candidates
+from quire.engine.tuning import StepTable, is_tiny, measure_steps
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.dispatch import Kernels, kernels_for
@@ -58,7 +59,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A step, and what the device could do at best. seconds: of the step as a whole."""
+    """A step, and what the device could do at best. seconds: of the step as a whole.
+
+    table: what an engine measures when it starts, where it does.
+    """
 
     model: str
     device: str
@@ -67,6 +71,7 @@ class Profile:
     roofline: Roofline
     operations: list[Operation]
     seconds: float
+    table: StepTable | None
 
     def together(self) -> Operation:
         """The sum of all operations."""
@@ -106,9 +111,13 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
         )
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
-    torch.set_num_threads(choose_threads(config, shape))
+    threads = thread_candidates(config, shape)
+    torch.set_num_threads(threads[0])
     recorder = Recorder(kernels_for(device.type))
     model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
+    table = None
+    if device.type == "cpu" and not is_tiny(shape):
+        table = measure_steps(model, shape, config.cache.block_size, kv_type, threads)
     with torch.inference_mode():
         run = _step(model, shape, step, config.cache.block_size, kv_type, device, recorder)
         run()  # what is made at a first call is no part of a step
@@ -126,6 +135,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
         roofline,
         sorted(operations, key=lambda operation: -operation.seconds),
         seconds,
+        table,
     )
 
 

@@ -108,13 +108,14 @@ class LlamaModel(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
+        self.path = list(zip(layers, self.norms[1:], strict=True))
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """input_ids, positions int64 [T] → [T, H]."""
+        """input_ids, positions int64 [T] → [T, H], through as many layers as have a cache."""
         ctx.layout.forget()
         rope = self.rotary(positions)
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
-        for layer, following in zip(self.layers, self.norms[1:], strict=True):
+        for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
             stream = layer(stream, following, rope, ctx)
         return self.norm.finish(stream)

@@ -64,7 +64,8 @@ class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
     paces_prompts: whether prompts are cut so that they do not slow down answers too much, though no
-    target was set. Raises ConfigError when a prompt could never be scheduled whole though it must.
+    target was set. measured: steps to begin with, as (decodes, prompt tokens, seconds). Raises
+    ConfigError when a prompt could never be scheduled whole though it must.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Scheduler:
         max_model_len: int,
         *,
         paces_prompts: bool = False,
+        measured: Iterable[tuple[int, int, float]] = (),
     ) -> None:
         budget = config.max_num_batched_tokens
         if not config.enable_chunked_prefill and budget < max_model_len:
@@ -89,6 +91,8 @@ class Scheduler:
             _seconds(config.ttft_target_ms),
             paces=paces_prompts and config.enable_chunked_prefill,
         )
+        for step in measured:
+            self._policy.observe(*step)
         self._kv = kv
         self._requests: dict[str, Request] = {}  # all that have not ended
         self._waiting = WaitingQueue(config.scheduling_policy)

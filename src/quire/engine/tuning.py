@@ -1,0 +1,162 @@
+"""What a step costs on a CPU, measured on the loaded model before anything is served.
+
+Owns the measurement and what is chosen by it: the number of threads, and how many tokens a step may
+have, where the settings leave them open. The scheduler's model of costs begins with the figures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire.config import EngineConfig
+from quire.engine.model_runner import CausalLM
+from quire.kernels.layout import BatchLayout
+from quire.kvcache.storage import allocate_kv
+from quire.layers.context import ForwardContext
+from quire.models.architecture import ModelArchitecture
+
+logger = logging.getLogger(__name__)
+
+# Below this size of float32 weights nothing is measured: one thread serves, and all is soon learned
+# from the steps. Measured on the bundled model (20 MB): see docs/log.md.
+TINY_MODEL_BYTES = 1 << 26
+DECODES = (1, 8)  # tokens of a step, each of another request
+PROMPTS = (32, 128, 512)  # tokens of a step that are one prompt's
+SECONDS = 0.3  # for all of it; sizes that would take longer are left out
+RUNS = 3  # of each, the fastest counts
+COLD_BYTES = 1 << 27  # of weights that a run goes through at least: more than caches keep
+GAIN = 0.9  # fewer threads are taken if a step takes no more than this share of its time with all
+LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
+BUDGETS = (2048, 1024, 512, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Seconds of a step of the whole model. threads: by number of threads, of one token.
+
+    decodes, prompts: by number of tokens, with as many threads as were chosen.
+    """
+
+    num_threads: int
+    threads: dict[int, float]
+    decodes: dict[int, float]
+    prompts: dict[int, float]
+
+    @property
+    def observations(self) -> list[tuple[int, int, float]]:
+        """As the scheduler notes steps: decodes, prompt tokens, seconds."""
+        decodes = [(count, 0, seconds) for count, seconds in self.decodes.items()]
+        return decodes + [(0, count, seconds) for count, seconds in self.prompts.items()]
+
+    def token_budget(self) -> int:
+        """Of a step: the greatest that is over in time, or the least; by default if not known."""
+        if not self.prompts:
+            return BUDGETS[0]
+        count, seconds = max(self.prompts.items())
+        in_time = [size for size in BUDGETS if size * seconds / count <= LONGEST_STEP]
+        return max(in_time, default=BUDGETS[-1])
+
+    def __str__(self) -> str:
+        threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
+        steps = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in (self.decodes | self.prompts).items())
+        return f"ms of a step by threads: {threads}; by tokens, with {self.num_threads}: {steps}"
+
+
+def is_tiny(shape: ModelArchitecture) -> bool:
+    """Whether a model is too small for the measurement to pay."""
+    return shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
+
+
+def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTable) -> EngineConfig:
+    """The settings with the budget that was measured, unless one was asked for."""
+    scheduler = asked.scheduler
+    if scheduler.max_num_batched_tokens or not scheduler.enable_chunked_prefill:
+        return config
+    budget = max(table.token_budget(), scheduler.max_num_seqs)
+    scheduler = dataclasses.replace(scheduler, max_num_batched_tokens=budget)
+    return dataclasses.replace(config, scheduler=scheduler)
+
+
+@torch.inference_mode()
+def measure_steps(
+    model: CausalLM,
+    shape: ModelArchitecture,
+    block_size: int,
+    kv_type: torch.dtype,
+    candidates: Sequence[int],
+) -> StepTable:
+    """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
+
+    candidates: numbers of threads, the one that is taken in case of doubt first. Sets torch's.
+    """
+    end = time.perf_counter() + SECONDS
+    probe = _Probe(model, shape, block_size, kv_type)
+    one = probe.step([1])
+    torch.set_num_threads(candidates[0])
+    one()  # what is made at a first call is no part of a step
+    threads = dict.fromkeys(candidates, math.inf)
+    for run in range(RUNS):
+        for count in candidates:
+            if run == 0 or time.perf_counter() < end - SECONDS / 2:
+                torch.set_num_threads(count)
+                threads[count] = min(threads[count], one())
+    chosen = choose_threads(threads)
+    torch.set_num_threads(chosen)
+    decodes, prompts = {1: threads[chosen]}, dict[int, float]()
+    last, cost = 1, threads[chosen]
+    for size in DECODES[1:] + PROMPTS:
+        if time.perf_counter() + 2 * cost * probe.share * size / last > end:
+            break
+        step = probe.step([1] * size if size in DECODES else [size])
+        cost, last = min(step(), step()), size
+        (decodes if size in DECODES else prompts)[size] = cost
+    return StepTable(chosen, threads, decodes, prompts)
+
+
+def choose_threads(seconds: dict[int, float]) -> int:
+    """The first, unless another takes clearly less time."""
+    first = next(iter(seconds))
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] <= GAIN * seconds[first] else first
+
+
+class _Probe:
+    """Steps through a model's first layers and its head. share: of its layers that are taken."""
+
+    def __init__(
+        self, model: CausalLM, shape: ModelArchitecture, block_size: int, kv_type: torch.dtype
+    ) -> None:
+        layer_bytes = shape.num_parameters // shape.num_layers  # 8 bits each, at least
+        num_layers = min(shape.num_layers, -(-COLD_BYTES // layer_bytes))
+        self.share = num_layers / shape.num_layers
+        self._model, self._shape, self._block_size = model, shape, block_size
+        num_blocks = -(-max(PROMPTS) // block_size)
+        kv_shape = (num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+        self._kv = allocate_kv(*kv_shape, kv_type, torch.device("cpu"))
+
+    def step(self, lens: list[int]) -> Callable[[], float]:
+        """Prompts of these lengths, to be computed again and again; gives seconds."""
+        blocks = -(-max(lens) // self._block_size)
+        table = np.tile(np.arange(blocks, dtype=np.int32), (len(lens), 1))
+        layout = BatchLayout.build(lens, lens, table, self._block_size)
+        positions = torch.cat([torch.arange(count) for count in lens])
+        last = layout.query_start_loc[1:].long() - 1
+
+        def run() -> float:
+            begin = time.perf_counter()
+            context = ForwardContext(layout, self._kv)
+            hidden = self._model.forward(positions % self._shape.vocab_size, positions, context)
+            middle = time.perf_counter()
+            if self._shape.has_head:
+                self._model.compute_logits(hidden.index_select(0, last))
+            return (middle - begin) / self.share + time.perf_counter() - middle
+
+        return run
