@@ -31,9 +31,12 @@ TINY_MODEL_BYTES = 1 << 26
 DECODES = (1, 8)  # tokens of a step, each of another request
 PROMPTS = (32, 128, 512)  # tokens of a step that are one prompt's
 SECONDS = 0.3  # for all of it; sizes that would take longer are left out
-RUNS = 3  # of each, the fastest counts
-COLD_BYTES = 1 << 27  # of weights that a run goes through at least: more than caches keep
-GAIN = 0.9  # fewer threads are taken if a step takes no more than this share of its time with all
+RUNS = 5  # with each number of threads; the fastest counts
+# Seconds of a step of one token, beyond which all threads are worth having. On two busy cores the
+# same measurement of longer steps gave now one thread, now two: for good, and to no purpose.
+SHORT_STEP = 0.01
+COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
+GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 BUDGETS = (2048, 1024, 512, 256)
 
@@ -99,26 +102,35 @@ def measure_steps(
     """
     end = time.perf_counter() + SECONDS
     probe = _Probe(model, shape, block_size, kv_type)
-    one = probe.step([1])
-    torch.set_num_threads(candidates[0])
-    one()  # what is made at a first call is no part of a step
-    threads = dict.fromkeys(candidates, math.inf)
-    for run in range(RUNS):
-        for count in candidates:
-            if run == 0 or time.perf_counter() < end - SECONDS / 2:
-                torch.set_num_threads(count)
-                threads[count] = min(threads[count], one())
+    threads = _time_threads(probe.step([1]), candidates)
     chosen = choose_threads(threads)
     torch.set_num_threads(chosen)
     decodes, prompts = {1: threads[chosen]}, dict[int, float]()
-    last, cost = 1, threads[chosen]
+    cost = threads[chosen]
     for size in DECODES[1:] + PROMPTS:
-        if time.perf_counter() + 2 * cost * probe.share * size / last > end:
+        # few tokens take little more than one, many take as long as they are many
+        cost *= 2 if size <= PROMPTS[0] else PROMPTS[1] // PROMPTS[0]
+        if time.perf_counter() + cost * probe.share > end:
             break
         step = probe.step([1] * size if size in DECODES else [size])
-        cost, last = min(step(), step()), size
+        cost = step()
+        if time.perf_counter() + cost * probe.share < end:
+            cost = min(cost, step())
         (decodes if size in DECODES else prompts)[size] = cost
     return StepTable(chosen, threads, decodes, prompts)
+
+
+def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
+    """Seconds of a step of one token with these numbers of threads; a long one's with the first."""
+    torch.set_num_threads(candidates[0])
+    step()  # what is made at a first call is no part of a step
+    threads = {candidates[0]: step()}
+    if threads[candidates[0]] > SHORT_STEP:
+        return threads
+    for count in list(candidates) * RUNS:  # by turns: a machine has better and worse moments
+        torch.set_num_threads(count)
+        threads[count] = min(threads.get(count, math.inf), step())
+    return threads
 
 
 def choose_threads(seconds: dict[int, float]) -> int:
