@@ -89,7 +89,7 @@ def mlp(x: Tensor, kernels: str) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) / 8)
         layer.process_after_load()
-        assert isinstance(layer.method, FusedQuantizedLinear) == (kernels == "cuda")
+        assert isinstance(layer.method, FusedQuantizedLinear) == options.kernels.fuses
     stream = first.method.add_norm(first, x, x.clone(), norm)
     hidden = gate_up.method.apply_silu(gate_up, stream)
     return down.method.add_norm(down, hidden, stream.residual, norm).residual

@@ -17,6 +17,8 @@ from quire.kernels.step_layout import StepSections
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
+
+ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
 BLOCK = 64  # logits that the sampler looks at together
 
 
@@ -346,14 +348,14 @@ def prepare_int4(weight: Int4Weight) -> Int4Weight:
 
 
 def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each group by itself → [T, N].
+    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each 32 by themselves → [T, N].
 
-    The sum of (code - zero) · byte over a group is an exact integer wherever this is compiled; the
-    groups' sums, times both scales, are added in float32.
+    The sum of (code - zero) · byte over 32 is an exact integer wherever this is compiled; those
+    sums, times both scales, are added in float32.
     """
-    codes, scale = round_int8(x, weight.group)
-    rounded = (torch.unflatten(codes, 1, (-1, weight.group)).float() * scale[:, :, None]).flatten(1)
-    out = F.linear(rounded, widen_int4(weight))
+    codes, scale = round_int8(x, ROUNDED_TOGETHER)
+    groups = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)).float() * scale[:, :, None]
+    out = F.linear(groups.flatten(1), widen_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 

@@ -1,21 +1,23 @@
-"""Products with 32- and 16-bit weights on the CPU, and what stands around them, natively.
+"""Products on the CPU, and what stands around them, natively.
 
-Owns the packed form of a weight and which products `native/linear.h` serves; what it does not
-(float16, odd sizes, bfloat16 on processors with AMX) goes to oneDNN, see matmul.py. There is one
-copy of a weight, whatever the number of rows. A norm is left to the product that reads it, an
-activation and the residual stream's sum are made where a product's sums are.
+Owns the packed form of 32- and 16-bit weights (linear_int.py that of others) and which products
+`native/linear.h` serves; what it does not (float16, odd sizes, bfloat16 on processors with AMX)
+goes to PyTorch's operations, see matmul.py. There is one copy of a weight, whatever the number of
+rows. A norm is left to the product that reads it, an activation and the residual stream's sum are
+made where a product's sums are.
 """
 
 from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu import elementwise, matmul, native
+from quire.kernels.cpu import elementwise, linear_int, matmul, native
 from quire.kernels.operands import (
     Fp8Rows,
     Fp8Weight,
@@ -28,7 +30,7 @@ from quire.kernels.operands import (
 
 Weight = Tensor | QuantizedWeight
 
-_ARGS = struct.Struct("7P3qf5i")  # `LinearArgs` in quire_cpu.h
+_ARGS = struct.Struct("5P3qf5i")  # `LinearArgs` in quire_cpu.h
 _BLOCK = 16  # outputs that lie side by side
 
 
@@ -38,6 +40,15 @@ class Epilogue(IntEnum):
     STORE = 0
     ADD = 1
     SILU = 2
+
+
+class Packed(NamedTuple):
+    """A natively packed weight: its outputs, inputs that share a scale, `Format` in quire_cpu.h."""
+
+    weight: Tensor
+    outputs: int
+    group: int
+    form: int
 
 
 def prepare_linear(weight: Tensor) -> Tensor:
@@ -63,7 +74,7 @@ def pack(weight: Tensor) -> Tensor:
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     """Twin of `reference.embedding`: a token's numbers are all in one block of the weight."""
-    if not _is_packed(weight):
+    if weight.dim() == 2:
         return F.embedding(input_ids, weight)
     block, place = input_ids // _BLOCK, input_ids % _BLOCK
     if weight.dtype == torch.float32:
@@ -83,16 +94,13 @@ def order_gate_up(weight: Tensor) -> Tensor:
 def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`, and of those for quantized weights."""
     assert not isinstance(x, Fp8Rows)  # which GPUs alone make
-    if isinstance(weight, Fp8Weight):
-        return matmul.linear_fp8(x, weight.codes, weight.scale, bias)
-    if isinstance(weight, Int8Weight):
-        return matmul.linear_int8(x, weight, bias)
-    if isinstance(weight, Int4Weight):
-        return matmul.linear_int4(x, weight, bias)
-    if not _is_packed(weight):
-        return matmul.linear(x, weight, bias)
-    out = x.new_empty(len(x), len(weight) * _BLOCK)
-    _multiply(x, weight, bias, out, Epilogue.STORE)
+    packed = _packed(weight)
+    if packed is None:
+        return _elsewhere(x, weight, bias)
+    if x.dtype not in native.DTYPES:  # float16, which bytes may be made of as well
+        return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+    out = x.new_empty(len(x), packed.outputs)
+    _multiply(x, packed, bias, out, Epilogue.STORE)
     return out
 
 
@@ -105,18 +113,20 @@ def normed_rows(x: Normed) -> Tensor:
 
 def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_normed`."""
-    if not isinstance(weight, Tensor) or not _is_packed(weight):
+    packed = _packed(weight)
+    if packed is None or x.residual.dtype not in native.DTYPES:
         return linear(normed_rows(x), weight, bias)
-    out = x.residual.new_empty(len(x.residual), len(weight) * _BLOCK)
-    _multiply(x, weight, bias, out, Epilogue.STORE)
+    out = x.residual.new_empty(len(x.residual), packed.outputs)
+    _multiply(x, packed, bias, out, Epilogue.STORE)
     return out
 
 
 def linear_silu(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
-    if isinstance(weight, Tensor) and _is_packed(weight) and len(weight) % 2 == 0:
-        out = x.residual.new_empty(len(x.residual), len(weight) // 2 * _BLOCK)
-        _multiply(x, weight, bias, out, Epilogue.SILU)
+    packed = _packed(weight)
+    if packed is not None and _by_turns(x.residual.dtype, packed.outputs):
+        out = x.residual.new_empty(len(x.residual), packed.outputs // 2)
+        _multiply(x, packed, bias, out, Epilogue.SILU)
         return out
     return _silu(linear_normed(x, weight, bias))
 
@@ -130,16 +140,17 @@ def linear_add_norm(
     eps: float,
 ) -> Normed:
     """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
-    if isinstance(x, Tensor) and isinstance(weight, Tensor) and _is_packed(weight):
+    packed = _packed(weight)
+    if packed is not None and isinstance(x, Tensor) and x.dtype in native.DTYPES:
         residual = residual.contiguous()
-        _multiply(x, weight, bias, residual, Epilogue.ADD)
+        _multiply(x, packed, bias, residual, Epilogue.ADD)
     else:
         residual = residual.add_(linear(x, weight, bias))
     return Normed(residual, None, norm_weight, eps)
 
 
 def _multiply(
-    x: Tensor | Normed, weight: Tensor, bias: Tensor | None, out: Tensor, epilogue: Epilogue
+    x: Tensor | Normed, weight: Packed, bias: Tensor | None, out: Tensor, epilogue: Epilogue
 ) -> None:
     lib = native.library()
     assert lib is not None
@@ -151,13 +162,13 @@ def _multiply(
     else:
         rows, norm_weight, eps = x.residual, x.weight.data_ptr(), x.eps
     rows = rows.contiguous()
-    dtype = native.DTYPES[rows.dtype]
     lib.quire_cpu_linear(
         _ARGS.pack(
-            rows.data_ptr(), norm_weight, weight.data_ptr(), 0, 0,
+            rows.data_ptr(), norm_weight, weight.weight.data_ptr(),
             0 if bias is None else bias.data_ptr(), out.data_ptr(),
-            len(rows), len(weight) * _BLOCK, rows.shape[1], eps,
-            0, dtype, dtype, epilogue, torch.get_num_threads(),
+            len(rows), weight.outputs, rows.shape[1], eps,
+            weight.group, native.DTYPES[rows.dtype], weight.form, epilogue,
+            torch.get_num_threads(),
         )
     )  # fmt: skip
 
@@ -166,8 +177,30 @@ def _serves(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and matmul.is_emulated(dtype))
 
 
-def _is_packed(weight: Tensor) -> bool:
-    return weight.dim() > 2
+def _packed(weight: Weight) -> Packed | None:
+    """What the compiled products read; None for a weight that others have to."""
+    if isinstance(weight, Tensor):
+        if weight.dim() == 2:
+            return None
+        return Packed(weight, len(weight) * _BLOCK, 0, native.DTYPES[weight.dtype])
+    if isinstance(weight, Fp8Weight) or not linear_int.is_packed(weight):
+        return None
+    outputs = len(weight.scale)
+    if isinstance(weight, Int8Weight):
+        return Packed(weight.codes, outputs, 0, linear_int.INT8)
+    form = linear_int.INT4 if weight.zeros is None else linear_int.INT4_ZEROS
+    return Packed(weight.codes, outputs, weight.group, form)
+
+
+def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """The product by PyTorch's operations."""
+    if isinstance(weight, Fp8Weight):
+        return matmul.linear_fp8(x, weight.codes, weight.scale, bias)
+    if isinstance(weight, Int8Weight):
+        return matmul.linear_int8(x, weight, bias)
+    if isinstance(weight, Int4Weight):
+        return matmul.linear_int4(x, weight, bias)
+    return matmul.linear(x, weight, bias)
 
 
 def _by_turns(dtype: torch.dtype, rows: int) -> bool:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
-from quire.kernels.reference import round_int8
+from quire.kernels.reference import ROUNDED_TOGETHER, round_int8
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
@@ -77,8 +77,8 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
 
     So nothing is interleaved; instead the columns of x are brought into the same order.
     """
-    codes, x_scale = round_int8(x, weight.group)
-    x32 = torch.unflatten(codes, 1, (-1, weight.group)) * x_scale[:, :, None]
+    codes, x_scale = round_int8(x, ROUNDED_TOGETHER)
+    x32 = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)) * x_scale[:, :, None]
     x32 = torch.cat([x32[:, :, 0::2].flatten(1), x32[:, :, 1::2].flatten(1)], dim=1)
     out = torch.empty(len(x), len(weight.scale))
     wide = torch.empty(_INT4_TILE // x.shape[1] + 1, 2, *weight.scale.shape[1:], weight.group // 2)

@@ -5,8 +5,8 @@ set. The library is built at install where there is a C++ compiler; without it, 
 older than AVX2, PyTorch's operations serve. It is no Python module but plain C called by ctypes,
 which releases the interpreter's lock.
 
-The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512), or `torch` for
-none of them.
+The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512, either with
+_vnni), or `torch` for none of them.
 """
 
 from __future__ import annotations

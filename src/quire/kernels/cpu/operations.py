@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.kernels.cpu import linear, native, rows
+from quire.kernels.cpu import linear, linear_int, native, rows
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": native.rms_norm,
@@ -21,4 +21,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear_normed": linear.linear_normed,
     "linear_silu": linear.linear_silu,
     "linear_add_norm": linear.linear_add_norm,
+    "prepare_int8": linear_int.prepare_int8,
+    "linear_int8": linear.linear,
+    "prepare_int4": linear_int.prepare_int4,
+    "linear_int4": linear.linear,
 }

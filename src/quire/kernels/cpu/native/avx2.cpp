@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "pool.h"
@@ -24,10 +25,15 @@ namespace avx2 {
 #include "linear.h"
 
 #include "linear_float.h"
+
+#include "dot256.h"
+#include "quantize.h"
+
+#include "linear_int.h"
 }  // namespace avx2
 
 extern const Kernels kernels_avx2 = {
     "avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest, avx2::block_maxima,
-    avx2::block_masses, avx2::linear,
+    avx2::block_masses, avx2::linear, avx2::linear_int,
 };
 #endif

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "pool.h"
@@ -24,10 +25,15 @@ namespace avx512 {
 #include "linear.h"
 
 #include "linear_float.h"
+
+#include "dot512.h"
+#include "quantize.h"
+
+#include "linear_int.h"
 }  // namespace avx512
 
 extern const Kernels kernels_avx512 = {
     "avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest, avx512::block_maxima,
-    avx512::block_masses, avx512::linear,
+    avx512::block_masses, avx512::linear, avx512::linear_int,
 };
 #endif

@@ -5,17 +5,49 @@
 #include "quire_cpu.h"
 
 #if defined(__x86_64__)
-static bool runs(const Kernels* k) {
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (k == &kernels_avx2) return avx2;
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+#include <cpuid.h>
+
+static bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+static bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-static const Kernels* const all[] = {&kernels_avx512, &kernels_avx2};  // best first
+static bool has_avx_vnni() {  // which GCC 12 has no name for here
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+static bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+struct Set {
+    const char* name;
+    bool (*runs)();
+    const Kernels* kernels;
+    void (*linear_int)(const LinearArgs&);  // in place of theirs
+};
+static const Set all[] = {  // best first
+    {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni},
+    {"avx512", has_avx512, &kernels_avx512, nullptr},
+    {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni},
+    {"avx2", has_avx2, &kernels_avx2, nullptr},
+};
+
+static const Kernels* take(const char* name) {
+    static Kernels taken;
+    __builtin_cpu_init();
+    for (const Set& set : all) {
+        if (!set.runs() || (name && std::strcmp(name, set.name))) continue;
+        taken = *set.kernels;
+        taken.name = set.name;
+        if (set.linear_int) taken.linear_int = set.linear_int;
+        return &taken;
+    }
+    return nullptr;
+}
 #else
-static bool runs(const Kernels*) { return false; }
-static const Kernels* const all[] = {nullptr};
+static const Kernels* take(const char*) { return nullptr; }
 #endif
 
 static const Kernels* chosen = nullptr;
@@ -25,9 +57,9 @@ extern "C" {
 
 // Takes the best kernels that run here, or those of a name. Returns their name, null for none.
 const char* quire_cpu_choose(const char* name) {
-    for (const Kernels* k : all)
-        if (k && runs(k) && (!name || !std::strcmp(name, k->name))) return (chosen = k)->name;
-    return nullptr;
+    const Kernels* taken = take(name);
+    if (!taken) return nullptr;
+    return (chosen = taken)->name;
 }
 
 void quire_cpu_rms_norm(const RmsNormArgs* args) { chosen->rms_norm(*args); }
@@ -35,7 +67,10 @@ void quire_cpu_finite_rows(const RowsArgs* args) { chosen->finite_rows(*args); }
 void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
 void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
 void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }
-void quire_cpu_linear(const LinearArgs* args) { chosen->linear(*args); }
+void quire_cpu_linear(const LinearArgs* args) {
+    (args->format <= Format::bf16 ? chosen->linear : chosen->linear_int)(*args);
+}
+void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 
 }  // extern "C"
 #pragma GCC visibility pop

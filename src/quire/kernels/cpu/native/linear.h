@@ -3,10 +3,9 @@
 //
 // Owns the order of work, the norm's factor and what happens to the sums; a weight's format (its
 // struct, see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
-// Form::ROWS, which stay in registers. A sum goes over k in stretches of K_STRETCH, whatever the
-// number of rows and threads: an output does not depend on what else is in the batch.
+// Form::ROWS, which stay in registers. A sum goes over k in the form's stretches, whatever the number
+// of rows and threads: an output does not depend on what else is in the batch.
 
-constexpr int64_t K_STRETCH = 512;   // with a block of rows: what the first cache keeps
 constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the last cache keeps
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
 constexpr int64_t OUTPUTS = 128;     // of a piece with several blocks of rows: the second cache's
@@ -55,10 +54,11 @@ inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, i
     thread_local Scratch scratch;
     float* sums = scratch.room<float>(blocks.rows * outputs);
     std::fill_n(sums, blocks.rows * outputs, 0.0f);
-    for (int64_t k = 0; k < a.k; k += K_STRETCH)
+    const int64_t stretch = Form::stretch(a);
+    for (int64_t k = 0; k < a.k; k += stretch)
         for (int64_t b = 0; b < blocks.count; ++b)
             Form::multiply(a, taken + blocks.start(b) * Form::row_size(a), blocks.size(b), first,
-                           outputs, k, std::min(K_STRETCH, a.k - k),
+                           outputs, k, std::min(stretch, a.k - k),
                            sums + blocks.start(b) * outputs);
     (a.dtype == Dtype::bf16 ? finish<bf16> : finish<float>)(a, sums, outputs, row, blocks.rows,
                                                             first, outputs);

@@ -1,6 +1,7 @@
 // Products with float and bfloat16 weights, which are widened as they are read. Included inside a
 // namespace that has the vector types, behind linear.h.
 
+constexpr int64_t K_STRETCH = 512;  // with a block of rows: what the first cache keeps
 constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read
 
 // How many blocks of 16 outputs fit in the registers beside so many rows.
@@ -60,6 +61,7 @@ template <typename W>
 struct Floats {
     using X = float;  // [k / 2, rows of the block, 2]
     static constexpr int ROWS = TILE_ROWS;
+    static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
 
     static void take(const LinearArgs& a, int64_t row, int rows, float* taken) {

@@ -47,14 +47,15 @@ enum class Epilogue : int32_t {
 enum class Format : int32_t {
     f32 = 0,   // [n / 16, k, 16] float, k even
     bf16 = 1,  // [n / 16, k / 2, 16, 2] bf16
+    int8 = 2,  // these as linear_int.h tells; k is a multiple of 32
+    int4 = 3,
+    int4_zeros = 4,  // with zero points; without them they are 8
 };
 
 struct LinearArgs {
     const void* x;            // [rows, k]
     const void* norm_weight;  // [k], for RMSNorm of x's rows on the way in, or null
     const void* weight;       // as `format` tells
-    const void* scales;
-    const void* zeros;
     const void* bias;         // [n] or null, in the order of the weight's rows
     void* out;                // [rows, n], with silu [rows, n / 2]; not x
     int64_t rows, n, k;
@@ -66,6 +67,16 @@ struct LinearArgs {
     int32_t threads;
 };
 
+struct PackArgs {
+    const void *codes, *scale, *zeros;  // as kernels/operands.py tells; zeros may be null
+    void* out;
+    int64_t n, k;
+    int32_t group;                      // as above
+    Format format;
+    int32_t threads;
+};
+void pack_weight(const PackArgs& args);
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNormArgs&);
@@ -73,7 +84,12 @@ struct Kernels {
     void (*highest)(const RowsArgs&);
     void (*block_maxima)(const RowsArgs&);
     void (*block_masses)(const RowsArgs&);
-    void (*linear)(const LinearArgs&);
+    void (*linear)(const LinearArgs&);      // with weights in float or bf16
+    void (*linear_int)(const LinearArgs&);  // with others
 };
 
 extern const Kernels kernels_avx2, kernels_avx512;
+
+// With VNNI products of bytes are others, and the rest is the same.
+void linear_int_avx2_vnni(const LinearArgs& args);
+void linear_int_avx512_vnni(const LinearArgs& args);

@@ -1,0 +1,83 @@
+"""Weights of 8 and 4 bits in the order that the compiled products read.
+
+Owns packing, and how a packed weight is told from one that PyTorch's operations read (matmul.py):
+its scales lie with its codes, and `scale` is an empty [N, 0] that says how many outputs there are.
+`native/linear_int.h` tells the order; it is the same for every instruction set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu import native
+from quire.kernels.operands import Int4Weight, Int8Weight
+
+BLOCK = 16  # outputs of a product come in multiples of this
+STEP = 32  # and inputs: so many are rounded and summed at a time
+_WIDE = 32  # outputs of a packed block
+
+INT8, INT4, INT4_ZEROS = 2, 3, 4  # `Format` in quire_cpu.h
+
+
+class PackArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        ("codes", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("group", ctypes.c_int32),
+        ("format", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+def is_packed(weight: Int8Weight | Int4Weight) -> bool:
+    """Whether `prepare_int8` or `prepare_int4` packed it."""
+    return weight.scale.dim() == 2 and weight.scale.shape[1] == 0
+
+
+def prepare_int8(weight: Int8Weight) -> Int8Weight:
+    """Twin of `reference.prepare_int8`: packed, where sizes allow."""
+    n, k = weight.codes.shape
+    if n % BLOCK or k % STEP:
+        return weight
+    packed = _packed(weight.codes, weight.scale, None, INT8, k, _WIDE * (k + 4))
+    return Int8Weight(packed, weight.scale.new_empty(n, 0))
+
+
+def prepare_int4(weight: Int4Weight) -> Int4Weight:
+    """Twin of `reference.prepare_int4`: packed, where sizes allow."""
+    n, k, group, zeros = len(weight.codes), weight.codes.shape[1] * 2, weight.group, weight.zeros
+    if n % BLOCK or group % STEP:
+        return weight
+    group_bytes = _WIDE * (2 if zeros is None else 3) + _WIDE * group // 2
+    kind = INT4 if zeros is None else INT4_ZEROS
+    packed = _packed(weight.codes, weight.scale, zeros, kind, group, k // group * group_bytes)
+    none = None if zeros is None else zeros.new_empty(n, 0)
+    return Int4Weight(packed, weight.scale.new_empty(n, 0), none, group)
+
+
+def _packed(
+    codes: Tensor, scale: Tensor, zeros: Tensor | None, kind: int, group: int, block_bytes: int
+) -> Tensor:
+    """uint8 [blocks, bytes of a block]; codes and the rest as kernels/operands.py tells."""
+    codes, scale = codes.contiguous(), scale.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    n, k = len(codes), codes.shape[1] * (1 if kind == INT8 else 2)
+    out = torch.empty(-(-n // _WIDE), block_bytes, dtype=torch.uint8)
+    args = PackArgs(
+        codes.data_ptr(), scale.data_ptr(), None if zeros is None else zeros.data_ptr(),
+        out.data_ptr(), n, k, group, kind, torch.get_num_threads(),
+    )  # fmt: skip
+    lib = native.library()
+    assert lib is not None
+    lib.quire_cpu_pack(ctypes.byref(args))
+    return out

@@ -1,0 +1,173 @@
+// Products with weights of 8 and 4 bits. Included inside a namespace, behind quantize.h.
+//
+// A weight is packed in blocks of 32 outputs, each one stream of memory (see pack.cpp):
+//   int8: float scale [32], then for each four k's codes [32][4], 128 added
+//   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
+//         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones
+// Activations are rounded to bytes once; then a tile of some rows by 32 outputs at a time is made
+// from top to bottom of a block, whatever the number of rows: for a few, weights come straight from
+// memory, and for many from the cache. Unpacking in registers is shared by the rows of a tile.
+
+constexpr int64_t WIDE = 32;           // outputs of a packed block
+constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked for
+
+using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// Calls f with each of 0 .. N - 1, known when this is compiled, so that arrays become registers.
+template <int N, typename F>
+inline __attribute__((always_inline)) void each(F&& f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, I>()), ...);
+    }(std::make_integer_sequence<int, N>());
+}
+#define BODY(i) [&](auto i) __attribute__((always_inline))
+
+// Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
+template <int R, bool ZEROS>
+inline void chunk4(const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
+                   float* out) {
+    Sum4 sums[R][BLOCKS];
+    each<R>(BODY(r) {
+        const Four start = Four::at(x + R * (CHUNK + 4) + r * 4);
+        each<BLOCKS>(BODY(b) {
+            if constexpr (ZEROS) sums[r][b] = Sum4::from(zeros[b], start);
+            else sums[r][b] = Sum4::from(start);
+        });
+    });
+#pragma GCC unroll 1  // what GCC moves across steps does not fit in the registers
+    for (int step = 0; step < 4; ++step) {
+        Line low[BLOCKS], high[BLOCKS];
+        each<BLOCKS>(BODY(b) {
+            const Line line = Line::load(w + step * 128 + b * 64);
+            low[b] = low_nibbles(line);
+            high[b] = high_nibbles(line);
+        });
+        each<R>(BODY(r) {
+            const Four first = Four::at(x + r * CHUNK + step * 8);
+            const Four second = Four::at(x + r * CHUNK + step * 8 + 4);
+            each<BLOCKS>(BODY(b) { sums[r][b].add(low[b], first); });
+            each<BLOCKS>(BODY(b) { sums[r][b].add(high[b], second); });
+        });
+    }
+    asm volatile("" ::: "memory");  // the tile stays there: registers are for the sums
+    each<R>(BODY(r) {
+        float scale_x;
+        std::memcpy(&scale_x, x + R * CHUNK + r * 4, 4);
+        each<BLOCKS>(BODY(b) {
+            float* at = out + r * WIDE + b * 16;
+            fma(sums[r][b].total(), scale[b] * F32::all(scale_x), F32::load(at)).store(at);
+        });
+    });
+}
+
+template <int R, bool ZEROS>
+void tile4(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) {
+    for (int i = 0; i < R * WIDE; i += 16) F32::zero().store(out + i);
+    for (int64_t k = 0; k < a.k; k += a.group) {
+        const F32 scale[2] = {load_half(w), load_half(w + 32)};
+        Line zeros[2];
+        if constexpr (ZEROS) zeros[0] = Line::zeros(w + 64), zeros[1] = Line::zeros(w + 80);
+        w += ZEROS ? 96 : 64;
+        for (int64_t i = 0; i < a.group; i += CHUNK, w += CHUNK * 16, x += R * CODES4) {
+            each<9>(BODY(line) { prefetch(w + BYTES_AHEAD + line * 64); });
+            each<2 / BLOCKS>(BODY(half) {
+                constexpr int b = half * BLOCKS;
+                chunk4<R, ZEROS>(w + b * 64, x, scale + b, zeros + b, out + b * 16);
+            });
+        }
+    }
+}
+
+template <int R>
+inline void columns8(const uint8_t* w, const uint8_t* x, const float* scale, float* out, int64_t k) {
+    Sum8 sums[R][BLOCKS];
+    each<R>(BODY(r) {
+        each<BLOCKS>(BODY(b) { sums[r][b] = Sum8::from(Four::at(x + R * 4 + r * 4)); });
+    });
+    const uint8_t* codes = x + R * 8;
+    for (int64_t i = 0; i < k; i += CHUNK, codes += R * CODES8) {
+#pragma GCC unroll 1
+        for (int64_t step = 0; step < CHUNK / 4; ++step, w += 128) {
+            Wide lines[BLOCKS];
+            each<BLOCKS>(BODY(b) {
+                prefetch(w + BYTES_AHEAD + b * 64);
+                lines[b] = widened(Line::load(w + b * 64));
+            });
+            each<R>(BODY(r) {
+                const Wide4 four = Wide4::at(codes + r * CODES8 + step * 4 * WIDTH);
+                each<BLOCKS>(BODY(b) { sums[r][b].add(lines[b], four); });
+            });
+        }
+    }
+    each<R>(BODY(r) {
+        float scale_x;
+        std::memcpy(&scale_x, x + r * 4, 4);
+        each<BLOCKS>(BODY(b) {
+            (sums[r][b].total() * (F32::load(scale + b * 16) * F32::all(scale_x)))
+                .store(out + r * WIDE + b * 16);
+        });
+    });
+}
+
+template <int R>
+void tile8(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) {
+    const float* scale = reinterpret_cast<const float*>(w);
+    for (int b = 0; b < 2; b += BLOCKS)
+        columns8<R>(w + WIDE * 4 + b * 64, x, scale + b * 16, out + b * 16, a.k);
+}
+
+inline int64_t bytes_of_block(const LinearArgs& a) {
+    if (a.format == Format::int8) return WIDE * (a.k + 4);
+    return a.k / a.group * (16 * a.group + (a.format == Format::int4 ? 64 : 96));
+}
+
+// A form as linear.h takes it.
+template <Format format>
+struct Ints {
+    using X = uint8_t;  // see quantize.h
+    static constexpr int ROWS = BYTE_ROWS;
+    static int64_t stretch(const LinearArgs& a) { return a.k; }
+    static int64_t row_size(const LinearArgs& a) {
+        return a.k / CHUNK * (format == Format::int8 ? CODES8 : CODES4) + (format == Format::int8 ? 8 : 0);
+    }
+
+    static void take(const LinearArgs& a, int64_t row, int rows, uint8_t* taken) {
+        a.dtype == Dtype::bf16 ? take_as<bf16>(a, row, rows, taken)
+                               : take_as<float>(a, row, rows, taken);
+    }
+
+    static void multiply(const LinearArgs& a, const uint8_t* taken, int rows, int64_t first,
+                         int64_t outputs, int64_t, int64_t, float* sums) {
+        alignas(64) float tile[ROWS * WIDE];
+        const int64_t bytes = bytes_of_block(a);
+        const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes;
+        for (int64_t o = 0; o < outputs; o += WIDE, block += bytes) {
+            by_rows[rows - 1](block, taken, tile, a);
+            for (int r = 0; r < rows; ++r)
+                for (int64_t i = 0; i < std::min(WIDE, outputs - o); i += 16)
+                    F32::load(tile + r * WIDE + i).store(sums + r * outputs + o + i);
+        }
+    }
+
+   private:
+    template <int... R>
+    static constexpr std::array<Tile, ROWS> table(std::integer_sequence<int, R...>) {
+        if constexpr (format == Format::int8) return {tile8<R + 1>...};
+        else return {tile4<R + 1, format == Format::int4_zeros>...};
+    }
+    static constexpr std::array<Tile, ROWS> by_rows = table(std::make_integer_sequence<int, ROWS>());
+
+    template <typename T>
+    static void take_as(const LinearArgs& a, int64_t row, int rows, uint8_t* taken) {
+        const auto round_row = format == Format::int8 ? round_row8<T> : round_row4<T>;
+        for (int r = 0; r < rows; ++r) round_row(a, row + r, taken, rows, r);
+    }
+};
+
+void linear_int(const LinearArgs& a) {
+    if (a.format == Format::int8) return multiply<Ints<Format::int8>>(a);
+    if (a.format == Format::int4) return multiply<Ints<Format::int4>>(a);
+    multiply<Ints<Format::int4_zeros>>(a);
+}

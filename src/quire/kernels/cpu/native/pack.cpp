@@ -1,0 +1,72 @@
+// Brings quantized weights into the order that linear_int.h tells of. Once for each weight.
+
+#include <cstring>
+
+#include "pool.h"
+#include "quire_cpu.h"
+
+namespace {
+
+constexpr int64_t OUTPUTS = 32;  // of a block; those beyond the last become zeros
+
+// Of eight codes of four bits, the first lowest: each byte gets one of the first and last four.
+uint32_t interleaved(uint32_t eight) {
+    const auto spread = [](uint32_t four) {
+        const uint32_t two = (four | four << 8) & 0x00ff00ff;
+        return (two | two << 4) & 0x0f0f0f0f;
+    };
+    return spread(eight & 0xffff) | spread(eight >> 16) << 4;
+}
+
+int64_t bytes_of_group(const PackArgs& a) {
+    return OUTPUTS * (2 + (a.zeros ? 1 : 0)) + OUTPUTS / 2 * a.group;
+}
+
+int64_t bytes_of_block(const PackArgs& a) {
+    if (a.format == Format::int8) return OUTPUTS * (4 + a.k);
+    return a.k / a.group * bytes_of_group(a);
+}
+
+void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
+    const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k;
+    const int64_t output = row % OUTPUTS;
+    std::memcpy(block + output * 4, static_cast<const float*>(a.scale) + row, 4);
+    uint8_t* out = block + OUTPUTS * 4 + output * 4;
+    for (int64_t k = 0; k < a.k; k += 4, out += OUTPUTS * 4) {
+        uint32_t four;
+        std::memcpy(&four, codes + k, 4);
+        four ^= 0x80808080;  // adds 128 to each
+        std::memcpy(out, &four, 4);
+    }
+}
+
+void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
+    const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k / 2;
+    const int64_t groups = a.k / a.group, output = row % OUTPUTS;
+    for (int64_t g = 0; g < groups; ++g, block += bytes_of_group(a)) {
+        const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups + g;
+        std::memcpy(block + output * 2, scale, 2);
+        if (a.zeros)
+            block[OUTPUTS * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
+        uint8_t* out = block + OUTPUTS * (a.zeros ? 3 : 2) + output * 4;
+        for (int64_t k = 0; k < a.group; k += 8, codes += 4, out += OUTPUTS * 4) {
+            uint32_t eight;
+            std::memcpy(&eight, codes, 4);
+            eight = interleaved(eight);
+            std::memcpy(out, &eight, 4);
+        }
+    }
+}
+
+}  // namespace
+
+void pack_weight(const PackArgs& a) {
+    const int64_t bytes = bytes_of_block(a);
+    parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
+        uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
+        const int64_t first = number * OUTPUTS;
+        if (first + OUTPUTS > a.n) std::memset(block, 0, static_cast<size_t>(bytes));
+        for (int64_t row = first; row < first + OUTPUTS && row < a.n; ++row)
+            (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
+    });
+}

@@ -1,0 +1,109 @@
+// Activations as signed bytes, on their way into a product. Included inside a namespace.
+//
+// Rows are kept in blocks of those that a tile multiplies, so that all it reads lies in a row:
+//   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
+//   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
+//         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
+// A start is where a sum of products begins, which takes the zero point of the weights out of it.
+
+constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
+#ifdef QUIRE_VNNI
+constexpr int64_t WIDTH = 1;
+#else
+constexpr int64_t WIDTH = 2;
+#endif
+constexpr int64_t CODES8 = CHUNK * WIDTH;  // bytes of a row in a block
+constexpr int64_t CODES4 = CHUNK + 8;
+
+// A row of x, behind its norm if it has one.
+template <typename T>
+struct Stream {
+    const T *x, *norm;
+    float scale;
+    F32 at(int64_t i) const {
+        const F32 v = F32::load(x + i);
+        return norm ? v * F32::all(scale) * F32::load(norm + i) : v;
+    }
+};
+
+template <typename T>
+Stream<T> stream(const LinearArgs& a, int64_t row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.k;
+    return {x, static_cast<const T*>(a.norm_weight), norm_factor(a, x)};
+}
+
+inline float inverse_of(float largest) {  // in two steps, as PyTorch divides a number by a tensor
+    return largest > 0.0f ? 127.0f * (1.0f / largest) : 0.0f;
+}
+
+// Sums over 32 codes: of k's 0 and 1 of each four, and of k's 2 and 3, in 16 bits each.
+inline __m128i pair_sums(const int8_t* codes) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    __m128i x = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    x = _mm_add_epi16(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_add_epi16(x, _mm_shuffle_epi32(x, 0xb1));
+}
+inline int32_t both(__m128i pair) {
+    return _mm_cvtsi128_si32(_mm_madd_epi16(pair, _mm_set1_epi16(1)));
+}
+inline int32_t start4(__m128i pair, bool zeros) {
+    if (zeros) return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), pair));
+#ifdef QUIRE_VNNI
+    return -8 * both(pair);
+#else
+    return _mm_cvtsi128_si32(_mm_mullo_epi16(pair, _mm_set1_epi16(-8)));
+#endif
+}
+
+template <typename T>
+void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
+    const Stream<T> x = stream<T>(a, row);
+    for (int64_t i = 0; i < a.k; i += CHUNK, block += rows * CODES4) {
+        const F32 first = x.at(i), second = x.at(i + 16);
+        const F32 larger = max_magnitude(max_magnitude(F32::zero(), first), second);
+        const float largest = magnitude(larger), scale = largest / 127.0f;
+        const F32 inverse = F32::all(inverse_of(largest));
+        int8_t* codes = reinterpret_cast<int8_t*>(block) + place * CHUNK;
+        store_bytes(first * inverse, codes);
+        store_bytes(second * inverse, codes + 16);
+        const int32_t start = start4(pair_sums(codes), a.format == Format::int4_zeros);
+        std::memcpy(block + rows * CHUNK + place * 4, &scale, 4);
+        std::memcpy(block + rows * CHUNK + rows * 4 + place * 4, &start, 4);
+    }
+}
+
+inline void store_wide(const int8_t* codes, uint8_t* out) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    __m256i* to = reinterpret_cast<__m256i*>(out);
+#ifdef QUIRE_VNNI
+    _mm256_storeu_si256(to, bytes);
+#else
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+    const __m256i odd = _mm256_srai_epi16(bytes, 8);
+    const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+    _mm256_storeu_si256(to, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(low, high, 0x31));
+#endif
+}
+
+template <typename T>
+void round_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
+    const Stream<T> x = stream<T>(a, row);
+    F32 larger = F32::zero();
+    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, x.at(i));
+    const float largest = magnitude(larger), scale = largest / 127.0f;
+    const F32 inverse = F32::all(inverse_of(largest));
+    uint8_t* out = block + rows * 8 + place * CODES8;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < a.k; i += CHUNK, out += rows * CODES8) {
+        int8_t codes[CHUNK];
+        store_bytes(x.at(i) * inverse, codes);
+        store_bytes(x.at(i + 16) * inverse, codes + 16);
+        sum += both(pair_sums(codes));
+        store_wide(codes, out);
+    }
+    const int32_t start = -128 * sum;
+    std::memcpy(block + place * 4, &scale, 4);
+    std::memcpy(block + rows * 4 + place * 4, &start, 4);
+}

@@ -1,0 +1,190 @@
+"""Native products with weights of 8 and 4 bits beside whole numbers, for each instruction set."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.cpu import linear, linear_int, native
+from quire.kernels.operands import Int4Weight, Int8Weight, Normed
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+
+SETS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni")
+ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 70)
+# outputs, inputs, inputs that share a scale of four bits
+SHAPES = ((16, 32, 32), (64, 128, 64), (80, 256, 128), (96, 96, 96), (160, 2048, 32))
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}
+
+
+ENTRY = """
+#include "quire_cpu.h"
+extern "C" void quire_cpu_linear(const LinearArgs* args) { linear_int_SET_vnni(*args); }
+extern "C" void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
+"""
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    lib = native.library()
+    assert lib is not None
+    if lib.quire_cpu_choose(request.param.encode()) is None:
+        pytest.skip(f"this processor does not run {request.param}")
+    yield
+    lib.quire_cpu_choose(None)
+
+
+def int8_weight(n: int, k: int) -> Int8Weight:
+    codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+    codes[:, 0] = -127  # the ends of what sums may come to
+    return Int8Weight(codes, torch.rand(n) + 0.5)
+
+
+def int4_weight(n: int, k: int, group: int, zeros: bool) -> Int4Weight:
+    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    codes[0], codes[1] = 255, 0
+    points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8)
+    points[0], points[1] = 0, 15
+    return Int4Weight(codes, torch.randn(n, k // group).half(), points if zeros else None, group)
+
+
+def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
+    """The product of the rounded rows in float64, which holds every sum of whole numbers."""
+    if isinstance(weight, Int8Weight):
+        wide, group = weight.codes.double() * weight.scale.double()[:, None], None
+    else:
+        wide, group = reference.widen_int4(weight).double(), reference.ROUNDED_TOGETHER
+    codes, scale = reference.round_int8(x, group)
+    groups = torch.unflatten(codes, 1, (-1, group or x.shape[1])).double()
+    return (groups * scale.double()[:, :, None]).flatten(1) @ wide.T
+
+
+def check(found: Tensor, expected: Tensor) -> None:
+    assert found.isfinite().all()
+    size = expected.abs() + expected.abs().mean() if len(expected) else expected
+    assert ((found.double() - expected).abs() <= ROUNDING[found.dtype] * size).all()
+
+
+def prepared(weight: Int8Weight | Int4Weight) -> Int8Weight | Int4Weight:
+    whole = isinstance(weight, Int8Weight)
+    packed = linear_int.prepare_int8(weight) if whole else linear_int.prepare_int4(weight)
+    assert linear_int.is_packed(packed)
+    return packed
+
+
+def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
+    x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
+    x[0] = 1.0  # all of them 127
+    for weight in weights(n, k, group):
+        packed, expected = prepared(weight), exact(x, weight) + bias.double()
+        for rows in ROWS:
+            check(linear.linear(x[:rows], packed, bias), expected[:rows])
+
+
+def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
+    return [int8_weight(n, k), int4_weight(n, k, group, False), int4_weight(n, k, group, True)]
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_products(dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        check_products(dtype, *shape)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("dtype", ROUNDING, ids=str)
+def test_what_stands_around_them(dtype: torch.dtype) -> None:
+    n, k = 64, 96
+    norm, bias = torch.randn(k).to(dtype), torch.randn(n).to(dtype)
+    for weight in weights(n, k, 32):
+        packed = prepared(weight)
+        stream = Normed(torch.randn(5, k).to(dtype), None, norm, 1e-5)
+        rows = reference.rms_norm(stream.residual.float(), norm.float(), 1e-5)
+        # a number that lies between two codes may be rounded to either: some steps of a weight
+        expected = exact(rows, weight) + bias.double()
+        found = linear.linear_normed(stream, packed, bias)
+        torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=2.0)
+        rounded = rows.to(dtype)
+        expected = exact(rounded, weight)
+        halves = expected.view(5, n // 32, 2, 16)  # gate and up by turns
+        given = Normed(stream.residual, rounded, norm, 1e-5)
+        silu = (F.silu(halves[:, :, 0]) * halves[:, :, 1]).flatten(1)
+        check(linear.linear_silu(given, packed, None), silu)
+        residual = torch.randn(5, n).to(dtype)
+        expected += residual.double()
+        added = linear.linear_add_norm(rounded, packed, None, residual, norm, 1e-5)
+        check(added.residual, expected)
+        assert added.residual is residual
+
+
+@pytest.mark.usefixtures("instruction_set")
+def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
+    x = torch.randn(70, 1024, dtype=torch.bfloat16)
+    for weight in weights(160, 1024, 128):
+        packed = prepared(weight)
+        alone = torch.cat([linear.linear(row[None], packed, None) for row in x])
+        assert torch.equal(linear.linear(x, packed, None), alone)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        assert torch.equal(linear.linear(x[:11], packed, None), alone[:11])
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("instruction_set")
+def test_what_is_not_a_number_stays_none_and_with_its_row() -> None:
+    x = torch.ones(4, 64)
+    x[1, 5], x[2, 40], x[3] = float("nan"), float("inf"), 0.0
+    for weight in weights(16, 64, 64):
+        found = linear.linear(x, prepared(weight), None)
+        assert found[0].isfinite().all()
+        assert not found[1:3].isfinite().any()
+        assert (found[3] == 0.0).all()
+
+
+@pytest.mark.usefixtures("instruction_set")
+def test_other_sizes_and_types_are_served_too() -> None:
+    for n, k in ((17, 64), (32, 77), (24, 32)):
+        weight, x = int8_weight(n, k), torch.randn(3, k)
+        assert linear_int.prepare_int8(weight) is weight
+        check(linear.linear(x, weight, None), exact(x, weight))
+    weight, x = int4_weight(8, 64, 32, True), torch.randn(3, 64)
+    assert linear_int.prepare_int4(weight) is weight
+    check(linear.linear(x, weight, None), exact(x, weight))
+    half = torch.randn(3, 64, dtype=torch.float16)
+    weight = int4_weight(16, 64, 32, False)
+    found = linear.linear(half, prepared(weight), None)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.double(), exact(half, weight), rtol=2e-3, atol=1e-2)
+
+
+def test_vnni_with_its_dot_product_made_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but that one instruction is what processors with VNNI run."""
+    lib, compiler = native.library(), shutil.which("g++")
+    assert lib is not None
+    if compiler is None:
+        pytest.skip("no compiler")
+    name = "avx2" if lib.quire_cpu_choose(b"avx512") is None else "avx512"
+    source = tmp_path / "entry.cpp"
+    source.write_text(ENTRY.replace("SET", name))
+    made, folder = tmp_path / "library.so", Path(native.__file__).parent / "native"
+    parts = [folder / f"{part}.cpp" for part in (f"{name}_vnni", "pack", "pool")]
+    flags = ["-std=c++20", "-O0", "-ffp-contract=off", "-pthread", "-w", "-fPIC", "-shared"]
+    flags += ["-DQUIRE_PLAIN_DOT", f"-I{folder}"]
+    subprocess.run([compiler, *flags, source, *parts, "-o", made], check=True)
+    loaded = ctypes.CDLL(str(made))
+    loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]
+    monkeypatch.setattr(native, "library", lambda: loaded)
+    for shape in SHAPES[:3]:
+        check_products(torch.float32, *shape)
