@@ -7,18 +7,19 @@ For each form of weights: prompts of each length, one stream going on from each,
 going on from a short one. Beside each figure stands the floor: bytes over the bandwidth or
 operations over the rate of products, whichever takes longer, measured in the same run. And memory:
 what was resident at most, beside weights and KV cache. Uses the checkpoint and the processes of
-cpu_peers.py; writes a result file and a picture.
+cpu_peers.py; writes a result file, which keeps rows that were not measured again, and a picture.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpu_peers import SHAPE, Answer, Bench, add_options
+from cpu_peers import SHAPE, Answer, Bench, add_options, busy_seconds
 from peers.install import make_models
 from peers.rows import Row, ours
 from record import RESULTS, save
@@ -86,14 +87,16 @@ class Work:
         return 4 * width * context
 
 
-def measure(bench: Bench, row: Row, args: argparse.Namespace, rates: dict[str, float]) -> Answer:
-    """All figures of one form of weights."""
+def measure(bench: Bench, row: Row, args: argparse.Namespace) -> Answer:
+    """All figures of one form of weights, and the machine's at that time."""
+    rates, busy, begin = bench.rates(), busy_seconds(), time.monotonic()
     work = Work(json.loads((SHAPE / "config.json").read_text()), BYTES[row.weights])
-    lengths = [_at_context(bench, row, context, work, rates) for context in args.contexts]
     return {
         "weights": row.weights,
-        "by_context": lengths,
+        "rates": rates,
+        "by_context": [_at_context(bench, row, context, work, rates) for context in args.contexts],
         "by_streams": _by_streams(bench, row, args.streams, work, rates),
+        "busy_cores": round((busy_seconds() - busy) / (time.monotonic() - begin), 2),
     }
 
 
@@ -189,15 +192,17 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure and save, row by row."""
+    """Measure and save, row by row; rows of forms that are not measured now stay in the file."""
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
     bench = Bench(args, make_models(rows, SHAPE, args.cache))
-    rates = bench.rates()
-    measured: list[Answer] = []
+    path = RESULTS / f"{args.name}.json"
+    found = json.loads(path.read_text())["rows"] if path.is_file() else []
+    measured: dict[str, Answer] = {row["weights"]: row for row in found}
     for row in rows:
-        measured.append(measure(bench, row, args, rates))
-        print(measured[-1], flush=True)
-        save(args.name, {"shape": SHAPE.name, "rates": rates, "rows": measured})
+        measured[row.weights] = measure(bench, row, args)
+        print(measured[row.weights], flush=True)
+        known = [measured[each.weights] for each in ours() if each.weights in measured]
+        save(args.name, {"shape": SHAPE.name, "rows": known})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ each round. A visit is a process of its own that ends before the next one begins
 beside what is measured: it loads the model, draws a first token (time since the process began),
 computes a prompt of the context's length, goes on from it in 1, 8 and 16 streams, and last reads
 memory: the bandwidth of a virtual machine changes from minute to minute. Each round begins with
-matrix products. Results are saved after every visit; rows are medians.
+matrix products. Results are saved after every visit; rows are medians of those visits beside which
+nobody else kept a tenth of a core busy, if there are any.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Any
 
 from peers.install import BENCHMARKS, PEERS, make_models, python_of
 from peers.rows import Row, all_rows
+from peers.worker import QUIET
 from record import RESULTS, save
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
@@ -118,15 +120,18 @@ class Bench:
         max_len = context + max(self.args.steps, 1) + max(STREAMS) + 16
         with self.worker(row.engine) as worker:
             loaded = worker.ask("load", **self.load(row, max_len, max(STREAMS)))
+            busy = busy_seconds() - loaded["cpu"]
             start = worker.ask("prefill", prompt=self.prompt(FIRST_PROMPT, seed + 1))
             worker.ask("prefill", prompt=self.prompt(min(context, WARM_UP_PROMPT), seed + 2))
             prefill = worker.ask("prefill", prompt=self.prompt(context, seed))
             decodes = {n: worker.ask("decode", streams=n, steps=self._steps(n)) for n in STREAMS}
             bandwidth = worker.ask("bandwidth", threads=self.args.threads)
+            others = busy_seconds() - busy - bandwidth["cpu"]
         return {
             "date": datetime.date.today().isoformat(),
             "version": loaded["version"],
             "settings": loaded["settings"],
+            "others_cores": round(others / (bandwidth["age"] - loaded["age"]), 2),
             "read_gb_per_s": round(bandwidth["read_gb_per_s"], 2),
             "first_token_s": round(start["age"], 2),
             "prefill_tokens_per_s": round(context / prefill["seconds"], 2),
@@ -176,8 +181,11 @@ def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> None:
 
 
 def _earlier(name: str) -> tuple[list[Answer], list[dict[str, float]]]:
-    """Visits and rates of a result file."""
-    found = json.loads((RESULTS / f"{name}.json").read_text())
+    """Visits and rates of a result file; none where there is no file."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return [], []
+    found = json.loads(path.read_text())
     return found["visits"], found["rates_by_round"]
 
 
@@ -195,9 +203,14 @@ def result_of(visits: list[Answer], rates: list[dict[str, float]]) -> dict[str, 
     return {
         "rates": {name: statistics.median(each[name] for each in rates) for name in rates[0]},
         "rates_by_round": rates,
-        "rows": [_medians(group) for _, group in sorted(groups.items(), key=_order)],
+        "rows": [_medians(undisturbed(group)) for _, group in sorted(groups.items(), key=_order)],
         "visits": visits,
     }
+
+
+def undisturbed(visits: list[Answer]) -> list[Answer]:
+    """Those that had the machine for themselves; all, where none had."""
+    return [visit for visit in visits if visit["others_cores"] <= QUIET] or visits
 
 
 def _order(item: tuple[tuple[Any, ...], list[Answer]]) -> tuple[int, int]:
@@ -218,6 +231,13 @@ def _medians(visits: list[Answer]) -> Answer:
         else:
             row[name] = statistics.median(values) if isinstance(value, float) else value
     return row
+
+
+def busy_seconds() -> float:
+    """Processor time that was not idle since the machine started; what its host took is in it."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    idle, waiting = fields[3:5]
+    return (sum(map(int, fields)) - int(idle) - int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def size_of(model: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers.worker import ENGINES
+from peers.worker import ENGINES, QUIET
 
 Result = dict[str, Any]
 
@@ -23,6 +23,9 @@ def cpu_peers(result: Result) -> str:
         parts.append("\n".join(_peers_at(context, rows)))
     versions = dict.fromkeys((row["engine"], row["version"]) for row in result["rows"])
     told = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
+    disturbed = [row["others_cores"] for row in result["rows"] if row["others_cores"] > QUIET]
+    if disturbed:
+        parts.append(f"\\* disturbed: others kept up to {max(disturbed):.1f} cores busy beside it.")
     return "\n\n".join([*parts, f"Versions: {told}."])
 
 
@@ -47,7 +50,8 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
         share = row["weights_gb"] * row["decode_tokens_per_s"]["1"] / row["read_gb_per_s"]
         rest = [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
         rest += [f"{row['peak_gb_all_streams']:.2f}", f"{share:.0%}"]
-        cells = [f"{ENGINES[row['engine']]} {row['weights']}", *speeds, *rest]
+        mark = " *" if row["others_cores"] > QUIET else ""
+        cells = [f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -55,3 +59,34 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
 def _figure(value: float, best: float) -> str:
     text = f"{value:,.1f}"
     return f"**{text}**" if value == best else text
+
+
+def cpu_growth(result: Result) -> str:
+    """Speed by streams, by context and by length of prompts, each beside its floor; memory."""
+    rows = result["rows"]
+    streams = [f"{row['weights']} | floor" for row in rows]
+    lines = [
+        "Decoding, tokens/s, by streams of 128 tokens of context each:",
+        "",
+        f"| streams | {' | '.join(streams)} |",
+        f"|---|{'---|' * (2 * len(rows))}",
+    ]
+    for same in zip(*(row["by_streams"] for row in rows), strict=True):
+        figures = [f"{at['tokens_per_s']:.1f} | {at['floor_tokens_per_s']:.1f}" for at in same]
+        lines.append(f"| {same[0]['streams']} | {' | '.join(figures)} |")
+    lines += [
+        "",
+        "Prompts and one stream, by context; floors in brackets. Memory: resident at most, beside "
+        "the weights as they are read and the KV cache that this run was given:",
+        "",
+        "| weights | context | prompt, s | decode step, ms | resident, GB | weights + KV, GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        for at in row["by_context"]:
+            cells = [row["weights"], f"{at['context']:,}"]
+            cells.append(f"{at['prefill_s']:.2f} ({at['prefill_floor_s']:.2f})")
+            cells.append(f"{at['decode_s'] * 1e3:.0f} ({at['decode_floor_s'] * 1e3:.0f})")
+            cells += [f"{at['peak_gb']:.2f}", f"{at['weights_gb'] + at['kv_gb']:.2f}"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

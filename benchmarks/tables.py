@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cpu_tables import cpu_growth, cpu_peers
 from serving_table import serving, step_profile
 
 ROOT = Path(__file__).parents[1]
@@ -317,6 +318,8 @@ def fp8_quality(result: Result) -> str:
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_model_amx": cpu_model,
+    "cpu_growth": cpu_growth,
+    "cpu_peers": cpu_peers,
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
     "faults": faults,

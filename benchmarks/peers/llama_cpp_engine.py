@@ -17,7 +17,7 @@ from peers.worker import WARM_UP, Load, Prompt, serve
 
 
 class LlamaCpp:
-    """Options: `flash_attention` and `unified_kv`, both bool, and `ubatch`, tokens."""
+    """Options: `flash_attention`."""
 
     def load(self, load: Load) -> dict[str, Any]:
         self._load = load
@@ -58,15 +58,13 @@ class _Context:
     """A KV cache for some sequences of at most `room` tokens."""
 
     def __init__(self, model: Any, load: Load, sequences: int, room: int) -> None:
-        options = load.options
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = sequences * (-(-room // 256) * 256)
         params.n_batch = max(2048, room)
-        params.n_ubatch = options.get("ubatch", params.n_ubatch)
         params.n_seq_max = sequences
         params.n_threads = params.n_threads_batch = load.threads
-        params.flash_attn_type = int(options["flash_attention"])
-        params.kv_unified = options["unified_kv"]
+        params.flash_attn_type = int(load.options["flash_attention"])
+        params.kv_unified = False  # a cache for each sequence
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise RuntimeError("llama.cpp makes no context with these settings")
@@ -84,19 +82,20 @@ class _Context:
         self._run([(token, place, 0, place == last) for place, token in enumerate(prompt)])
         return self._best(last)
 
-    def state(self) -> Any:
-        """What is kept of sequence 0: a ctypes array of bytes."""
+    def state(self) -> bytes:
+        """What is kept of sequence 0."""
         size = llama_cpp.llama_state_seq_get_size(self._context, 0)
         state = (ctypes.c_uint8 * size)()
         if llama_cpp.llama_state_seq_get_data(self._context, state, size, 0) != size:
             raise RuntimeError("llama.cpp gives less than the whole state of a sequence")
-        return state
+        return bytes(state)
 
-    def go_on_from(self, state: Any, length: int) -> None:
-        """Give every sequence a copy of such a state, of so many tokens."""
+    def go_on_from(self, state: bytes, length: int) -> None:
+        """Give every sequence a copy of the state of a context with one sequence."""
+        mine = _for_sequences(state, self._sequences)
         for sequence in range(self._sequences):
-            if not llama_cpp.llama_state_seq_set_data(self._context, state, len(state), sequence):
-                raise RuntimeError(f"llama.cpp has no room for the state of sequence {sequence}")
+            if not llama_cpp.llama_state_seq_set_data(self._context, mine, len(mine), sequence):
+                raise RuntimeError(f"llama.cpp does not take a state for sequence {sequence}")
         self._length = length
 
     def step(self, tokens: list[int]) -> list[int]:
@@ -123,6 +122,17 @@ class _Context:
         logits = llama_cpp.llama_get_logits_ith(self._context, place)
         floats = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
         return int(np.ctypeslib.as_array(floats, (self._vocab_size,)).argmax())
+
+
+def _for_sequences(state: bytes, count: int) -> Any:
+    """The state of one sequence, for a context with a separate cache for each of `count`.
+
+    Its third word is the number of caches; those after the first have a word each, their number of
+    tokens, which is 0. llama.cpp refuses a state that has another number than the context.
+    """
+    number, empty = count.to_bytes(4, "little"), bytes(4 * (count - 1))
+    data = state[:8] + number + state[12:] + empty
+    return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
 
 
 if __name__ == "__main__":

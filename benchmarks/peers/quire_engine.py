@@ -10,6 +10,7 @@ from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.startup import start_engine
+from quire.kernels.cpu import native
 from quire.version import __version__
 
 
@@ -32,6 +33,7 @@ class Quire:
         )
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
+        settings["compiled_kernels"] = native.library() is not None
         return {"version": __version__, "settings": settings}
 
     def prefill(self, prompt: Prompt) -> int:

@@ -22,9 +22,8 @@ class Row:
         return f"{self.engine} {self.weights}"
 
 
-def _llama_cpp(weights: str, **options: Any) -> Row:
-    defaults = {"flash_attention": True, "unified_kv": False}
-    return Row("llama_cpp", weights, f"gguf/{weights}.gguf", defaults | options)
+def _llama_cpp(weights: str) -> Row:
+    return Row("llama_cpp", weights, f"gguf/{weights}.gguf", {"flash_attention": True})
 
 
 def _openvino(weights: str) -> Row:
@@ -36,7 +35,7 @@ def _transformers(dtype: str) -> Row:
 
 
 PEERS = [
-    *(_llama_cpp(weights) for weights in ("BF16", "F16", "F32", "Q8_0", "Q4_0")),
+    *(_llama_cpp(weights) for weights in ("BF16", "F16", "Q8_0", "Q4_0")),
     *(_openvino(weights) for weights in ("f16", "int8", "int4")),
     *(_transformers(dtype) for dtype in ("bfloat16", "float32")),
 ]

@@ -9,8 +9,9 @@ request, NumPy. Requests:
     {"do": "bandwidth", "threads": 2}                          read_gb_per_s
     {"do": "quit"}
 
-Every answer has `age` (seconds since the process began) and `peak_bytes` (the most memory that was
-resident). A request that fails is answered with `error`, and the next one is taken.
+Every answer has `age` (seconds since the process began), `cpu` (seconds of processor time it took)
+and `peak_bytes` (the most memory that was resident). A request that fails is answered with `error`,
+and the next one is taken.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ENGINES = {
     "transformers": "transformers",
     "quire": "**Quire**",
 }
+QUIET = 0.1  # cores that others may keep busy beside a visit that counts
 WARM_UP = 2  # steps of decoding whose time does not count
 
 
@@ -80,7 +82,8 @@ def answer_all(engine: Engine, requests: Iterable[str], answers: TextIO) -> None
             found = _answer(engine, what, request)
         except Exception as failure:  # told to the driver, who goes on with other engines
             found = {"error": f"{type(failure).__name__}: {failure}"}
-        print(json.dumps(found | {"age": age(), "peak_bytes": peak_bytes()}), file=answers)
+        spent = {"age": age(), "cpu": time.process_time(), "peak_bytes": peak_bytes()}
+        print(json.dumps(found | spent), file=answers)
 
 
 def _answer(engine: Engine, what: str, request: dict[str, Any]) -> dict[str, Any]:

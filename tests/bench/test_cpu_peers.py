@@ -89,17 +89,18 @@ def visit(weights: str, speed: float, **more: Any) -> dict[str, Any]:
     found = {"engine": "quire", "weights": weights, "context": 512, "version": "1", "settings": {}}
     found |= {"decode_tokens_per_s": {"1": speed, "8": 3 * speed}, "prefill_tokens_per_s": speed}
     found |= {"first_token_s": 1.0, "peak_gb": 3.0, "peak_gb_all_streams": 3.5}
-    return found | {"read_gb_per_s": 20.0, "weights_gb": 2.0} | more
+    return found | {"read_gb_per_s": 20.0, "weights_gb": 2.0, "others_cores": 0.0} | more
 
 
 def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> None:
     visits = [visit("float32", speed) for speed in (9.0, 5.0, 7.0)]
+    visits += [visit("float32", 1.0, others_cores=0.5)] * 2  # which do not count
     visits += [visit("bfloat16", 6.0), {"engine": "openvino", "error": "no room"}]
     rates = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
     result = result_of(visits, [rates])
     assert [row["weights"] for row in result["rows"]] == ["bfloat16", "float32"]
     assert result["rows"][1]["decode_tokens_per_s"] == {"1": 7.0, "8": 21.0}
-    assert len(result["visits"]) == 5
+    assert len(result["visits"]) == 7
     table = cpu_peers(result | {"threads": 2})
     assert "| **Quire** float32 | **7.0** | **7.0** | **21.0** | 1.0 | 3.00 | 3.50 | 70% |" in table
 
