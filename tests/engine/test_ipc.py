@@ -193,7 +193,7 @@ class Front:
 
     async def until_running(self, count: int) -> None:
         """Wait until so many requests are in the engine's batch."""
-        while len(self.server.core._scheduler._running) < count:
+        while len(self.server.core._scheduler._batch.running) < count:
             await asyncio.sleep(0.001)
 
     async def collect(self, max_tokens: int, **options: Any) -> list[RequestOutput]:

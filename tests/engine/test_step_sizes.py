@@ -33,6 +33,31 @@ def test_a_size_holds_its_step_and_no_more_than_any_step_may_have(
             assert count <= decode.num_tokens == decode.num_samples <= max_num_seqs
 
 
+class Recorded:
+    """Stands for a CUDA graph."""
+
+    num_replays = 0
+
+    def replay(self) -> None:
+        self.num_replays += 1
+
+
+def test_a_size_that_was_recorded_is_replayed() -> None:
+    launched: list[StepSize] = []
+    tensors = StepTensors(torch.empty(1), None, torch.empty(1))
+
+    def note(size: StepSize) -> StepTensors:
+        launched.append(size)
+        return tensors
+
+    graphs = StepGraphs(note, 8, 64, is_captured=True)
+    recorded, size, other = Recorded(), graphs.size_of(8, 8, False), graphs.size_of(30, 2, True)
+    graphs._graphs[size] = recorded, tensors  # type: ignore[assignment]
+    assert [graphs.replays(each) for each in (size, other)] == [True, False]
+    assert [graphs.run(each) for each in (size, other)] == [tensors, tensors]
+    assert (recorded.num_replays, launched) == (1, [other])
+
+
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])
 def test_a_step_without_requests_of_the_largest_size_touches_no_block(max_num_tokens: int) -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=32, block_size=16, device=CPU)

@@ -1,6 +1,7 @@
 """Compiles each kernel for GPUs that need not be here; run by test_triton_compile.py.
 
-Prints one line of JSON: what each takes of a multiprocessor.
+Given as kernel:capability; prints one line of JSON: what each takes of a multiprocessor, or why it
+does not compile. All in one process, since importing Triton takes longer than compiling a kernel.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 import functools
 import json
 import sys
+import traceback
 from typing import Any
 
 from quire.kernels.triton.ahead import Compiled, compile_kernel
@@ -190,7 +192,13 @@ KERNELS = {
 }
 
 
+def taken(kernel: str, capability: str) -> dict[str, Any]:
+    """By one kernel; a kernel that does not compile costs the others nothing."""
+    try:
+        return dataclasses.asdict(KERNELS[kernel](int(capability)))
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
 if __name__ == "__main__":
-    name, *capabilities = sys.argv[1:]
-    compiled = {c: dataclasses.asdict(KERNELS[name](int(c))) for c in capabilities}
-    print(json.dumps(compiled))
+    print(json.dumps({wanted: taken(*wanted.split(":")) for wanted in sys.argv[1:]}))

@@ -137,14 +137,15 @@ def test_preempted_in_the_middle(setup: Setup, cached: bool) -> None:
 def preempt_each_once(core: EngineCore) -> list[PoolingParams]:
     """Prompts are admitted where they fit whole, so it takes force. Returns whom it has hit."""
     scheduler, schedule = core._scheduler, core._scheduler.schedule
+    batch = scheduler._batch
     hit: list[PoolingParams] = []
 
     def preempt_and_schedule(now: float) -> SchedulerOutput | None:
-        last = max(scheduler._running.values(), key=scheduler._waiting.key, default=None)
+        last = max(batch.running.values(), key=batch.waiting.key, default=None)
         if last is not None and last.pooling is not None and not last.num_preemptions:
             assert 0 < last.num_computed_tokens < last.num_prompt_tokens
             hit.append(last.pooling)
-            scheduler._preempt(StepPlan(1))
+            batch.preempt(StepPlan(1))
         return schedule(now)
 
     scheduler.schedule = preempt_and_schedule  # type: ignore[method-assign]

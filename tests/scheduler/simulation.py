@@ -18,7 +18,8 @@ from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.kvcache.manager import KVCacheManager
-from quire.scheduler.scheduler import MAX_PREEMPTIONS, Scheduler
+from quire.scheduler.batch import MAX_PREEMPTIONS
+from quire.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 5
 EOS = 0
@@ -71,6 +72,12 @@ class Row:
     block_table: list[int] = field(default_factory=list)
     is_damaged: bool = False
     is_exhausted: bool = False
+
+
+def shape(plan: SchedulerOutput | None) -> list[tuple[str, int, int]]:
+    """(request, first token, number of tokens) of each entry of a plan."""
+    assert plan is not None
+    return [(entry.request_id, entry.start, entry.num_tokens) for entry in plan.scheduled]
 
 
 class FakeModel:

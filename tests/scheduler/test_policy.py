@@ -28,6 +28,20 @@ def test_itl_stays_within_the_target_at_a_bounded_price() -> None:
     assert bound.num_prompt_tokens / bound.now > 0.7 * free.num_prompt_tokens / free.now
 
 
+def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
+    """Whose chunks could take all that a step beside decodes may have."""
+    machine = Machine(30.0).run(3.0, num_talkers=8)
+    while machine.scheduler.stats().num_running > 8:
+        machine.step()
+    machine.add("long", 6000, 2)
+    machine.step()
+    machine.add("short", 200, 2)
+    while "long" not in machine.ttfts:
+        machine.step()
+    assert machine.ttfts["long"] > 0.6
+    assert machine.ttfts["short"] < 0.15
+
+
 def test_it_follows_a_machine_that_becomes_slower() -> None:
     machine = Machine(30.0, slowdown=lambda now: 1.0 if now < 5.0 else 2.0).run(15.0)
     assert machine.gap_ms(0.99, since=8.0) <= 30.0

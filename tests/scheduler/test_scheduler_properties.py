@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simulation import VOCAB_SIZE, Simulation
 
 from quire.core.pooling_params import PoolingParams
-from quire.scheduler.scheduler import MAX_PREEMPTIONS
+from quire.scheduler.batch import MAX_PREEMPTIONS
 
 PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
 
@@ -160,7 +160,7 @@ def end_all(sim: Simulation) -> None:
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=400,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -171,8 +171,8 @@ TestScheduler.settings = settings(
 
 # ---------------------------------------------------------------------- many short traces
 
-NUM_TRACES = 2000
-TRACES_PER_TEST = 500
+NUM_TRACES = 1000
+TRACES_PER_TEST = 250
 
 
 def random_simulation(rng: random.Random) -> Simulation:

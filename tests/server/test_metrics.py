@@ -112,15 +112,21 @@ def test_the_engine_counts_once_however_many_processes_know_it(tmp_path: Path) -
     tokens = Histogram(STEP_TOKEN_BOUNDS)
     tokens.observe(3.0, times=7)
     engines = [FakeEngine(), FakeEngine()]
-    old = {"num_steps": 5, "num_running": 9, "time": 1.0}
+    old = {"num_steps": 5, "num_graph_steps": 4, "num_running": 9, "time": 1.0}
     engines[0].stats = EngineStats(epoch=0, **old)
     engines[1].stats = EngineStats(
-        time=2.0, num_steps=7, num_running=1, num_free_blocks=200, step_tokens=tokens.data()
+        time=2.0,
+        num_steps=7,
+        num_graph_steps=6,
+        num_running=1,
+        num_free_blocks=200,
+        step_tokens=tokens.data(),
     )
     stale, fresh = (process(tmp_path, engine) for engine in engines)
     fresh.share()
     text = text_of(stale)  # the newest figures count, whoever is asked
     assert value(text, "quire:steps_total") == 7
+    assert value(text, "quire:graph_steps_total") == 6
     assert value(text, "vllm:num_requests_running") == 1
     assert value(text, "vllm:iteration_tokens_total_count") == 7
     assert value(text, "vllm:kv_cache_usage_perc") == 56 / 256

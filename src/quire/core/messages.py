@@ -154,6 +154,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_cached_blocks: int = 0  # evictable: unused, but still holding a prefix
     num_shared_blocks: int = 0  # of the used ones, those in more than one block table
     num_steps: int = 0
+    num_graph_steps: int = 0  # of them, those that replayed a CUDA graph
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     num_prompt_tokens: int = 0

@@ -77,6 +77,10 @@ class SampleResult(msgspec.Struct, kw_only=True):
 
 
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):
-    """The result of a step; results follow the order of the plan's `scheduled`."""
+    """The result of a step; results follow the order of the plan's `scheduled`.
+
+    replayed: its kernels were launched by a recorded CUDA graph.
+    """
 
     results: list[SampleResult]
+    replayed: bool = False

@@ -32,7 +32,8 @@ from quire.engine.out_of_memory import told_of_step
 from quire.engine.queue_deadlines import QueueDeadlines
 from quire.engine.step_log import StepLog
 from quire.errors import InvalidRequestError
-from quire.scheduler.scheduler import WAITED_TOO_LONG, Scheduler
+from quire.scheduler.results import WAITED_TOO_LONG
+from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 

@@ -60,6 +60,7 @@ class PendingStep:
     tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
     outcome: Tensor  # int32 [3, max(S, T)] on the host
     arrival: torch.cuda.Event | None
+    replayed: bool = False
     output: ModelRunnerOutput | None = None
 
 
@@ -118,6 +119,7 @@ class DeviceRunner:
         self._batch.send(order, size, due, rows)
         tensors = self._graphs.run(size)
         step = self._receive(plan, order, due, rows, tensors.outcome)
+        step.replayed = self._graphs.replays(size)
         self._pending.append(step)
         if draws_on_host or self._running.reads_hidden(order):
             self._settle(tensors)
@@ -181,7 +183,8 @@ class DeviceRunner:
             logits = self._model.compute_logits
             self._running.read_hidden(order, tensors.hidden, logits, results)
         step.output = ModelRunnerOutput(
-            results=[results[entry.request_id] for entry in step.plan.scheduled]
+            results=[results[entry.request_id] for entry in step.plan.scheduled],
+            replayed=step.replayed,
         )
 
     def _take_drawn(

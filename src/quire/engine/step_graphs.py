@@ -73,9 +73,13 @@ class StepGraphs:
         samples = max(1, -(-num_samples // _SAMPLES_ROUNDED_TO)) * _SAMPLES_ROUNDED_TO
         return StepSize(num_tokens, min(samples, self._max_num_seqs), has_prefills=True)
 
+    def replays(self, size: StepSize) -> bool:
+        """Whether a step of this size is launched as one graph."""
+        return size in self._graphs
+
     def run(self, size: StepSize) -> StepTensors:
         """Launch a step; what it leaves is valid until the next one is launched."""
-        if size not in self._graphs:
+        if not self.replays(size):
             return self._launch(size)
         graph, tensors = self._graphs[size]
         graph.replay()

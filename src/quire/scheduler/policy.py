@@ -152,8 +152,11 @@ class ChunkPolicy:
 
     @property
     def is_paced(self) -> bool:
-        """Whether prompts beside decodes are bounded by what was measured, without a target."""
-        return self._paces and self._asked is None
+        """Whether prompts beside decodes share what was measured to be affordable.
+
+        Where they take turns by due times, the first in line may have all of it.
+        """
+        return self._paces if self._asked is None else not self.has_due_times
 
     @property
     def has_due_times(self) -> bool:

@@ -1,7 +1,8 @@
 """Who runs next, with how many tokens.
 
-Owns the life of a request from `add` to its last delta: waiting, running, preempted, finished. It
-does not own blocks (kvcache/manager.py), tensors, or time. No torch.
+Owns the choice: whose tokens go into a step, who enters the batch, and who has to leave it. It does
+not own the ways in and out (batch.py), how much of a prompt is one chunk (chunks.py), blocks
+(kvcache/manager.py), tensors, or time. No torch.
 
 There is one rule and no phases: a request has known tokens and computed tokens, and each step
 hands out a budget so that computed catches up with known. A long prompt, a chunk of it, the rest
@@ -23,37 +24,25 @@ from collections.abc import Iterable
 from quire.config import SchedulerConfig
 from quire.core.messages import EngineStats, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
-from quire.errors import ConfigError, InvalidRequestError
+from quire.core.step import ModelRunnerOutput, SchedulerOutput
+from quire.errors import ConfigError
 from quire.kvcache.manager import KVCacheManager
+from quire.scheduler.batch import Batch, is_spared
+from quire.scheduler.chunks import Chunks
 from quire.scheduler.plan import PlannedRequest, StepPlan
 from quire.scheduler.policy import ChunkPolicy
-from quire.scheduler.queue import Place, WaitingQueue
-
-# A request that was preempted so often is admitted again only with all the blocks that it can
-# ever need, and is then never preempted: the work that preemption throws away is bounded.
-MAX_PREEMPTIONS = 4
+from quire.scheduler.queue import Place
+from quire.scheduler.results import (
+    NON_FINITE,
+    NOTHING_TO_DRAW,
+    WAITED_TOO_LONG,
+    delivered,
+    ending,
+)
 
 # Prompt tokens, in token budgets, of the requests that one step may send to wait for a prefix:
 # hashing them takes time that running requests would wait, too.
 MAX_PARKED_BUDGETS = 32
-
-NON_FINITE = (
-    "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
-    "if it happens every time, run the model in float32; if that is so already, check its weights"
-)
-NOTHING_TO_DRAW = (
-    "the wishes of this request left no token that could come next: logit_bias, penalties, "
-    "bad_words, structured_outputs and, until min_tokens are there, stop_token_ids ban or distort "
-    "all of them; ban fewer tokens, lower min_tokens, use smaller values, or a simpler form"
-)
-WAITED_TOO_LONG = (
-    "the request waited for its turn longer than it may; send it again when fewer are running"
-)
-
-
-def _is_spared(request: Request) -> bool:
-    return request.num_preemptions >= MAX_PREEMPTIONS
 
 
 def _seconds(milliseconds: float | None) -> float | None:
@@ -85,7 +74,6 @@ class Scheduler:
                 "or set enable_chunked_prefill"
             )
         self._config = config
-        self._chunk_limit = config.long_prefill_token_threshold or max(1, budget // 2)
         self._policy = ChunkPolicy(
             _seconds(config.itl_target_ms),
             _seconds(config.ttft_target_ms),
@@ -93,23 +81,19 @@ class Scheduler:
         )
         for step in measured:
             self._policy.observe(*step)
+        self._chunks = Chunks(config, self._policy)
         self._kv = kv
-        self._requests: dict[str, Request] = {}  # all that have not ended
-        self._waiting = WaitingQueue(config.scheduling_policy)
-        self._running: dict[str, Request] = {}
-        self._removed_ids: list[str] = []  # have left the batch since the last plan
+        self._batch = Batch(kv, config.scheduling_policy)
         self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order
         self._num_steps = 0
-        self._num_preemptions = 0
-        self._num_recomputed_tokens = 0
-        self._num_prompt_tokens = 0
+        self._num_graph_steps = 0
         self._num_generation_tokens = 0
         self._num_corrupted_requests = 0
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request has not ended."""
-        return bool(self._requests)
+        return bool(self._batch.requests)
 
     def add(self, request: Request) -> None:
         """Put a request in line; it has passed RequestLimits.check.
@@ -118,13 +102,6 @@ class Scheduler:
         """
         assert 0 < request.num_tokens < request.max_total_tokens
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
-        if request.request_id in self._requests:
-            raise InvalidRequestError(
-                f"request_id: {request.request_id!r} is running already; give each request its own",
-                param="request_id",
-                code="invalid_value",
-            )
-        self._requests[request.request_id] = request
         if self._policy.has_due_times:
             has_begun = request.num_output_tokens > 0  # for another engine: its caller waits
             request.due = (
@@ -132,22 +109,18 @@ class Scheduler:
                 if has_begun
                 else self._policy.due(request.queued, request.num_tokens)
             )
-        self._waiting.push(request)
+        self._batch.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End these requests, in whatever state they are; unknown and ended ids are ignored."""
-        found = (self._requests.get(request_id) for request_id in request_ids)
-        return [self._end(request, FinishReason.ABORT) for request in found if request is not None]
+        return [self._end(r, FinishReason.ABORT) for r in self._batch.find(request_ids)]
 
     def expire(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """End those of these requests that have not begun; the others go on."""
-        found = (self._requests.get(request_id) for request_id in request_ids)
         return [
             self._end(request, FinishReason.ERROR, WAITED_TOO_LONG, ErrorKind.OVERLOAD)
-            for request in found
-            if request is not None
-            and request.status is RequestStatus.WAITING
-            and request.num_output_tokens == 0
+            for request in self._batch.find(request_ids)
+            if request.status is RequestStatus.WAITING and request.num_output_tokens == 0
         ]
 
     def reset_prefix_cache(self) -> None:
@@ -165,17 +138,13 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         step = StepPlan(budget, now, MAX_PARKED_BUDGETS * budget)
         for request in self._kv.take_ready():
-            self._waiting.push(request)
-        decodes, prompts = self._split_running()
+            self._batch.waiting.push(request)
+        decodes, prompts = self._batch.split()
         for request in decodes:
             self._advance(step, request, 1)
-        step.num_decodes = len(decodes)
-        step.budget = self._policy.prompt_tokens(len(decodes), step.budget)
-        step.chunk_limit = self._chunk_limit
-        if not self._config.long_prefill_token_threshold and self._may_take_all(decodes):
-            step.chunk_limit = max(1, step.budget // 2)  # the policy may give less than all
+        self._chunks.begin(step, len(decodes))
         prompts += self._serve_prompts(step, prompts)
-        if self._leaves_rest(decodes):
+        if self._chunks.leaves_rest(len(decodes), len(self._batch.requests)):
             for request in prompts:
                 self._use_rest(step, request)
         return self._emit(step)
@@ -184,36 +153,13 @@ class Scheduler:
         """Prompts under way get their turns, then new ones; or all of them in order of their place
         in line, if they have due times. Returns those that were admitted."""
         admitted: list[Request] = []
-        by_due = self._policy.has_due_times
-        for request in sorted(prompts, key=self._waiting.key) if by_due else prompts:
+        by_due, place = self._policy.has_due_times, self._batch.waiting.key
+        for request in sorted(prompts, key=place) if by_due else prompts:
             if by_due:
-                admitted += self._admit(step, prompts + admitted, self._waiting.key(request))
+                admitted += self._admit(step, prompts + admitted, place(request))
             lacking = request.num_uncomputed_tokens
-            self._advance(step, request, self._chunk(step, request, lacking))
+            self._advance(step, request, self._chunks.size(step, request, lacking))
         return admitted + self._admit(step, prompts + admitted)
-
-    def _split_running(self) -> tuple[list[Request], list[Request]]:
-        """Those that lack one token, and those in the middle of more."""
-        decodes, prompts = [], []
-        for request in self._running.values():
-            num_known = len(request.token_ids) + request.num_in_flight_tokens
-            lacking = num_known - request.num_computed_tokens
-            if lacking > 1:
-                prompts.append(request)
-            elif num_known < request.max_total_tokens:  # else its last token is in flight
-                decodes.append(request)
-        return decodes, prompts
-
-    def _chunk(self, step: StepPlan, request: Request, lacking: int) -> int:
-        """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""
-        if not self._config.enable_chunked_prefill:
-            return lacking if lacking <= step.budget else 0
-        limit, left = step.chunk_limit, request.due - step.now
-        if not self._config.long_prefill_token_threshold and self._policy.is_late(
-            left, lacking, limit, step.num_decodes
-        ):
-            limit = lacking
-        return min(lacking, step.budget, limit)
 
     def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
         """Plan a running request's next tokens; preempt others, or itself, when blocks run out."""
@@ -222,23 +168,7 @@ class Scheduler:
             if new_block_ids is not None:
                 step.add(request, num_tokens, new_block_ids)
                 return
-            self._preempt(step)
-
-    def _leaves_rest(self, decodes: list[Request]) -> bool:
-        """Whether prompts may go beyond the chunk limit, so that nobody waits longer for it.
-
-        A limit that was asked for gives way only to a request that is alone.
-        """
-        if self._config.long_prefill_token_threshold:
-            return len(self._requests) == 1
-        return self._may_take_all(decodes)
-
-    def _may_take_all(self, decodes: list[Request]) -> bool:
-        """Whether one prompt may take what the policy gives to all, if no other wants it.
-
-        Nobody decodes in this step, or the pace of those who do was thought of.
-        """
-        return not decodes or self._policy.is_paced
+            self._batch.preempt(step)
 
     def _use_rest(self, step: StepPlan, request: Request) -> None:
         """Give what all others have left of the budget to a prompt that was cut at the limit."""
@@ -251,16 +181,15 @@ class Scheduler:
     def _emit(self, step: StepPlan) -> SchedulerOutput | None:
         planned = step.planned
         if not planned:
-            assert self._in_flight or not self._requests, "requests wait for nothing"
+            assert self._in_flight or not self._batch.requests, "requests wait for nothing"
             return None
         plan = SchedulerOutput(
             step_id=self._num_steps,
-            removed_ids=self._removed_ids,
+            removed_ids=self._batch.take_removed(),
             new_requests=step.new_requests,
             scheduled=[entry for _, entry, _ in planned],
         )
         self._in_flight[plan.step_id] = planned
-        self._removed_ids = []
         self._num_steps += 1
         return plan
 
@@ -278,29 +207,30 @@ class Scheduler:
         while step.budget and (request := self._next_entrant(step, before)) is not None:
             hits = self._kv.get_computed_blocks(request)
             if self._kv.wait_for_prefix(request, len(hits)):
-                self._waiting.pop()
+                self._batch.waiting.pop()
                 step.patience -= request.num_tokens
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
             num_cached = len(hits) * self._kv.block_size
-            num_tokens = self._chunk(step, request, request.num_tokens - num_cached)
+            num_tokens = self._chunks.size(step, request, request.num_tokens - num_cached)
             if num_tokens == 0 or not self._has_room(request, hits, promised):
                 step.is_closed = True
                 break
-            self._start(step, request, hits, num_tokens)
+            self._batch.start(step, hits, num_tokens)
             promised += self._kv.num_missing_blocks(request)
             admitted.append(request)
         return admitted
 
     def _next_entrant(self, step: StepPlan, before: Place | None) -> Request | None:
         """The first in line, if anybody may enter now."""
-        if step.is_closed or step.patience <= 0 or len(self._running) >= self._config.max_num_seqs:
+        is_full = len(self._batch.running) >= self._config.max_num_seqs
+        if step.is_closed or step.patience <= 0 or is_full:
             return None
-        request = self._waiting.peek()
+        request = self._batch.waiting.peek()
         if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
             return None
-        return request if before is None or self._waiting.key(request) < before else None
+        return request if before is None or self._batch.waiting.key(request) < before else None
 
     def _has_room(self, request: Request, hits: list[int], promised: int) -> bool:
         """Whether blocks suffice for all that the request lacks, so that it need not be preempted.
@@ -308,78 +238,10 @@ class Scheduler:
         promised: blocks that running requests lack for their prompts. Besides them, each running
         request is left a block to grow into. Alone, every request fits (RequestLimits).
         """
-        wanted = request.max_total_tokens - 1 if _is_spared(request) else request.num_tokens
-        num_needed = self._kv.num_blocks_for(wanted) - len(hits) + promised + len(self._running)
-        return not self._running or num_needed <= self._kv.num_available_beside(hits)
-
-    def _start(self, step: StepPlan, request: Request, hits: list[int], num_tokens: int) -> None:
-        """Move the first in line into the batch; its first tokens go into this step."""
-        num_cached = len(hits) * self._kv.block_size
-        num_slots = request.max_total_tokens - 1 if _is_spared(request) else num_cached + num_tokens
-        block_ids = self._kv.admit(request, hits, num_slots)
-        assert block_ids is not None, "a request that fits by RequestLimits does not fit"
-        if request.status is RequestStatus.WAITING:
-            request.num_cached_tokens = num_cached
-            self._num_prompt_tokens += request.num_prompt_tokens
-        else:  # what it finds now it may have computed itself, which is not the cache's merit
-            request.num_cached_tokens = min(request.num_cached_tokens, num_cached)
-            self._num_recomputed_tokens += max(0, request.num_lost_tokens - num_cached)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_cached
-        self._waiting.pop()
-        self._running[request.request_id] = request
-        step.enter(request)
-        step.add(request, num_tokens, block_ids)
-        request.check_lengths()
-
-    # ------------------------------------------------------------------ leaving the batch
-
-    def _preempt(self, step: StepPlan) -> None:
-        """Take the last in line out of the batch: it will wait, and compute all its tokens again.
-
-        The first in line is taken last, and alone it always fits, so somebody always advances.
-        """
-        candidates = (r for r in self._running.values() if not _is_spared(r))
-        request = max(candidates, key=self._waiting.key)
-        step.is_closed = True
-        step.take_back(request)
-        self._leave_batch(request)
-        request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
-        request.num_lost_tokens = request.num_computed_tokens
-        request.num_computed_tokens = 0
-        self._waiting.push(request)
-        self._num_preemptions += 1
-
-    def _leave_batch(self, request: Request) -> None:
-        del self._running[request.request_id]
-        self._removed_ids.append(request.request_id)
-        self._kv.free(request)
-
-    def _finish(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self._leave_batch(request)
-        else:
-            self._waiting.remove(request)
-        request.status = RequestStatus.FINISHED
-        del self._requests[request.request_id]
-
-    def _end(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: str | None = None,
-        error_kind: ErrorKind = ErrorKind.ENGINE,
-    ) -> RequestDelta:
-        """End a request, in whatever state it is, without a token."""
-        self._finish(request)
-        return RequestDelta(
-            request_id=request.request_id,
-            num_cached_tokens=request.num_cached_tokens,
-            finish_reason=reason.value,
-            error=error,
-            error_kind=error_kind,
-        )
+        wanted = request.max_total_tokens - 1 if is_spared(request) else request.num_tokens
+        num_running = len(self._batch.running)
+        num_needed = self._kv.num_blocks_for(wanted) - len(hits) + promised + num_running
+        return not num_running or num_needed <= self._kv.num_available_beside(hits)
 
     # ------------------------------------------------------------------ taking a result
 
@@ -391,6 +253,7 @@ class Scheduler:
         """
         deltas = []
         planned = self._take_planned(plan)
+        self._num_graph_steps += output.replayed
         for (request, entry, num_preemptions), result in zip(planned, output.results, strict=True):
             request.num_in_flight_tokens -= entry.samples
             if request.is_finished:  # by an earlier token, or from outside
@@ -410,7 +273,10 @@ class Scheduler:
                 deltas.append(self._end(request, FinishReason.STOP))
                 deltas[-1].embedding = result.embedding
             elif entry.samples or result.prompt_logprobs:
-                deltas.append(self._deliver(request, entry, result))
+                deltas.append(delivered(request, entry, result))
+                self._num_generation_tokens += len(deltas[-1].token_ids)
+                if deltas[-1].finish_reason is not None:
+                    self._batch.finish(request)
         return deltas
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
@@ -432,16 +298,17 @@ class Scheduler:
         """Gauges and counters as of now."""
         prefix = self._kv.prefix_stats
         return EngineStats(
-            num_running=len(self._running),
-            num_waiting=len(self._requests) - len(self._running),
+            num_running=len(self._batch.running),
+            num_waiting=len(self._batch.requests) - len(self._batch.running),
             num_blocks=self._kv.pool.num_blocks,
             num_free_blocks=self._kv.pool.num_free,
             num_cached_blocks=self._kv.pool.num_evictable,
             num_shared_blocks=self._kv.pool.num_shared,
             num_steps=self._num_steps,
-            num_preemptions=self._num_preemptions,
-            num_recomputed_tokens=self._num_recomputed_tokens,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_graph_steps=self._num_graph_steps,
+            num_preemptions=self._batch.num_preemptions,
+            num_recomputed_tokens=self._batch.num_recomputed_tokens,
+            num_prompt_tokens=self._batch.num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
             prefix_cache_queries=prefix.queries,
             prefix_cache_hits=prefix.hits,
@@ -457,35 +324,13 @@ class Scheduler:
         assert plan.step_id == next(iter(self._in_flight)), "steps are answered out of order"
         return self._in_flight.pop(plan.step_id)
 
-    def _deliver(
-        self, request: Request, entry: ScheduledRequest, result: SampleResult
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = ErrorKind.ENGINE,
     ) -> RequestDelta:
-        """Append the sampled token, if one was due, and tell what is new."""
-        delta = RequestDelta(
-            request_id=request.request_id, num_cached_tokens=request.num_cached_tokens
-        )
-        if result.prompt_logprobs:  # a recomputation gives again what was told before
-            told = max(0, request.num_prompt_logprobs - entry.start)
-            delta.prompt_logprobs = result.prompt_logprobs[told:]
-            request.num_prompt_logprobs += len(delta.prompt_logprobs)
-        if not entry.samples:
-            return delta
-        token_id = result.token_id
-        assert token_id is not None, "a request was due a token and got none"
-        self._num_generation_tokens += 1
-        delta.token_ids = [token_id]
-        if result.logprobs is not None:
-            delta.logprobs = [result.logprobs]
-        reason = request.append(token_id)
-        if result.whole and reason is not FinishReason.STOP:
-            reason, delta.whole = FinishReason.STOP, True
-        if reason is not None:
-            self._finish(request)
-            delta.finish_reason = reason.value
-            if (
-                reason is FinishReason.STOP
-                and not delta.whole
-                and token_id in request.sampling.stop_token_ids
-            ):
-                delta.stop_token_id = token_id
-        return delta
+        """End a request, in whatever state it is, without a token."""
+        self._batch.finish(request)
+        return ending(request, reason, error, error_kind)

@@ -45,6 +45,7 @@ ENGINE_COUNTERS = (
     ("quire:recomputed_tokens", "Tokens computed again after preemptions.",
      "num_recomputed_tokens"),
     ("quire:steps", "Engine steps.", "num_steps"),
+    ("quire:graph_steps", "Engine steps that replayed a CUDA graph.", "num_graph_steps"),
     ("quire:bad_frames", "Frames to or from the engine that made no sense.", "num_bad_frames"),
 )  # fmt: skip
 

@@ -1,0 +1,89 @@
+"""`quire chat` with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+SERVER_TESTS = Path(__file__).parents[1] / "server"
+sys.path.insert(0, str(SERVER_TESTS))
+
+from fake_engine import FakeEngine  # noqa: E402
+
+from quire.cli import main  # noqa: E402
+from quire.cli.chat import Chat, Speed  # noqa: E402
+from quire.core.sampling_params import SamplingParams  # noqa: E402
+
+
+def talk(engine: FakeEngine, *lines: str, system: str = "") -> tuple[int, Chat]:
+    with asyncio.Runner() as runner:
+        chat = Chat(engine, SamplingParams(max_tokens=None), runner.run, system=system)  # type: ignore[arg-type]
+        return chat.run(iter(lines)), chat
+
+
+def test_chat_keeps_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    status, chat = talk(FakeEngine(), "hi\n", "\n", "more\n", system="be kind")
+    assert status == 0
+    assert chat.messages == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "Hello!"},
+    ]
+    out, err = capsys.readouterr()
+    assert out == "Hello!\nHello!\n"
+    assert re.search(r"\[6 tokens, [\d.]+ tokens/s, first token after \d+ ms\]", err)
+
+
+def test_chat_without_a_template_is_refused_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    engine.tokenizer.has_chat_template = False
+
+    async def start(_config: object) -> FakeEngine:
+        return engine
+
+    monkeypatch.setattr("quire.engine.client.AsyncEngine.start", start)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert main(["chat"]) == 2
+    assert capsys.readouterr().err.count("no chat template") == 1
+    assert engine.closed
+
+
+def test_chat_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ("/help", "/nonsense", "hi", "/system be brief", "/reset", "/quit", "never read")
+    status, chat = talk(FakeEngine(), *lines)
+    assert status == 0
+    assert chat.messages == [{"role": "system", "content": "be brief"}]
+    out, err = capsys.readouterr()
+    assert out == "Hello!\n"
+    assert "/system TEXT" in err
+    assert "unknown command /nonsense" in err
+
+
+def test_chat_goes_on_after_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    status, chat = talk(FakeEngine(), "x" * 2000, "hi")
+    assert status == 1
+    assert [message["content"] for message in chat.messages] == ["hi", "Hello!"]
+    assert "error: prompt: " in capsys.readouterr().err
+
+
+def test_chat_stopped_by_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = FakeEngine(fail_at=2, failure=KeyboardInterrupt())  # type: ignore[arg-type]
+    status, chat = talk(engine, "hi")
+    assert status == 0
+    assert chat.messages[-1] == {"role": "assistant", "content": "He"}
+    assert "[stopped]" in capsys.readouterr().err
+
+
+def test_speed_without_a_rate() -> None:
+    speed = Speed()
+    speed.count(1)
+    assert "tokens/s" not in str(speed)

@@ -1,0 +1,234 @@
+"""The command line's frozen surface, its numbers and its mistakes, whatever the command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.cli import COMMANDS, main
+from quire.cli.options import human_int
+from quire.errors import EngineError
+
+ENGINE = """
+    --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
+    --quantization --seed --block-size --num-blocks --kv-cache-dtype --kv-cache-memory-bytes
+    --gpu-memory-utilization
+    --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
+    --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill
+    --long-prefill-token-threshold --itl-target-ms --ttft-target-ms --device --threads
+    --enforce-eager --no-enforce-eager
+"""
+SAMPLING = """
+    --n --temperature --top-p --top-k --min-p --presence-penalty --frequency-penalty
+    --repetition-penalty --stop --stop-token-ids --include-stop-str-in-output
+    --no-include-stop-str-in-output --max-tokens --min-tokens --ignore-eos --no-ignore-eos
+    --bad-words --skip-special-tokens --no-skip-special-tokens
+"""
+SERVE = """
+    --host --port --api-key --api-key-file --share-prefix-cache --no-share-prefix-cache
+    --allowed-origins
+    --max-queued-requests --max-queued-tokens --queue-timeout --request-timeout
+    --slow-reader-timeout --admin-port --admin-uds --admin-api-key --tool-call-parser
+    --reasoning-parser --model --config --model-load --model-memory-bytes --model-load-timeout
+    --idle-unload-seconds --max-body-bytes --max-held-body-bytes --api-server-count
+    --engine-hang-timeout --shutdown-timeout --log-level --log-format --otlp-traces-endpoint
+    --gpu-hour-cost --dry-run --gpu-memory-gib --json
+"""
+
+# Every option of every command. Changing this list is changing what users have in their scripts.
+SURFACE = {
+    "serve": SERVE + ENGINE,
+    "chat": "--system" + SAMPLING.replace(" --n ", " ") + ENGINE,
+    "generate": "--prompt --file --chat --json" + SAMPLING + ENGINE,
+    "run-batch": "-i --input-file -o --output-file" + ENGINE,
+    "profile": "--batch-size --context --prefill --json --plot" + ENGINE,
+    "demo": "--url --api-key --concurrency --json",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_frozen_surface(command: str) -> None:
+    parser = importlib.import_module(f"quire.cli.{command.replace('-', '_')}").make_parser()
+    flags = {flag for flag in parser._option_string_actions if flag not in ("-h", "--help")}
+    assert sorted(flags) == sorted(SURFACE[command].split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: quire {command} ")
+    assert f"examples:\n  quire {command}" in text or f"| quire {command}" in text
+
+
+def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--help"], ["-h"]):
+        assert main(argv) == 0
+        text = capsys.readouterr().out
+        assert all(f"  {command} " in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["srve"], "did you mean 'serve'?"),
+        (["--bogus"], "unknown option '--bogus'"),
+        (["xyzzy"], "give one of serve, chat, generate, run-batch, profile, demo"),
+        (["serve", "--max-num-seq", "3"], "did you mean --max-num-seqs?"),
+        (["serve", "--max-num-seq=3"], "did you mean --max-num-seqs?"),
+        (["serve", "--no-prefix-caching"], "did you mean --enable-prefix-caching?"),
+        (["serve", "--xyzzy"], "see quire serve --help"),
+        (["serve", "a", "b"], "unexpected 'b'"),
+        (["serve", "--port", "x"], "not an integer"),
+        (["serve", "--port", "1.5"], "not a whole number"),
+        (["serve", "--port", "70000"], "error: --port is 70000; give 0 to 65535"),
+        (["serve", "--port"], "expected one argument"),
+        (["serve", "--dtype", "int3"], "'auto', 'float32'"),
+        (["serve", "--block-size", "17"], "power of two"),
+        (
+            ["serve", "--max-num-seqs", "3K", "--max-num-batched-tokens", "1k"],
+            "below --max-num-seqs",
+        ),
+        (["serve", "--host", "203.0.113.1"], "no address of this machine"),
+        (["generate"], "there is no prompt"),
+        (["generate", "--file", "/nowhere/at/all"], "No such file"),
+        (
+            ["generate", "--prompt", "a", "--temperature", "-1"],
+            "error: --temperature: -1.0 is out of range",
+        ),
+        (["generate", "--prompt", "a", "--n", "99"], "give 1 to 16"),
+        (["chat", "--top-p", "0"], "error: --top-p: 0 keeps no token"),
+        (["generate", "--prompt", "a", "--max-tokens", "0"], "error: --max-tokens: 0 is"),
+        (["serve", "--admin-port", "1"], "or use --admin-uds"),
+        (["demo", "--concurrency", "0"], "at least 1"),
+        (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),
+    ],
+)
+def test_mistakes_are_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-1", -1),
+        ("4096", 4096),
+        ("32K", 32768),
+        ("32k", 32000),
+        ("1.5k", 1500),
+        ("1.5K", 1536),
+        ("2M", 2 << 20),
+        ("3m", 3_000_000),
+        ("1G", 1 << 30),
+        ("1g", 10**9),
+        ("1_000", 1000),
+    ],
+)
+def test_human_integers(text: str, value: int) -> None:
+    assert human_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1kk", "1 k", "0x10", "1e3", "1.0001k", "9" * 30, "²"])
+def test_wrong_integers(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        human_int(text)
+
+
+def test_settings_reach_the_tree() -> None:
+    from quire.cli.options import engine_config
+    from quire.cli.serve import make_parser
+
+    argv = [
+        "m",
+        "--max-model-len",
+        "8K",
+        "--no-enable-prefix-caching",
+        "--gpu-memory-utilization",
+        "0.5",
+    ]
+    config = engine_config(make_parser().parse(argv))
+    assert (config.model.model, config.model.max_model_len) == ("m", 8192)
+    assert config.cache.enable_prefix_caching is False
+    assert config.cache.gpu_memory_utilization == 0.5
+    assert config.scheduler.max_num_seqs == 256
+
+
+def test_start_is_quick_and_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from quire.cli import main\n"
+        "for word in ('serve', 'chat', 'generate', 'demo'): assert main([word, '--help']) == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "quire", "--version"], capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"quire \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_failures_that_are_nobodys_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_argv: list[str]) -> int:
+        raise EngineError("the engine stopped; start it again")
+
+    monkeypatch.setattr("quire.cli.demo.run", fail)
+    assert main(["demo"]) == 1
+    assert capsys.readouterr().err == "error: the engine stopped; start it again\n"
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quire.cli.demo.run", interrupt)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_reader_that_leaves() -> None:
+    command = f"{sys.executable} -m quire serve --help | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.startswith("usage:")
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_tokens: 0; lower max_tokens", "--max-tokens: 0; lower --max-tokens"),
+        ("prompt 3: too long; give 'max_tokens'", "prompt 3: too long; give 'max_tokens'"),
+        ("device is 'cuda'; give device='cpu'", "--device is 'cuda'; give --device cpu"),
+        ("file /a/max_tokens has no chat_template", "file /a/max_tokens has no chat_template"),
+        ("the seed is wrong; $MAX_TOKENS", "the seed is wrong; $MAX_TOKENS"),
+    ],
+)
+def test_errors_name_options(text: str, told: str) -> None:
+    assert importlib.import_module("quire.cli.generate").make_parser().in_flags(text) == told
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_in_one_line() -> None:
+    command = [sys.executable, "-m", "quire", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: the disk is full; free some of it, or write elsewhere\n"

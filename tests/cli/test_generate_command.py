@@ -1,0 +1,96 @@
+"""`quire generate` with a stand-in for the model."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli import main
+from quire.core.output import CompletionOutput, RequestOutput, RequestTimes
+from quire.core.sampling_params import SamplingParams
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A stand-in for quire.llm; returns what it was asked."""
+    asked: list[Any] = []
+
+    class FakeLLM:
+        def __init__(self, **options: Any) -> None:
+            asked.append(options)
+
+        def generate(
+            self, prompts: list[Any], sampling: SamplingParams, *, use_tqdm: bool
+        ) -> list[RequestOutput]:
+            asked.append((prompts, sampling, use_tqdm))
+            return [
+                RequestOutput(
+                    request_id="x",
+                    prompt=None,
+                    prompt_token_ids=[1, 2],
+                    outputs=[
+                        CompletionOutput(i, f"Ünd {i}", [7], finish_reason="stop")
+                        for i in range(sampling.n)
+                    ],
+                    times=RequestTimes(0.0),
+                )
+                for _ in prompts
+            ]
+
+        chat = generate
+
+    module = types.ModuleType("quire.llm")
+    module.LLM = FakeLLM  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "quire.llm", module)
+    return asked
+
+
+def test_generate(llm: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "m", "--prompt", "a", "--seed", "5", "--stop", "x", "--stop=y"]) == 0
+    assert capsys.readouterr().out == "Ünd 0\n"
+    options, (prompts, sampling, use_tqdm) = llm
+    assert options == {"model": "m", "seed": 5}
+    assert (prompts, use_tqdm) == (["a"], False)
+    assert sampling == SamplingParams(stop=["x", "y"], max_tokens=128)
+
+
+def test_generate_from_a_file(
+    llm: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\n\ntwo\n")
+    assert main(["generate", "--file", str(path), "--n", "2", "--max-tokens", "1K"]) == 0
+    assert capsys.readouterr().out == "> one\nÜnd 0\nÜnd 1\n\n> two\nÜnd 0\nÜnd 1\n\n"
+    assert llm[1][1].max_tokens == 1024
+
+
+def test_generate_json_through_the_chat_template(
+    llm: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["generate", "--file", "-", "--chat", "--json"]) == 0
+    assert llm[1][0] == [[{"role": "user", "content": "hi"}]]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "prompt": "hi",
+        "outputs": [
+            {"text": "Ünd 0", "token_ids": [7], "finish_reason": "stop", "stop_reason": None}
+        ],
+        "num_prompt_tokens": 2,
+        "num_cached_tokens": 0,
+    }
+
+
+def test_generate_refuses_what_is_not_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.bin"
+    path.write_bytes(b"\xff\xfe")
+    assert main(["generate", "--file", str(path)]) == 2
+    assert "not UTF-8" in capsys.readouterr().err

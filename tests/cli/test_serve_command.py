@@ -1,0 +1,95 @@
+"""`quire serve` as a process: what it says, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from quire.cli import main
+from quire.server.listen import bind
+
+
+@contextmanager
+def serving(*options: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """`quire serve` without a model, which is quick to start."""
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--load-format", "null"]
+    with subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_ready(process: subprocess.Popen[str]) -> tuple[str, int]:
+    """The text up to the curl example, and the port in it."""
+    assert process.stdout is not None
+    text = "".join(process.stdout.readline() for _ in range(5))
+    found = re.search(r"ready at http://127\.0\.0\.1:(\d+)", text)
+    assert found is not None, text
+    return text, int(found[1])
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_serve(sent: signal.Signals, status: int) -> None:
+    with serving("--log-level", "warning") as process:
+        text, port = read_ready(process)
+        assert "quire-tiny: null on null, context 4,096" in text
+        assert "1,048,576 tokens: 65,536 blocks of 16, 0 MiB" in text
+        assert f"curl http://127.0.0.1:{port}/v1/chat/completions -H" in text
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5})
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            answer = json.load(connection.getresponse())
+        assert answer["usage"]["completion_tokens"] == 5
+        process.send_signal(sent)
+        assert process.wait(10) == status
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_serve_key_from_the_environment() -> None:
+    with serving(QUIRE_API_KEY="sesame") as process:
+        text, port = read_ready(process)
+        assert "Authorization: Bearer" in text
+        assert "sesame" not in text
+        with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+            connection.request("GET", "/v1/models")
+            assert connection.getresponse().status == 401
+
+
+def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:
+    with serving() as process:
+        assert process.stderr is not None
+        assert "loading" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_serve_that_cannot_load() -> None:
+    with serving("./missing") as process:
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert re.fullmatch("error: .*missing.*\n", err)
+
+
+def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+    with bind("127.0.0.1", 0) as sock:
+        assert main(["serve", "--port", str(sock.getsockname()[1])]) == 2
+    assert "is in use" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""How requests end, by themselves, from outside, or by a failure."""
+
+from __future__ import annotations
+
+import pytest
+from simulation import Simulation, answer_alone, shape
+
+from quire.config import SchedulerConfig
+from quire.core.messages import AddRequest
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import ModelRunnerOutput, SampleResult
+from quire.errors import InvalidRequestError
+from quire.kvcache.manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+
+
+def test_every_way_to_end() -> None:
+    prompt = [1, 2, 3]
+    message = AddRequest(
+        request_id="x", prompt_token_ids=prompt, sampling=SamplingParams(max_tokens=30)
+    )
+    tokens = answer_alone(message, max_model_len=128)
+    stop, eos = tokens[3], next(t for t in tokens if t != tokens[3])
+
+    def run(**fields: object) -> tuple[list[int], str | None, int | None]:
+        kv = KVCacheManager(64, 4)
+        scheduler = Scheduler(SchedulerConfig(max_num_seqs=4).settled("cpu"), kv, 128)
+        sampling = SamplingParams(**{"max_tokens": 30} | fields)  # type: ignore[arg-type]
+        message = AddRequest(
+            request_id="x", prompt_token_ids=prompt, sampling=sampling, eos_token_ids=[eos]
+        )
+        scheduler.add(Request(message, arrival=0, max_model_len=128))
+        given: list[int] = []
+        while (plan := scheduler.schedule()) is not None:
+            result = SampleResult(token_id=tokens[len(given)])
+            [delta] = scheduler.update(plan, ModelRunnerOutput(results=[result]))
+            given += delta.token_ids
+        return given, delta.finish_reason, delta.stop_token_id
+
+    def until(token: int, first: int = 0) -> list[int]:
+        return tokens[: tokens.index(token, first) + 1]
+
+    assert run() == (until(eos), "stop", None)
+    assert run(ignore_eos=True) == (tokens, "length", None)
+    assert run(ignore_eos=True, stop_token_ids=[stop]) == (until(stop), "stop", stop)
+    assert run(max_tokens=1, ignore_eos=True) == (tokens[:1], "length", None)
+    at_least = tokens.index(eos) + 2
+    assert run(min_tokens=at_least) == (until(eos, at_least - 1), "stop", None)
+
+
+def test_abort_in_every_state_and_twice() -> None:
+    sim = Simulation(max_num_seqs=2, num_blocks=32)
+    running, also_running, waiting = sim.add(4), sim.add(30), sim.add(4)
+    sim.schedule()
+    for request in (running, also_running, waiting):
+        [delta] = sim.abort(request.request_id, "unknown", request.request_id)
+        assert (delta.request_id, delta.finish_reason) == (request.request_id, "abort")
+        assert sim.abort(request.request_id) == []
+    assert sim.settle() == []  # nobody is left to hear the tokens
+    sim.check_idle()
+
+
+def test_what_left_the_batch_is_told_with_the_next_plan() -> None:
+    sim = Simulation()
+    sim.add(4)
+    sim.step()
+    sim.abort("r0")
+    sim.add(4)
+    plan = sim.step()
+    assert plan is not None
+    assert plan.removed_ids == ["r0"]
+
+
+def test_an_id_may_not_run_twice_but_may_come_again() -> None:
+    sim = Simulation()
+    sim.add(4, max_tokens=1)
+    message = sim.messages["r0"]
+    twin = Request(message, arrival=1, max_model_len=sim.max_model_len)
+    with pytest.raises(InvalidRequestError, match="give each request its own"):
+        sim.scheduler.add(twin)
+    sim.drain()
+    sim.scheduler.add(twin)
+    assert shape(sim.scheduler.schedule()) == [("r0", 0, 4)]
+
+
+def test_a_result_for_a_request_that_left_does_not_reach_its_namesake() -> None:
+    sim = Simulation(depth=2)
+    sim.add(4)
+    sim.schedule()
+    sim.abort("r0")
+    twin = Request(sim.messages["r0"], arrival=1, max_model_len=sim.max_model_len)
+    sim.scheduler.add(twin)
+    sim.schedule()
+    assert sim.settle() == []
+    assert twin.num_output_tokens == 0
+
+
+def test_a_request_with_damaged_logits_fails_alone() -> None:
+    sim = Simulation()
+    damaged, neighbour = sim.add(9), sim.add(9)
+    sim.schedule(failing={"r0"})
+    deltas = {delta.request_id: delta for delta in sim.settle()}
+    assert deltas["r0"].finish_reason == "error"
+    assert "non-finite numbers" in (deltas["r0"].error or "")
+    assert deltas["r0"].token_ids == []
+    assert damaged.is_finished
+    again = sim.add(sim.messages["r0"].prompt_token_ids)
+    assert sim.kv.get_computed_blocks(again) == []
+    sim.drain()
+    assert sim.answer(neighbour) == sim.alone["r1"]
+    assert sim.answer(again) == sim.alone["r2"]
+
+
+def test_damage_in_a_chunk_that_draws_nothing_is_not_shared() -> None:
+    sim = Simulation(max_num_batched_tokens=16)
+    sim.add([1] * 40)
+    sim.step()
+    sim.schedule(failing={"r0"})
+    [delta] = sim.settle()
+    assert delta.finish_reason == "error"
+    again = sim.add([1] * 40)
+    sim.drain()
+    assert again.num_cached_tokens == 0
+    assert sim.answer(again) == sim.alone["r1"]
+
+
+def test_wishes_that_leave_no_token_cost_nobody_a_cached_block() -> None:
+    sim = Simulation()
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    sim.add(prompt, max_tokens=1)
+    sim.drain()
+    sim.add([*prompt, 2, 3, 4, 1])
+    sim.schedule(exhausted={"r1"})
+    [delta] = sim.settle()
+    assert (delta.finish_reason, delta.token_ids) == ("error", [])
+    for name in ("logit_bias", "min_tokens", "stop_token_ids", "bad_words", "ban fewer tokens"):
+        assert name in (delta.error or "")
+    again = sim.add([*prompt, 2, 3, 4, 1])
+    sim.drain()
+    assert again.num_cached_tokens == 12, "what it computed itself is sound, too"
+    assert sim.answer(again) == sim.alone["r2"]
+    sim.check_idle()
+
+
+def test_damage_in_a_late_step_takes_the_early_blocks_out_of_the_cache_too() -> None:
+    sim = Simulation()
+    sim.add(9)
+    sim.step()
+    assert sim.kv.pool.lookup(sim.requests["r0"].block_hashes[0]) is not None
+    sim.schedule(failing={"r0"})
+    sim.settle()
+    assert sim.kv.pool.num_free == sim.kv.pool.num_blocks
+
+
+def test_a_step_that_raised_ends_its_requests_and_no_other() -> None:
+    sim = Simulation(max_num_seqs=2)
+    sim.add(9)
+    sim.add(9)
+    waiting = sim.add(9)
+    sim.schedule(raises=True)
+    deltas = sim.settle()
+    assert [(d.request_id, d.finish_reason) for d in deltas] == [("r0", "error"), ("r1", "error")]
+    assert all(d.error == "the step failed; send it again" for d in deltas)
+    assert sim.kv.pool.num_evictable == 0
+    sim.drain()
+    assert sim.answer(waiting) == sim.alone["r2"]
