@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,7 +164,43 @@ def test_the_engine_chooses_by_what_the_processor_multiplies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    for emulated in (True, False):
-        monkeypatch.setattr(matmul, "is_emulated", lambda _, emulated=emulated: emulated)
+    for tiles in (True, False):
+        monkeypatch.setattr(matmul, "has_amx", lambda tiles=tiles: tiles)
         packed = products.prepare_linear(torch.zeros(16, 2, dtype=torch.bfloat16))
-        assert (packed.dim() > 2) == emulated
+        assert (packed.dim() == 2) == tiles
+
+
+@pytest.fixture(scope="module")
+def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """What processors with dot products of bfloat16 run, with that one instruction spelt out."""
+    compiler = shutil.which("c++")
+    if compiler is None or "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs a C++ compiler and AVX-512")
+    sources, folder = Path(native.__file__).parent / "native", tmp_path_factory.mktemp("dots")
+    entry = """#include "quire_cpu.h"
+        extern "C" void quire_cpu_linear(const LinearArgs* a) { linear_avx512_bf16(*a); }"""
+    (folder / "entry.cpp").write_text(entry)
+    parts = [folder / "entry.cpp", sources / "avx512_bf16.cpp", sources / "pool.cpp"]
+    flags = ["-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-pthread", "-DQUIRE_PLAIN_DOTS"]
+    out = folder / "dots.so"
+    subprocess.run([compiler, *flags, "-I", sources, "-o", out, *parts], check=True)
+    lib = ctypes.CDLL(str(out))
+    lib.quire_cpu_linear.argtypes = [ctypes.c_char_p]
+    return lib
+
+
+def test_dot_products_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They sum in the same order, so without a norm, whose result they round, nothing differs."""
+    for n, k in SHAPES:
+        packed = products.prepare_linear(normal(n, k, dtype=torch.bfloat16))
+        for rows in (1, 3, 7, 14, 33):
+            x = normal(rows, k, dtype=torch.bfloat16)
+            stream = Normed(x, None, normal(k, dtype=torch.bfloat16), 1e-5)
+            widened = products.linear(x, packed, None), products.linear_normed(stream, packed, None)
+            with monkeypatch.context() as patch:
+                patch.setattr(native, "library", lambda: plain_dots)
+                found = products.linear(x, packed, None)
+                behind = products.linear_normed(stream, packed, None)
+            assert torch.equal(found, widened[0])
+            size = 0.02 * widened[1].abs().max()
+            assert ((behind - widened[1]).abs() <= size).all()

@@ -151,7 +151,7 @@ def _looks_up_packed(dtype: str, n: int, k: int) -> bool:
     """Whether a tied embedding reads what the head's product on a CPU does: kernels/cpu/linear.py,
     by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
     built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
-    served = dtype == "float32" or (dtype == "bfloat16" and not _has_products_of(dtype))
+    served = dtype == "float32" or (dtype == "bfloat16" and not _instructions() & {"amx_tile"})
     chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
     return built and chosen and served and n % 16 == 0 and k % 2 == 0
 
@@ -160,6 +160,9 @@ def _has_products_of(dtype: str) -> bool:
     """Whether this processor multiplies numbers of the type, as far as the system tells."""
     if dtype != "bfloat16":
         return dtype == "float32"
+    return bool(_instructions() & {"avx512_bf16", "amx_tile"})
+
+
+def _instructions() -> set[str]:
     cpuinfo = Path("/proc/cpuinfo")
-    words = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return bool(words & {"avx512_bf16", "amx_tile"})
+    return set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()

@@ -174,7 +174,7 @@ def _multiply(
 
 
 def _serves(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and matmul.is_emulated(dtype))
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and not matmul.has_amx())
 
 
 def _packed(weight: Weight) -> Packed | None:

@@ -33,7 +33,7 @@ def prepare_linear(weight: Tensor) -> Tensor:
 
     The packed tensor is opaque: only `linear` can read it.
     """
-    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not _has_amx()):
+    if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_amx()):
         return _packed(weight)
     return weight
 
@@ -140,10 +140,11 @@ def _tiles(weight: Tensor) -> list[slice]:
 def is_emulated(dtype: torch.dtype) -> bool:
     """Whether the processor lacks products of this data type."""
     if dtype == torch.bfloat16:
-        return not (_has_amx() or torch.cpu._is_avx512_bf16_supported())
+        return not (has_amx() or torch.cpu._is_avx512_bf16_supported())
     return dtype != torch.float32
 
 
 @functools.cache
-def _has_amx() -> bool:
+def has_amx() -> bool:
+    """Whether the processor multiplies tiles of bfloat16."""
     return bool(torch.cpu._is_amx_tile_supported())

@@ -6,7 +6,7 @@ older than AVX2, PyTorch's operations serve. It is no Python module but plain C 
 which releases the interpreter's lock.
 
 The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512, either with
-_vnni), or `torch` for none of them.
+_vnni, avx512_bf16), or `torch` for none of them.
 """
 
 from __future__ import annotations

@@ -21,17 +21,21 @@ static bool has_avx_vnni() {  // which GCC 12 has no name for here
 }
 static bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
+static bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
 struct Set {
     const char* name;
     bool (*runs)();
     const Kernels* kernels;
-    void (*linear_int)(const LinearArgs&);  // in place of theirs
+    void (*linear_int)(const LinearArgs&);   // in place of theirs
+    void (*linear_bf16)(const LinearArgs&);  // in place of `linear` for that format
 };
 static const Set all[] = {  // best first
-    {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni},
-    {"avx512", has_avx512, &kernels_avx512, nullptr},
-    {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni},
-    {"avx2", has_avx2, &kernels_avx2, nullptr},
+    {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16},
+    {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
+    {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},
+    {"avx2_vnni", has_avx_vnni, &kernels_avx2, linear_int_avx2_vnni, nullptr},
+    {"avx2", has_avx2, &kernels_avx2, nullptr, nullptr},
 };
 
 static const Kernels* take(const char* name) {
@@ -42,6 +46,7 @@ static const Kernels* take(const char* name) {
         taken = *set.kernels;
         taken.name = set.name;
         if (set.linear_int) taken.linear_int = set.linear_int;
+        taken.linear_bf16 = set.linear_bf16 ? set.linear_bf16 : taken.linear;
         return &taken;
     }
     return nullptr;
@@ -68,7 +73,11 @@ void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
 void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
 void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }
 void quire_cpu_linear(const LinearArgs* args) {
-    (args->format <= Format::bf16 ? chosen->linear : chosen->linear_int)(*args);
+    switch (args->format) {
+        case Format::f32: return chosen->linear(*args);
+        case Format::bf16: return chosen->linear_bf16(*args);
+        default: return chosen->linear_int(*args);
+    }
 }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 

@@ -1,5 +1,5 @@
-// Products with float and bfloat16 weights, which are widened as they are read. Included inside a
-// namespace that has the vector types, behind linear.h.
+// Products with float and bfloat16 weights, which are widened as they are read where the processor
+// has no dot products of them. Included inside a namespace that has the vector types, behind linear.h.
 
 constexpr int64_t K_STRETCH = 512;  // with a block of rows: what the first cache keeps
 constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read
@@ -16,29 +16,62 @@ inline F32 columns(const bf16* block, int64_t k) {
     return half ? F32::seconds(block + k * 16) : F32::firsts(block + k * 16);
 }
 
-// sums [R, ld] += x · B blocks of weights, `stride` apart. x [k / 2, R, 2].
-template <int R, int B, typename W>
-inline void tile(const float* x, const W* weight, int64_t stride, int64_t k, float* sums,
-                 int64_t ld) {
-    F32 total[R][B];
-    for (auto& row : total)
-        for (F32& v : row) v = F32::zero();
-    const auto step = [&]<int half>(int64_t i, std::integral_constant<int, half>) {
+// x widened to float: with weights W one multiply-add for each of a pair's numbers, second first.
+template <typename W>
+struct Widened {
+    using X = float;
+    using Weight = W;
+
+    template <int half, int R, int B>
+    static void half_step(F32 (&total)[R][B], const float* x, const W* weight, int64_t stride,
+                          int64_t k) {
         F32 w[B];
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) w[b] = columns<half>(weight + b * stride, i);
+        for (int b = 0; b < B; ++b) w[b] = columns<half>(weight + b * stride, k);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const F32 v = F32::all(x[i * R + 2 * r + half]);
+            const F32 v = F32::all(x[2 * r + half]);
 #pragma GCC unroll 4
             for (int b = 0; b < B; ++b) total[r][b] = fma(v, w[b], total[r][b]);
         }
-    };
+    }
+    template <int R, int B>
+    static void step(F32 (&total)[R][B], const float* x, const W* weight, int64_t stride,
+                     int64_t k) {
+        half_step<1>(total, x, weight, stride, k);
+        half_step<0>(total, x, weight, stride, k);
+    }
+};
+
+#ifdef QUIRE_BF16_DOTS
+// x rounded to bfloat16, and dot products of pairs.
+struct Pairs {
+    using X = bf16;
+    using Weight = bf16;
+
+    template <int R, int B>
+    static void step(F32 (&total)[R][B], const bf16* x, const bf16* weight, int64_t stride,
+                     int64_t k) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int b = 0; b < B; ++b)
+                total[r][b] = dot_pairs(total[r][b], weight + b * stride + k * 16, x + 2 * r);
+    }
+};
+#endif
+
+// sums [R, ld] += x · B blocks of weights, `stride` apart. x [k / 2, R, 2].
+template <int R, int B, typename Way>
+inline void tile(const typename Way::X* x, const typename Way::Weight* weight, int64_t stride,
+                 int64_t k, float* sums, int64_t ld) {
+    F32 total[R][B];
+    for (auto& row : total)
+        for (F32& v : row) v = F32::zero();
     for (int64_t i = 0; i < k; i += 2) {
         if constexpr (R <= 4)
             for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * stride + i * 16 + AHEAD);
-        step(i, std::integral_constant<int, 1>());  // second first, as vdpbf16ps
-        step(i, std::integral_constant<int, 0>());
+        Way::step(total, x + i * R, weight, stride, i);
     }
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) {
@@ -47,64 +80,70 @@ inline void tile(const float* x, const W* weight, int64_t stride, int64_t k, flo
         }
 }
 
-template <int R, int B, typename W>
-inline void tiles(const float* x, const W* weight, int64_t stride, int64_t k, float* sums,
-                  int64_t outputs) {
+template <int R, int B, typename Way>
+inline void tiles(const typename Way::X* x, const typename Way::Weight* weight, int64_t stride,
+                  int64_t k, float* sums, int64_t outputs) {
     int64_t o = 0;
     for (; o + 16 * B <= outputs; o += 16 * B)
-        tile<R, B>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+        tile<R, B, Way>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
     for (; B > 1 && o < outputs; o += 16)
-        tile<R, 1>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+        tile<R, 1, Way>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
 }
 
-template <typename W>
+template <typename Way>
 struct Floats {
-    using X = float;  // [k / 2, rows of the block, 2]
+    using X = typename Way::X;  // [k / 2, rows of the block, 2]
+    using W = typename Way::Weight;
     static constexpr int ROWS = TILE_ROWS;
     static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
 
-    static void take(const LinearArgs& a, int64_t row, int rows, float* taken) {
+    static void take(const LinearArgs& a, int64_t row, int rows, X* taken) {
         a.dtype == Dtype::bf16 ? take_as<bf16>(a, row, rows, taken)
                                : take_as<float>(a, row, rows, taken);
     }
 
-    static void multiply(const LinearArgs& a, const float* taken, int rows, int64_t first,
+    static void multiply(const LinearArgs& a, const X* taken, int rows, int64_t first,
                          int64_t outputs, int64_t k, int64_t count, float* sums) {
         const W* weight = static_cast<const W*>(a.weight) + first * a.k + k * 16;
         by_rows[rows - 1](taken + k * rows, weight, a.k * 16, count, sums, outputs);
     }
 
    private:
-    using Tiles = void (*)(const float*, const W*, int64_t, int64_t, float*, int64_t);
+    using Tiles = void (*)(const X*, const W*, int64_t, int64_t, float*, int64_t);
 
     template <int... R>
     static constexpr std::array<Tiles, ROWS> table(std::integer_sequence<int, R...>) {
-        return {tiles<R + 1, blocks_beside(R + 1), W>...};
+        return {tiles<R + 1, blocks_beside(R + 1), Way>...};
     }
     static constexpr std::array<Tiles, ROWS> by_rows = table(std::make_integer_sequence<int, ROWS>());
 
     template <typename T>
-    static void take_as(const LinearArgs& a, int64_t row, int rows, float* taken) {
+    static void take_as(const LinearArgs& a, int64_t row, int rows, X* taken) {
         const T* norm = static_cast<const T*>(a.norm_weight);
         for (int r = 0; r < rows; ++r) {
             const T* x = static_cast<const T*>(a.x) + (row + r) * a.k;
             const float factor = norm_factor(a, x);
             int64_t k = 0;
             for (; k + 16 <= a.k; k += 16) {
-                alignas(64) float some[16];
+                alignas(64) X some[16];
                 const F32 v = F32::load(x + k);
                 (norm ? v * F32::all(factor) * F32::load(norm + k) : v).store(some);
                 for (int i = 0; i < 16; i += 2)
-                    std::memcpy(taken + (k + i) * rows + 2 * r, some + i, 2 * sizeof(float));
+                    std::memcpy(taken + (k + i) * rows + 2 * r, some + i, 2 * sizeof(X));
             }
             for (; k < a.k; ++k)
-                taken[(k & ~int64_t{1}) * rows + 2 * r + (k & 1)] =
-                    norm ? widen(x[k]) * factor * widen(norm[k]) : widen(x[k]);
+                narrow(norm ? widen(x[k]) * factor * widen(norm[k]) : widen(x[k]),
+                       taken + (k & ~int64_t{1}) * rows + 2 * r + (k & 1));
         }
     }
 };
 
+#ifdef QUIRE_BF16_DOTS
+void linear_bf16(const LinearArgs& a) { multiply<Floats<Pairs>>(a); }
+#else
 void linear(const LinearArgs& a) {
-    a.format == Format::bf16 ? multiply<Floats<bf16>>(a) : multiply<Floats<float>>(a);
+    if (a.format == Format::bf16) return multiply<Floats<Widened<bf16>>>(a);
+    multiply<Floats<Widened<float>>>(a);
 }
+#endif

@@ -86,6 +86,7 @@ struct Kernels {
     void (*block_masses)(const RowsArgs&);
     void (*linear)(const LinearArgs&);      // with weights in float or bf16
     void (*linear_int)(const LinearArgs&);  // with others
+    void (*linear_bf16)(const LinearArgs&) = nullptr;  // library.cpp's choice
 };
 
 extern const Kernels kernels_avx2, kernels_avx512;
@@ -93,3 +94,5 @@ extern const Kernels kernels_avx2, kernels_avx512;
 // With VNNI products of bytes are others, and the rest is the same.
 void linear_int_avx2_vnni(const LinearArgs& args);
 void linear_int_avx512_vnni(const LinearArgs& args);
+// And here those with bfloat16 weights.
+void linear_avx512_bf16(const LinearArgs& args);

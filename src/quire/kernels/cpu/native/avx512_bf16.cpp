@@ -1,0 +1,49 @@
+// Products with bfloat16 weights as compiled for AVX-512 with its dot products of pairs.
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "pool.h"
+#include "scalar.h"
+#include "scratch.h"
+
+#if defined(__x86_64__)
+#ifdef QUIRE_PLAIN_DOTS  // for tests on processors without them
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#else
+#pragma GCC target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+#endif
+#include <immintrin.h>
+
+namespace avx512_bf16 {
+#include "vec512.h"
+
+// sums + the products of 16 pairs with one, each multiply-add rounded, second numbers first
+inline F32 dot_pairs(F32 sums, const bf16* weight, const bf16* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof pair);
+    const __m512i v = _mm512_set1_epi32(pair);
+#ifdef QUIRE_PLAIN_DOTS
+    const F32 first = {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16))};
+    const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    const F32 second = {_mm512_castsi512_ps(_mm512_and_si512(v, mask))};
+    return fma(F32::firsts(weight), first, fma(F32::seconds(weight), second, sums));
+#else
+    const __m512i w = _mm512_loadu_si512(weight);
+    return {_mm512_dpbf16_ps(sums.v, (__m512bh)w, (__m512bh)v)};
+#endif
+}
+#define QUIRE_BF16_DOTS
+
+#include "exp.h"
+
+#include "norm.h"
+
+#include "linear.h"
+
+#include "linear_float.h"
+}  // namespace avx512_bf16
+
+void linear_avx512_bf16(const LinearArgs& args) { avx512_bf16::linear_bf16(args); }
+#endif
