@@ -44,6 +44,8 @@ MALFORMED = {
     "same key twice": b'{"prompt": "a", "n": 1, "n": 1}',
     "same key twice, once escaped": b'{"prompt": "a", "n": 1, "\\u006e": 1}',
     "same key twice around ids": b'{"prompt": [1], "prompt": [1]}',
+    "same key twice, colons escaped": b'{"prompt": "\\u003a", "n": 1, "n": 1}',
+    "same key twice, colons in texts": b'{"prompt": "a:b", "user": "::", "prompt": "a:b"}',
 }
 
 
@@ -84,6 +86,11 @@ def test_same_key_twice_inside_a_message(app: Starlette) -> None:
     reply = call(app, "/v1/chat/completions", body)
     assert (reply.status, reply.error["code"]) == (400, "duplicate_key")
     assert reply.error["param"] == "content"
+
+
+def test_colons_in_texts_are_no_keys(app: Starlette) -> None:
+    for text in (b"a:b", b"\\u003a", b"\\u003A:", b":\\\\:"):
+        assert call(app, "/v1/completions", b'{"prompt": "%b"}' % text).status == 200
 
 
 def test_a_list_prompt_may_repeat_other_texts(app: Starlette, engine: FakeEngine) -> None:

@@ -5,7 +5,6 @@ Runs in the front's process. Owns the seeds of requests that bring none.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable
 
@@ -187,7 +186,7 @@ class InputProcessor:
 
 def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:
     """One answer's own parameters: a copy, so that what was checked is not checked again."""
-    answer = copy.copy(sampling)
+    answer = sampling.__copy__()
     for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
         msgspec.structs.force_setattr(answer, name, value)
     return answer

@@ -7,6 +7,8 @@ temperature 1, top_p 1, n 1, and max_tokens 16 for completions or the rest of th
 
 from __future__ import annotations
 
+from functools import lru_cache
+from operator import attrgetter
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -310,12 +312,31 @@ _SAME = tuple(
 )
 
 
+_WISHES = (*_SAME, "stop", *FormRequest.__struct_fields__)
+_wishes_of = attrgetter(*_WISHES)
+
+
 def _sampling(
     request: GenerationRequest,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
+    """Checked once for all requests with the same wishes: clients seldom change them."""
+    wishes = _wishes_of(request)
+    try:
+        return _known_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
+    except TypeError:  # lists and forms cannot be looked up
+        return _checked_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
+
+
+def _checked_sampling(
+    wishes: tuple[Any, ...],
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    request = GenerationRequest(**dict(zip(_WISHES, wishes, strict=True)))
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     stop = request.stop
     return SamplingParams(
@@ -326,3 +347,6 @@ def _sampling(
         prompt_logprobs=prompt_logprobs,
         structured_outputs=form_of(request),
     )
+
+
+_known_sampling = lru_cache(256)(_checked_sampling)

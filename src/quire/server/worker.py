@@ -46,6 +46,9 @@ from quire.tokenizer.tokenizer import Tokenizer
 # Threads for what would hold the loop up, such as encoding long texts. A flood of those waits for
 # one of these threads: with asyncio's own number (cores + 4) it would take the engine's cores.
 NUM_HELPERS = max(2, (os.cpu_count() or 1) // 2)
+# Objects made and not yet freed that cause a look for cycles. Requests under way are thousands, and
+# leave no cycles: with Python's own 700 they would be looked through again and again.
+YOUNG_OBJECTS = 50_000
 
 
 def main() -> None:
@@ -81,6 +84,7 @@ async def _say_ready(fronts: Fronts, line: ParentLine) -> None:
     await fronts.are_complete.wait()
     gc.collect()
     gc.freeze()  # what is there now stays; each full collection would look through all of it
+    gc.set_threshold(YOUNG_OBJECTS)
     line.send(WorkerReady())
 
 
