@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 
-@dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct):
     """One candidate token at one position; rank 1 is the most probable."""
 
     logprob: float
@@ -22,8 +23,7 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]  # token id → Logprob, the produced token first
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One answer (or, in a stream, the part that is new since the last one).
 
     finish_reason: "stop", "length" or "abort"; None while it goes on.
@@ -32,7 +32,7 @@ class CompletionOutput:
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -55,8 +55,7 @@ class CompletionOutput:
         self.stop_reason = delta.stop_reason
 
 
-@dataclass(slots=True)
-class RequestTimes:
+class RequestTimes(msgspec.Struct):
     """Seconds on the monotonic clock; None until it happened."""
 
     arrival: float
@@ -69,8 +68,7 @@ class RequestTimes:
         return None if self.first_token is None else self.first_token - self.arrival
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """All answers to one prompt (or, in a stream, what is new of them).
 
     prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,8 +35,7 @@ FATAL = (
 )
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(msgspec.Struct, eq=False):
     """One of a request's n answers while it is being produced.
 
     is_over: takes more text, and tells whether the answer ends with it. num_deaths: of engine
@@ -49,7 +47,7 @@ class _Answer:
     detokenizer: Detokenizer
     times: AnswerTimes
     is_over: Callable[[str], bool] | None = None
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = []
     num_deaths: int = 0
 
     def continuation(self) -> AddRequest:
@@ -62,8 +60,7 @@ class _Answer:
         )
 
 
-@dataclass(slots=True)
-class _Caller:
+class _Caller(msgspec.Struct, eq=False):
     """A request as its caller sees it. changed: what the current step brought so far."""
 
     prepared: PreparedRequest
@@ -72,20 +69,19 @@ class _Caller:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     num_cached_tokens: int = 0
     embedding: bytes | None = None
-    changed: dict[int, CompletionOutput] = field(default_factory=dict)
+    changed: dict[int, CompletionOutput] = {}
 
 
-@dataclass(slots=True)
-class Processed:
+class Processed(msgspec.Struct):
     """What a step means for the callers.
 
     outputs: new parts by request id. failures: requests that ended with an error. aborts: engine
     request ids that the engine still runs but nobody wants any more.
     """
 
-    outputs: dict[str, RequestOutput] = field(default_factory=dict)
-    failures: dict[str, QuireError] = field(default_factory=dict)
-    aborts: list[str] = field(default_factory=list)
+    outputs: dict[str, RequestOutput] = {}
+    failures: dict[str, QuireError] = {}
+    aborts: list[str] = []
 
 
 class OutputProcessor:
@@ -246,8 +242,10 @@ class OutputProcessor:
         return part
 
     def _take_output(self, caller: _Caller) -> RequestOutput:
-        parts = [part for _, part in sorted(caller.changed.items())]
-        caller.changed = {}
+        changed, caller.changed = caller.changed, {}
+        parts = list(changed.values())
+        if len(parts) > 1:
+            parts = [part for _, part in sorted(changed.items())]
         prepared = caller.prepared
         return RequestOutput(
             request_id=prepared.request_id,

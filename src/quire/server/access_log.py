@@ -62,7 +62,9 @@ def finish_reason(record: RequestRecord) -> str:
 
 def _text(record: RequestRecord, usage: Usage, reason: str) -> str:
     status = record.status or "no answer"
-    path = record.path.encode("unicode_escape").decode()[:256]  # the client chose it
+    path = record.path[:256]
+    if not (path.isascii() and path.isprintable()) or "\\" in path:  # the client chose it
+        path = path.encode("unicode_escape").decode()[:256]
     text = f"{record.method} {path} {status} {record.seconds:.3f} s"
     if record.job is not None:
         text += f", {usage.prompt_tokens} + {usage.completion_tokens} tokens"

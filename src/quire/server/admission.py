@@ -96,13 +96,13 @@ class Admission:
 
     def check(self, num_answers: int = 1, num_prompt_tokens: int = 0) -> None:
         """Raises QueueFullError if so much has no place now. Alone, anything may enter."""
-        capacity, is_alone = self.capacity, self.num_answers == 0
-        answers = self.num_answers + num_answers
-        tokens = self.num_prompt_tokens + num_prompt_tokens
-        if answers > capacity.max_running + capacity.max_waiting and not is_alone:
+        if self.num_answers == 0:
+            return
+        capacity = self.capacity
+        if self.num_answers + num_answers > capacity.max_running + capacity.max_waiting:
             self._refuse(f"{self.num_waiting} {self._waiters} already")
         limit = capacity.max_prompt_tokens
-        if limit is not None and tokens > limit and not is_alone:
+        if limit is not None and self.num_prompt_tokens + num_prompt_tokens > limit:
             self._refuse(f"{self.num_prompt_tokens} prompt tokens are being served already")
 
     def take(self, num_answers: int, num_prompt_tokens: int) -> None:
@@ -121,7 +121,8 @@ class Admission:
             self._house.give_back(num_answers, num_prompt_tokens)
         self.num_answers -= num_answers
         self.num_prompt_tokens -= num_prompt_tokens
-        assert min(self.num_answers, self.num_prompt_tokens) >= 0, "more has left than had entered"
+        has_left = self.num_answers < 0 or self.num_prompt_tokens < 0
+        assert not has_left, "more has left than had entered"
 
     def has_served(self, num_answers: int) -> None:
         """So many answers are done: places become free at this rate."""

@@ -34,6 +34,8 @@ _ESCAPE = re.compile(
 _ESCAPED_COLON = b"\\u003"  # and a few others
 _encoder = msgspec.json.Encoder()
 
+_BY_NAME = "quire.headers"  # in a scope
+
 _USUAL_TYPE = b"application/json"
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 
@@ -43,7 +45,10 @@ NeutralValues = Mapping[str, Collection[Any]]
 
 def first_headers(scope: Scope) -> dict[bytes, bytes]:
     """A request's headers by name; of several with one name, the first."""
-    return dict(reversed(scope["headers"]))
+    found: dict[bytes, bytes] | None = scope.get(_BY_NAME)
+    if found is None:  # whoever asks next has it from here
+        found = scope[_BY_NAME] = dict(reversed(scope["headers"]))
+    return found
 
 
 async def read_body(

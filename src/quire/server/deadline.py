@@ -1,8 +1,9 @@
-"""When a request must have ended, whatever it is doing. On the event loop's clock."""
+"""When a request must have ended, whatever it is doing. On the monotonic clock."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
@@ -15,7 +16,7 @@ class Deadline:
     """Begins with the request; None seconds: it may take for ever."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._begin = asyncio.get_running_loop().time()
+        self._begin = time.monotonic()
         self._seconds = seconds
 
     def shorten(self, seconds: float | None) -> None:
@@ -28,7 +29,7 @@ class Deadline:
         """Seconds until then, None for ever."""
         if self._seconds is None:
             return None
-        return max(0.0, self._begin + self._seconds - asyncio.get_running_loop().time())
+        return max(0.0, self._begin + self._seconds - time.monotonic())
 
     def kept(self) -> AbstractAsyncContextManager[None]:
         """Cancel what runs inside when the time is over. Raises DeadlineError."""
@@ -37,7 +38,7 @@ class Deadline:
     @asynccontextmanager
     async def _kept(self, seconds: float) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout_at(self._begin + seconds):
+            async with asyncio.timeout(self.left):
                 yield
         except TimeoutError:
             text = f"the request did not end within {seconds:g} s; give it more time, "

@@ -60,7 +60,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 own = id_headers(record.path, request_id)
-                message = {**message, "headers": [*message.get("headers", ()), *own]}
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:

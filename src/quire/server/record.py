@@ -6,14 +6,14 @@ Never a prompt, an answer or a key.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+
+import msgspec
 
 from quire.server.job import Job
 from quire.server.usage import UsageCounter
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, eq=False):
     """Filled in by whoever knows. begin, end: seconds of the monotonic clock; begin_ns: wall clock.
 
     status: 0 until an answer begins, and for ever if the client left before. error_code: that of
@@ -24,13 +24,13 @@ class RequestRecord:
     path: str
     request_id: str
     traceparent: str | None = None
-    begin: float = field(default_factory=time.monotonic)
-    begin_ns: int = field(default_factory=time.time_ns)
+    begin: float = msgspec.field(default_factory=time.monotonic)
+    begin_ns: int = msgspec.field(default_factory=time.time_ns)
     status: int = 0
     error_code: str | None = None
     end: float = 0.0
     job: Job | None = None
-    usage: UsageCounter = field(default_factory=UsageCounter)
+    usage: UsageCounter = msgspec.field(default_factory=UsageCounter)
 
     @property
     def seconds(self) -> float:

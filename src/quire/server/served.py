@@ -110,8 +110,9 @@ class ServedModels:
     @property
     def may_answer(self) -> bool:
         """Whether a request can come: there is a model that runs, or that can be loaded."""
-        if any(served.engine.is_alive for served in self._loaded.values()):
-            return True
+        for served in self._loaded.values():
+            if served.engine.is_alive:
+                return True
         return len(self.loaded()) < len(self._entries)
 
     # ------------------------------------------------------------------ models that come and go

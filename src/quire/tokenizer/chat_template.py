@@ -49,9 +49,9 @@ class ChatTemplate:
             "tools" not in variables and _TOOLS_OF_MESSAGE.search(source) is not None
         )
         self.variables = variables | {"tools"} if self._has_tools_in_message else variables
-        # each render copies them, and Jinja's chain of maps is slow to copy
-        self._template.globals = dict(self._template.globals)
-        self._special_tokens = dict(special_tokens)
+        # what all renders have: each adds its own to a copy, so that Jinja need not
+        self._common = dict(self._template.globals) | dict(special_tokens) | {"documents": None}
+        self._template.globals = {}
         self._names = frozenset(re.findall(r"\w+", source))  # keys it may read are among them
         taken = _OWN_NAMES.union(TOKEN_NAMES, sandbox.globals)
         self.option_names = sorted(n for n in self.variables - taken if _PLAIN_NAME.fullmatch(n))
@@ -85,14 +85,13 @@ class ChatTemplate:
         prepared_tools = prepare_tools(tools, map_text)
         if prepared_tools and self._has_tools_in_message:
             prepared = _with_tools(prepared, prepared_tools)
-        variables = self._special_tokens | {
-            "documents": None,
-            **(_plain_options(options, map_text) if options else {}),
+        given = _plain_options(options, map_text) if options else {}
+        given |= {
             "messages": prepared,
             "tools": prepared_tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._run(variables)
+        return self._run(self._common | given)
 
     def _check_option_names(self, options: Mapping[str, Any]) -> None:
         for name in options:
@@ -106,7 +105,7 @@ class ChatTemplate:
     def _run(self, variables: dict[str, Any]) -> str:
         environment = self._template.environment
         try:
-            context = self._template.new_context(variables)
+            context = self._template.new_context(variables, shared=True)
             return environment.concat(self._template.root_render_func(context))
         except TemplateLimitError as error:
             problem = f"the model's chat template was stopped ({error}); send fewer messages"
