@@ -1,8 +1,8 @@
 """From bytes on the wire to one strictly checked struct. Owns every rule about JSON itself.
 
 A body is read twice. The first reading gives the values: strict types, strict JSON and UTF-8, no
-NaN. The second one, for the names only, is free of types: it knows of fields that no struct has, and
-of two equal keys, of which msgspec keeps the last.
+NaN. The second one, for the names only, is free of types: it tells of fields that no struct
+has, and of two equal keys, of which msgspec keeps the last.
 """
 
 from __future__ import annotations
