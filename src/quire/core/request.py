@@ -175,8 +175,10 @@ class RequestLimits:
                 code="invalid_value",
             )
         self._check_prompt(prompt_token_ids)
-        self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        self._check_token_ids("logit_bias", list(sampling.logit_bias or ()))
+        if sampling.stop_token_ids:
+            self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
+        if sampling.logit_bias:
+            self._check_token_ids("logit_bias", list(sampling.logit_bias))
         self.check_fit(len(prompt_token_ids), sampling)
 
     def check_fit(self, prompt: int, sampling: SamplingParams) -> None:

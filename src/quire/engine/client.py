@@ -255,20 +255,17 @@ class AsyncEngine:
         stream: bool,
         stop_when: StopWhen | None,
     ) -> PreparedRequest:
-        request_id = self._unique(label)
-
-        def prepare() -> PreparedRequest:
-            return self._inputs.prepare(
-                request_id,
-                prompt,
-                sampling,
-                priority=priority,
-                cache_salt=cache_salt,
-                queue_timeout=queue_timeout,
-                stream=stream,
-                stop_when=stop_when,
-            )
-
+        prepare = partial(
+            self._inputs.prepare,
+            self._unique(label),
+            prompt,
+            sampling,
+            priority=priority,
+            cache_salt=cache_salt,
+            queue_timeout=queue_timeout,
+            stream=stream,
+            stop_when=stop_when,
+        )
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
         prepared = await asyncio.to_thread(prepare) if is_long else prepare()
         if sampling.structured_outputs is not None:

@@ -6,7 +6,7 @@ what they are for. A request that does work, a POST to a plain path, finds its r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -32,8 +32,8 @@ class Application(Starlette):
         scope["app"] = self
         await self._envelope(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         work = None
         if scope["type"] == "http" and scope["method"] == "POST":
             work = self._work.get(scope["path"])
-        await (work or self.router)(scope, receive, send)
+        return (work or self.router)(scope, receive, send)

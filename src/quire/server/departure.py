@@ -47,14 +47,15 @@ class Departure:
             self._task = None
 
 
-async def unless_disconnected(
+def unless_disconnected(
     scope: Scope, receive: Receive, work: Coroutine[None, None, None]
-) -> None:
+) -> Coroutine[None, None, None]:
     """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
     departure: Departure | None = scope["state"].get(STATE_KEY)
-    if departure is not None:
-        await departure.interrupts(work)
-        return
+    return _watched(receive, work) if departure is None else departure.interrupts(work)
+
+
+async def _watched(receive: Receive, work: Coroutine[None, None, None]) -> None:
     departure = Departure()
     watch = asyncio.ensure_future(_watch(receive, departure))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -56,12 +56,12 @@ class Envelope:
         )
         state["request_id"], state["tenant"], state["record"] = request_id, "", record
 
-        async def send_with_id(message: Message) -> None:
+        def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 own = id_headers(record.path, request_id)
                 message["headers"] = [*message.get("headers", ()), *own]
-            await send(message)
+            return send(message)
 
         try:
             if scope["path"] not in self._open_paths:

@@ -6,7 +6,7 @@ Owns none of the rules (admission.py, deadline.py, keys.py), only their order.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -193,7 +193,7 @@ class TenantEngine:
             stop_when=stop_when,
         )
 
-    async def complete(
+    def complete(
         self,
         prompt: Prompt,
         sampling: SamplingParams,
@@ -203,9 +203,9 @@ class TenantEngine:
         cache_salt: str = "",
         queue_timeout: float | None = None,
         stop_when: StopWhen | None = None,
-    ) -> RequestOutput:
+    ) -> Coroutine[None, None, RequestOutput]:
         """As the engine's own."""
-        return await self._engine.complete(
+        return self._engine.complete(
             prompt,
             sampling,
             request_id=request_id,

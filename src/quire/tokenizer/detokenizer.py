@@ -61,7 +61,7 @@ class Detokenizer:
         self._kept_token_ids = kept_token_ids
         self._min_tokens = min_tokens
         self._stops = StopMatcher(stop, include_stop=include_stop_str_in_output) if stop else None
-        self._utf8 = _NewDecoder("replace")
+        self._utf8: codecs.IncrementalDecoder | None = None  # from the first half character on
         self._is_first, self._prompt_tail = self._read_prompt(prompt_token_ids)
         self.num_tokens = 0
         """Tokens taken; after a stop string, up to the token that completed it."""
@@ -75,13 +75,13 @@ class Detokenizer:
         """Take further tokens; returns the new text that can be sent. Empty after a stop."""
         if self._stops is None:  # then pieces need not be looked at one by one
             self.num_tokens += len(token_ids)
-            return self._utf8.decode(b"".join(self._spell(token_ids)))
+            return self._read(b"".join(self._spell(token_ids)))
         parts = []
         for piece in self._spell(token_ids):
             if self._stops.found is not None:
                 break
             self.num_tokens += 1
-            if text := self._utf8.decode(piece):
+            if text := self._read(piece):
                 parts.append(self._feed(self._stops, text))
         return "".join(parts)
 
@@ -89,8 +89,17 @@ class Detokenizer:
         """No more tokens come: returns what was held back. A stop string may end in it."""
         if self.stop_reason is not None:
             return ""
-        text = self._utf8.decode(b"", final=True)
+        text = "" if self._utf8 is None else self._utf8.decode(b"", final=True)
         return text if self._stops is None else self._feed(self._stops, text) + self._stops.flush()
+
+    def _read(self, data: bytes) -> str:
+        """The characters that are complete with these bytes; mostly they are so by themselves."""
+        if self._utf8 is None:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                self._utf8 = _NewDecoder("replace")
+        return self._utf8.decode(data)
 
     def _feed(self, stops: StopMatcher, text: str) -> str:
         return stops.feed(text, may_match=self.num_tokens >= self._min_tokens)
