@@ -186,7 +186,7 @@ class InputProcessor:
 
 def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:
     """One answer's own parameters: a copy, so that what was checked is not checked again."""
-    answer = sampling.__copy__()
+    answer: SamplingParams = sampling.__copy__()  # type: ignore[attr-defined]  # as all structs
     for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
         msgspec.structs.force_setattr(answer, name, value)
     return answer

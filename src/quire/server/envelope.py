@@ -8,7 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.body import first_headers
-from quire.server.http_errors import describe, id_headers, send_error, words_of
+from quire.server.http_errors import (
+    WHOLE,
+    describe,
+    id_headers,
+    send_error,
+    send_in_two,
+    words_of,
+)
 from quire.server.keys import Keys
 from quire.server.labels import new_label
 from quire.server.record import RequestRecord
@@ -61,6 +68,8 @@ class Envelope:
                 record.status = message["status"]
                 own = id_headers(record.path, request_id)
                 message["headers"] = [*message.get("headers", ()), *own]
+                if "body" in message and WHOLE not in scope.get("extensions", ()):
+                    return send_in_two(send, message)
             return send(message)
 
         try:

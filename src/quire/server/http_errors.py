@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Scope, Send
+from starlette.types import Message, Scope, Send
 
 from quire.errors import (
     DeadlineError,
@@ -114,6 +114,9 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
         return cls(AnthropicErrorBody(kind, reply.error.message), reply.request_id)
 
 
+# An ASGI extension, our own server's: a response's start may bring its body, and is then all of it.
+WHOLE = "quire.whole"
+
 _encoder = msgspec.json.Encoder()
 _JSON_TYPE = (b"content-type", b"application/json")
 
@@ -173,12 +176,18 @@ async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
 async def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a JSON text as a whole response."""
+    """Send a JSON text as a whole response, in one message; see WHOLE."""
     raw = [_JSON_TYPE]
     for name, value in (headers or {}).items():
         raw.append((name.encode("latin-1"), value.encode("latin-1")))
     raw.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.start", "status": status, "headers": raw, "body": body})
+
+
+async def send_in_two(send: Send, message: Message) -> None:
+    """Send a whole response to a server that knows ASGI's messages only."""
+    body = message.pop("body")
+    await send(message)
     await send({"type": "http.response.body", "body": body})
 
 

@@ -12,16 +12,22 @@ import logging
 import uuid
 from asyncio import TimerHandle, Transport
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
-from quire.server.http_errors import HttpError, describe, id_headers
+from quire.server.http_errors import WHOLE, HttpError, describe, id_headers, send_in_two
 from quire.server.record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -183,6 +189,13 @@ class BoundedProtocol(HttpToolsProtocol):
         departure = self.scope["state"][DEPARTURE] = Departure()
         self._departures.append(departure)
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
+            scope["extensions"] = {WHOLE: {}}
+            return app(scope, receive, partial(_send_on, cycle))  # type: ignore[no-any-return]
+
+        super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
+
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
         self._num_body_bytes += len(body)
@@ -304,16 +317,46 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-def _raw(status: int, record: RequestRecord, body: bytes) -> bytes:
+def _send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
+    """As the cycle's own `send`; a whole response, most of all, is one write."""
+    is_whole = message["type"] == "http.response.start" and "body" in message
+    return _send_whole(cycle, message) if is_whole else cycle.send(message)  # type: ignore[arg-type]
+
+
+async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
+    headers = message["headers"]
+    if (
+        cycle.flow.write_paused
+        or cycle.disconnected
+        or not cycle.keep_alive
+        or cycle.scope["method"] == "HEAD"
+        or (b"connection", b"close") in headers
+    ):
+        await send_in_two(cycle.send, message)  # type: ignore[arg-type]
+        return
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    headers = [*cycle.default_headers, *headers]
+    cycle.transport.write(_response(message["status"], headers, message["body"]))
+    cycle.message_event.set()
+    cycle.on_response()
+
+
+def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole response, ready for the wire."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body)
+
+
+def _raw(status: int, record: RequestRecord, body: bytes) -> bytes:
+    """The response to a request that no application answers."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         *id_headers(record.path, record.request_id),
         (b"connection", b"close"),
     ]
-    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-    return STATUS_LINE[status] + lines + b"\r\n" + body
+    return _response(status, headers, body)
 
 
 def _malformed() -> HttpError:
