@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from quire.server.body import STATE_KEY as BODY
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
 from quire.server.http_errors import WHOLE, HttpError, describe, id_headers, send_in_two
@@ -205,6 +206,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The last byte of a request."""
         super().on_message_complete()
         self._phase = Phase.NONE
+        if not self.flow.read_paused:  # else the application has to say that it takes more
+            self.scope["state"][BODY] = bytes(self.cycle.body)
 
     def _watch_receiving(self, phase: Phase) -> None:
         """Time the phase that is under way, if that has changed."""

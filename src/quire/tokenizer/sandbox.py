@@ -78,6 +78,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Bound what `*`, `**`, `+` and `%` can make of small operands."""
+        if operator == "+" and type(left) is type(right) is str:  # as it mostly is
+            _check_size(len(left) + len(right))
+            return left + right
         if operator == "**":
             _check_count(right)
         elif operator == "*":
