@@ -348,3 +348,15 @@ def test_what_is_refused_before_the_application_is_counted(
     assert f'path="{path}"' in found[0]
     assert f'status="{status}"' in found[0]
     assert f'reason="{code}"}} 1' in page
+
+
+def test_whole_answers_keep_to_http(server: Running) -> None:
+    """In one write or two: HEAD has no body, and who wants the connection closed is told so."""
+    with server.connect() as sock:
+        for line in (b"HEAD /x HTTP/1.1", b"GET /x HTTP/1.1", b"GET /x HTTP/1.0"):
+            sock.sendall(line + b"\r\nhost: a\r\n\r\n")
+        head, told, last = read_all(sock).split(b"HTTP/1.1 404 Not Found\r\n")[1:]
+    assert head.endswith(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(told.partition(b"\r\n\r\n")[2]) in head
+    assert (b"connection" in told, b"connection: close" in last) == (False, True)
+    assert json.loads(told.partition(b"\r\n\r\n")[2]) == json.loads(last.partition(b"\r\n\r\n")[2])
