@@ -30,7 +30,6 @@ from quire.server.turns import for_template
 from quire.server.usage import CompletionTokensDetails, Usage
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
-_PLAIN = Reading()  # all text is the answer
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -166,8 +165,6 @@ def _reading(
     tokenizer: TokenizerProtocol,
 ) -> Reading:
     reasoning = formats.reasoning
-    if reasoning is None and not use.allowed:
-        return _PLAIN
     return Reading(
         reasoning=reasoning,
         in_thought=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
