@@ -108,7 +108,7 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(
 
     with caplog.at_level(logging.INFO, "quire.server.drain"):
         asyncio.run(scenario())
-    (record,) = caplog.records
+    (record,) = (line for line in caplog.records if line.name == "quire.server.drain")
     assert record.getMessage() == "shutting down: 1 requests run and have 20 s to end"
 
 
