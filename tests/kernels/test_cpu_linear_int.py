@@ -188,3 +188,20 @@ def test_vnni_with_its_dot_product_made_of_others(
     monkeypatch.setattr(native, "library", lambda: loaded)
     for shape in SHAPES[:3]:
         check_products(torch.float32, *shape)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_weights_are_rounded_as_their_twins_are(dtype: torch.dtype) -> None:
+    weight = torch.randn(70, 512).to(dtype)
+    weight[0], weight[1, 40:50] = 0.0, weight[1, 40:50].abs().max() * torch.tensor([1, -1] * 5)
+    ours, theirs = linear_int.quantize_int8(weight), reference.quantize_int8(weight)
+    assert torch.equal(ours.codes, theirs.codes)
+    assert torch.equal(ours.scale, theirs.scale)
+    for group in (32, 128, 512):
+        four, plain = (
+            linear_int.quantize_int4(weight, group),
+            reference.quantize_int4(weight, group),
+        )
+        assert torch.equal(four.scale, plain.scale)
+        assert torch.equal(four.codes, plain.codes)

@@ -1,6 +1,6 @@
-"""Weights of 8 and 4 bits in the order that the compiled products read.
+"""Weights of 8 and 4 bits: made from others, and in the order that the compiled products read.
 
-Owns packing, and how a packed weight is told from one that PyTorch's operations read (matmul.py):
+Owns rounding, packing, and how a packed weight is told from one that PyTorch's operations read:
 its scales lie with its codes, and `scale` is an empty [N, 0] that says how many outputs there are.
 `native/linear_int.h` tells the order; it is the same for every instruction set.
 """
@@ -8,11 +8,13 @@ its scales lie with its codes, and `scale` is an empty [N, 0] that says how many
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.cpu import native
 from quire.kernels.operands import Int4Weight, Int8Weight
 
@@ -21,6 +23,9 @@ STEP = 32  # and inputs: so many are rounded and summed at a time
 _WIDE = 32  # outputs of a packed block
 
 INT8, INT4, INT4_ZEROS = 2, 3, 4  # `Format` in quire_cpu.h
+
+_QUANTIZE_ARGS = struct.Struct("3P2q4i")  # `QuantizeArgs` in quire_cpu.h
+_MOST_GROUP = 256
 
 
 class PackArgs(ctypes.Structure):
@@ -37,6 +42,39 @@ class PackArgs(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     ]
+
+
+def quantize_int8(weight: Tensor) -> Int8Weight:
+    """Twin of `reference.quantize_int8`."""
+    if weight.dtype not in native.DTYPES or weight.shape[1] % STEP:
+        return reference.quantize_int8(weight)
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    scale = torch.empty(len(weight), dtype=torch.float32)
+    _quantize(weight, codes, scale, 0, INT8)
+    return Int8Weight(codes, scale)
+
+
+def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+    """Twin of `reference.quantize_int4`."""
+    if weight.dtype not in native.DTYPES or group % STEP or group > _MOST_GROUP:
+        return reference.quantize_int4(weight, group)
+    n, k = weight.shape
+    codes = torch.empty(n, k // 2, dtype=torch.uint8)
+    scale = torch.empty(n, k // group, dtype=torch.float16)
+    _quantize(weight, codes, scale, group, INT4)
+    return Int4Weight(codes, scale, None, group)
+
+
+def _quantize(weight: Tensor, codes: Tensor, scale: Tensor, group: int, form: int) -> None:
+    weight = weight.contiguous()
+    lib = native.library()
+    assert lib is not None
+    lib.quire_cpu_quantize(
+        _QUANTIZE_ARGS.pack(
+            weight.data_ptr(), codes.data_ptr(), scale.data_ptr(), *weight.shape,
+            group, native.DTYPES[weight.dtype], form, torch.get_num_threads(),
+        )
+    )  # fmt: skip
 
 
 def is_packed(weight: Int8Weight | Int4Weight) -> bool:

@@ -64,6 +64,7 @@ def library() -> ctypes.CDLL | None:
             return None
         raise ConfigError(f"{VARIABLE} is {wanted!r}, which this processor does not run; unset it")
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]  # a packed structure, in bytes
+    loaded.quire_cpu_quantize.argtypes = [ctypes.c_char_p]
     return loaded
 
 

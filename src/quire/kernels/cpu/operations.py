@@ -21,6 +21,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear_normed": linear.linear_normed,
     "linear_silu": linear.linear_silu,
     "linear_add_norm": linear.linear_add_norm,
+    "quantize_int8": linear_int.quantize_int8,
+    "quantize_int4": linear_int.quantize_int4,
     "prepare_int8": linear_int.prepare_int8,
     "linear_int8": linear.linear,
     "prepare_int4": linear_int.prepare_int4,

@@ -30,10 +30,12 @@ namespace avx2 {
 #include "quantize.h"
 
 #include "linear_int.h"
+
+#include "quantize_weight.h"
 }  // namespace avx2
 
 extern const Kernels kernels_avx2 = {
     "avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest, avx2::block_maxima,
-    avx2::block_masses, avx2::linear, avx2::linear_int,
+    avx2::block_masses, avx2::linear, avx2::linear_int, avx2::quantize,
 };
 #endif

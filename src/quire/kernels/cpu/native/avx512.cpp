@@ -30,10 +30,12 @@ namespace avx512 {
 #include "quantize.h"
 
 #include "linear_int.h"
+
+#include "quantize_weight.h"
 }  // namespace avx512
 
 extern const Kernels kernels_avx512 = {
     "avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest, avx512::block_maxima,
-    avx512::block_masses, avx512::linear, avx512::linear_int,
+    avx512::block_masses, avx512::linear, avx512::linear_int, avx512::quantize,
 };
 #endif

@@ -79,6 +79,7 @@ void quire_cpu_linear(const LinearArgs* args) {
         default: return chosen->linear_int(*args);
     }
 }
+void quire_cpu_quantize(const QuantizeArgs* args) { chosen->quantize(*args); }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 
 }  // extern "C"

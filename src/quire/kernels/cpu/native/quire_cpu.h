@@ -67,6 +67,18 @@ struct LinearArgs {
     int32_t threads;
 };
 
+constexpr int64_t MOST_GROUP = 256;
+
+struct QuantizeArgs {
+    const void* weight;    // [n, k], k a multiple of 32
+    void *codes, *scale;   // as kernels/operands.py tells
+    int64_t n, k;
+    int32_t group;         // of four-bit weights: a multiple of 32 up to MOST_GROUP
+    Dtype dtype;           // of weight
+    Format format;         // int8 or int4
+    int32_t threads;
+};
+
 struct PackArgs {
     const void *codes, *scale, *zeros;  // as kernels/operands.py tells; zeros may be null
     void* out;
@@ -86,6 +98,7 @@ struct Kernels {
     void (*block_masses)(const RowsArgs&);
     void (*linear)(const LinearArgs&);      // with weights in float or bf16
     void (*linear_int)(const LinearArgs&);  // with others
+    void (*quantize)(const QuantizeArgs&);
     void (*linear_bf16)(const LinearArgs&) = nullptr;  // library.cpp's choice
 };
 

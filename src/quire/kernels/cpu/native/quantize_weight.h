@@ -1,0 +1,56 @@
+// Weights rounded to 8 or 4 bits, as kernels/reference.py tells. Included inside a namespace,
+// behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
+
+template <typename T>
+void quantize_row8(const QuantizeArgs& a, int64_t row) {
+    const T* w = static_cast<const T*>(a.weight) + row * a.k;
+    int8_t* codes = static_cast<int8_t*>(a.codes) + row * a.k;
+    F32 larger = F32::zero();
+    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, F32::load(w + i));
+    const float largest = magnitude(larger), scale = largest == 0.0f ? 1.0f : largest / 127.0f;
+    for (int64_t i = 0; i < a.k; i += 16) store_bytes(F32::load(w + i) / F32::all(scale), codes + i);
+    static_cast<float*>(a.scale)[row] = scale;
+}
+
+// The number of the largest magnitude with its sign, the first of several.
+inline float largest_of(const float* w, int64_t count) {
+    F32 larger = F32::zero();
+    for (int64_t i = 0; i < count; i += 16) larger = max_magnitude(larger, F32::load(w + i));
+    const float largest = magnitude(larger);
+    for (int64_t i = 0; i < count; ++i)
+        if (std::fabs(w[i]) == largest) return w[i];
+    return largest;  // no number
+}
+
+template <typename T>
+void quantize_row4(const QuantizeArgs& a, int64_t row) {
+    alignas(64) float group[MOST_GROUP];
+    const T* w = static_cast<const T*>(a.weight) + row * a.k;
+    uint8_t* codes = static_cast<uint8_t*>(a.codes) + row * a.k / 2;
+    uint16_t* scales = static_cast<uint16_t*>(a.scale) + row * (a.k / a.group);
+    for (int64_t k = 0; k < a.k; k += a.group, w += a.group) {
+        for (int64_t i = 0; i < a.group; i += 16) F32::load(w + i).store(group + i);
+        const uint16_t half = _cvtss_sh(largest_of(group, a.group) / -8.0f, 0);
+        const float scale = _cvtsh_ss(half), divisor = scale == 0.0f ? 1.0f : scale;
+        for (int64_t i = 0; i < a.group; i += 32, codes += 16) {
+            alignas(32) int8_t bytes[32];
+            for (int64_t j = 0; j < 32; j += 16) {
+                const F32 code = round(F32::load(group + i + j) / F32::all(divisor)) + F32::all(8.0f);
+                store_bytes(min(max(code, F32::zero()), F32::all(15.0f)), bytes + j);
+            }
+            for (int64_t j = 0; j < 16; ++j)
+                codes[j] = static_cast<uint8_t>(bytes[2 * j] | bytes[2 * j + 1] << 4);
+        }
+        *scales++ = half;
+    }
+}
+
+template <typename T>
+void quantize_as(const QuantizeArgs& a) {
+    const auto quantize_row = a.format == Format::int8 ? quantize_row8<T> : quantize_row4<T>;
+    parallel_for(a.n, a.threads, [&](int64_t row) { quantize_row(a, row); });
+}
+
+void quantize(const QuantizeArgs& a) {
+    a.dtype == Dtype::bf16 ? quantize_as<bf16>(a) : quantize_as<float>(a);
+}
