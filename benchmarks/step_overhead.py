@@ -58,18 +58,19 @@ STAGES: list[tuple[Any, str]] = [
 class Clocks:
     """Seconds and calls of each name, one step at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.now: dict[str, float] = defaultdict(float)
         self.steps: list[dict[str, float]] = []
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
+            begin = self.clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.now[name] += time.perf_counter() - begin
+                self.now[name] += self.clock() - begin
 
         return timed
 
@@ -135,11 +136,16 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--logprobs", type=int)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="the engine thread's processor time: the same on a busy machine, with one thread",
+    )
     parser.add_argument("--plain", action="store_true", help="one clock, around the whole step")
     parser.add_argument("--out", help="folder of the result file; nothing is written without it")
     args = parser.parse_args()
     shape = Path(__file__).parent / "shapes" / args.model
-    clocks = Clocks()
+    clocks = Clocks(time.thread_time if args.cpu_time else time.perf_counter)
     for owner, name in STAGES[-1:] if args.plain else STAGES:
         setattr(owner, name, clocks.wrap(f"{owner.__name__}.{name}", getattr(owner, name)))
     if not args.plain:
