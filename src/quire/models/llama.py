@@ -46,7 +46,7 @@ class LlamaAttention(nn.Module):
         """Add to the residual stream [T, H], which then goes to the following norm."""
         fused = self.qkv_proj.after_norm(stream)
         heads = fused.view(len(fused), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
-        out = self.attn(heads, self.head_norms(), rope, ctx)
+        out = self.attn.forward(heads, self.head_norms(), rope, ctx)
         return self.o_proj.add(out, stream, following)
 
     def head_norms(self) -> HeadNorms | None:
@@ -87,8 +87,8 @@ class LlamaDecoderLayer(nn.Module):
         self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> Normed:
         """The residual stream behind this layer's first norm → behind the following layer's."""
-        stream = self.self_attn(stream, self.post_attention_layernorm, rope, ctx)
-        return self.mlp(stream, following)  # type: ignore[no-any-return]
+        stream = self.self_attn.forward(stream, self.post_attention_layernorm, rope, ctx)
+        return self.mlp.forward(stream, following)
 
 
 class LlamaModel(nn.Module):
@@ -117,7 +117,7 @@ class LlamaModel(nn.Module):
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
-            stream = layer(stream, following, rope, ctx)
+            stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
         return self.norm.finish(stream)
 
 

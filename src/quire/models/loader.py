@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.config import ModelConfig
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
+from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint, TensorEntry
 from quire.models.dummy import fill_with_dummies
@@ -84,6 +84,7 @@ def load_model(
         names = _rehearse(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
+    keep_at_hand(model)
     return model.eval()
 
 
