@@ -69,15 +69,18 @@ def start(folder: Path) -> dict[str, Any]:
     return json.loads(told.splitlines()[-1]) | {"process_s": round(whole, 2)}
 
 
-def write_checkpoint(shape: Path, folder: Path) -> int:
-    """Random bfloat16 weights under the names of Llama checkpoints; returns their bytes."""
+def write_checkpoint(shape: Path, folder: Path, device: str = "cuda") -> int:
+    """Random bfloat16 weights under the names of Llama checkpoints; returns their bytes.
+
+    device: draws them.
+    """
     make_folder(shape, folder)
     config = json.loads((folder / "config.json").read_text())
     shard: dict[str, Tensor] = {}
     places: dict[str, str] = {}
     total = size = 0
     for name, dimensions in tensors(config):
-        shard[name] = torch.randn(dimensions, device="cuda", dtype=torch.bfloat16).mul_(0.02).cpu()
+        shard[name] = torch.randn(dimensions, device=device).mul_(0.02).bfloat16().cpu()
         size += shard[name].nbytes
         if size >= SHARD_BYTES:
             total += write_shard(shard, places, folder)

@@ -54,6 +54,11 @@ class ModelConfig:
         "dummy: random weights in the real shapes; null: no model, arbitrary tokens at once; both "
         "are for speed measurements",
     )
+    prepared_weights: str = _setting(
+        "auto",
+        "folder that keeps a CPU's weights in their run-time form, which the next start maps; "
+        "auto: quire/prepared in the user's cache folder; none: keep none",
+    )
     pooling: Literal["auto", "mean", "last"] = _setting(
         "auto",
         "how hidden states become an embedding; auto: as the checkpoint's files say, or the last "

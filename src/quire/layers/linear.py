@@ -36,6 +36,12 @@ class LinearMethod(ABC):
     def process_after_load(self, layer: LinearBase) -> None:
         """Turn what was loaded into what `apply` reads."""
 
+    def adopt(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
+        """Take the tensors that are kept of the weight in its place."""
+        del layer.weight
+        for name, tensor in kept.items():
+            layer.register_buffer(name, tensor, persistent=False)
+
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
@@ -64,9 +70,7 @@ class UnquantizedLinear(LinearMethod):
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Replace the weight by its prepared form, so that only one of them stays in memory."""
-        plain = layer.weight.detach()
-        del layer.weight
-        layer.register_buffer("weight", self.kernels.prepare_linear(plain), persistent=False)
+        self.adopt(layer, {"weight": self.kernels.prepare_linear(layer.weight.detach())})
 
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
@@ -116,12 +120,13 @@ class QuantizedLinear(LinearMethod):
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Keep the form's tensors, and of the weight nothing."""
-        plain = layer.weight.detach()
-        del layer.weight
-        kept = self.form.make(plain, self.kernels)
-        for name, tensor in zip(self.form.names, kept, strict=True):
-            layer.register_buffer(name, tensor, persistent=False)
-        self.operand = self.form.operand(kept)
+        kept = self.form.make(layer.weight.detach(), self.kernels)
+        self.adopt(layer, dict(zip(self.form.names, kept, strict=True)))
+
+    def adopt(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
+        """As told there, and by their names."""
+        super().adopt(layer, kept)
+        self.operand = self.form.operand(tuple(kept[name] for name in self.form.names))
 
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
@@ -201,6 +206,12 @@ class LinearBase(LoadedModule):
     def process_after_load(self) -> None:
         """Let the method bring the weight into its run-time form."""
         self.method.process_after_load(self)
+
+    def adopt(self, tensors: dict[str, Tensor]) -> None:
+        """As told there; the bias is in the order that the method brought it into."""
+        if self.bias is not None:
+            self.bias = Weight(tensors.pop("bias"))
+        self.method.adopt(self, tensors)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""

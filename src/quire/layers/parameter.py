@@ -60,6 +60,13 @@ class LoadedModule(nn.Module, ABC):
     def process_after_load(self) -> None:
         """Bring the weights into their run-time form. Called once."""
 
+    @abstractmethod
+    def adopt(self, tensors: dict[str, Tensor]) -> None:
+        """Take parameters and buffers, by name, as `process_after_load` once left them.
+
+        Raises LookupError if they are not those.
+        """
+
 
 def keep_at_hand(model: nn.Module) -> None:
     """Make each module's parts plain attributes, too, once they change no more.

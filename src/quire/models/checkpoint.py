@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from quire.errors import CheckpointError
 from quire.models.config_file import ConfigFile
 
@@ -90,16 +88,22 @@ class Checkpoint:
         return sorted(wanted, key=lambda entry: (entry.file, entry.offset))
 
     def tensors(self, names: set[str]) -> Iterator[tuple[TensorEntry, Tensor]]:
-        """The named tensors, file by file in order of their bytes, as views of the mapped file."""
+        """The named tensors, file by file in order of their bytes, as views of the mapped file.
+
+        A tensor's pages are given back when the next one is asked for.
+        """
+        from quire.models.mapped import MappedFile
+
         for file, here in groupby(self.in_file_order(names), key=lambda entry: entry.file):
             try:
-                with safe_open(file, framework="pt") as opened:
-                    for entry in here:
-                        yield entry, opened.get_tensor(entry.name)
-            except SafetensorError as error:
+                mapped = MappedFile(file)
+            except OSError as error:
                 raise CheckpointError(
-                    f"{file} cannot be read ({error}); download the file again"
+                    f"{file} cannot be read ({error.strerror}); check that it is there"
                 ) from error
+            for entry in here:
+                yield entry, mapped.tensor(entry)
+                mapped.forget(entry)
 
 
 _INDEX = "model.safetensors.index.json"

@@ -26,6 +26,7 @@ from quire.models.checkpoint import Checkpoint, TensorEntry
 from quire.models.dummy import fill_with_dummies
 from quire.models.filling import Filling
 from quire.models.llama import LlamaForCausalLM
+from quire.models.prepared import prepared_weights
 from quire.models.registry import MODELS
 from quire.models.transfer import FLOATS, DeviceReader
 from quire.quantization.scheme import scheme_of
@@ -71,10 +72,20 @@ def load_model(
 
     Those that the config quantizes are so as soon as they are there, one after the other.
 
+    A CPU keeps large models in their run-time form on disk (prepared.py), and maps that next time.
+
     With load_format "dummy" the weights are random and only the config files are read.
     Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
     """
+    prepared = None
+    if kernels is None and device.type == "cpu":
+        prepared = prepared_weights(config, path, dtype)
     kernels = kernels or kernels_for(device.type)
+    if prepared is not None:
+        found = prepared.restore(lambda: _build(config, architecture, device, dtype, kernels))
+        if found is not None:
+            keep_at_hand(found)
+            return found.eval()
     if config.load_format == "dummy":
         model = _build(config, architecture, device, dtype, kernels)
         fill_with_dummies(model, config.seed)
@@ -84,6 +95,8 @@ def load_model(
         names = _rehearse(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
+        if prepared is not None:
+            prepared.save_beside(model)
     keep_at_hand(model)
     return model.eval()
 

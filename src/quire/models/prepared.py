@@ -1,0 +1,181 @@
+"""Weights in the form that layers keep, on disk: a second start maps them and does no work again.
+
+Owns which file belongs to which checkpoint and settings, its making, and which files leave when
+there are too many. The file is a safetensors file like any other, read by the same checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quire.config import ModelConfig
+from quire.errors import CheckpointError
+from quire.kernels.cpu.matmul import is_emulated
+from quire.kernels.dispatch import describe
+from quire.layers.parameter import LoadedModule
+from quire.models.checkpoint import read_header
+from quire.models.mapped import DTYPES, MappedFile
+from quire.version import __version__
+
+logger = logging.getLogger(__name__)
+
+LAYOUT = 1  # to be raised when the packed form of any layer changes
+WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
+LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
+_SUFFIX = ".safetensors"
+_ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
+_ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def prepared_weights(config: ModelConfig, path: Path, dtype: torch.dtype) -> PreparedWeights | None:
+    """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
+    if config.prepared_weights == "none" or config.load_format != "auto":
+        return None
+    folder = Path(config.prepared_weights).expanduser()
+    if config.prepared_weights == "auto":
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(cache) / "quire" / "prepared"
+    key = {
+        "version": [__version__, LAYOUT],
+        "folder": str(path.resolve()),
+        "files": [
+            (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+            for file in sorted(path.iterdir())
+            if file.suffix in (_SUFFIX, ".json")
+        ],
+        "numbers": [str(dtype), config.quantization],
+        "kernels": [describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)],
+    }
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    return PreparedWeights(folder / f"{digest[:32]}{_SUFFIX}")
+
+
+class PreparedWeights:
+    """One file, there or not."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def restore(self, build: Callable[[], Model]) -> Model | None:
+        """A model with the weights of the file; None if there is none that can be used.
+
+        build: makes the model without its weights.
+        """
+        if not self.file.exists():
+            return None
+        try:
+            entries = read_header(self.file)
+            mapped = MappedFile(self.file)
+            model = build()
+            _adopt(model, {entry.name: mapped.tensor(entry) for entry in entries})
+            os.utime(self.file)
+        except (CheckpointError, OSError, LookupError) as error:
+            logger.warning("%s is of no use (%s); it will be made again", self.file, error)
+            return None
+        logger.info("weights mapped from %s", self.file)
+        return model
+
+    def save_beside(self, model: nn.Module) -> threading.Thread | None:
+        """Write the file in a thread, if that is worth it."""
+        tensors = _kept(model)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
+        if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
+            return None  # oneDNN's form cannot be written
+        thread = threading.Thread(target=self._save, args=(tensors,), name="quire-prepared")
+        thread.daemon = True
+        thread.start()
+        return thread
+
+    def _save(self, tensors: dict[str, Tensor]) -> None:
+        """Under a name of its own first, so that nobody ever sees half a file."""
+        folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
+        unfinished = self.file.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_room(folder, LIMIT_BYTES - num_bytes)
+            if shutil.disk_usage(folder).free < 2 * num_bytes:
+                logger.info("prepared weights are not kept: %s is nearly full", folder)
+                return
+            write_tensors(unfinished, tensors)
+            unfinished.replace(self.file)
+        except OSError as error:
+            logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A safetensors file whose tensors can be used where they are mapped."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % 64 != 0)
+    header: dict[str, object] = {}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]
+        }  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            if tensor.numel():
+                file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _kept(model: nn.Module) -> dict[str, Tensor]:
+    """What a loaded model keeps of its checkpoint, by name."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if isinstance(module, LoadedModule):
+            found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
+    return found
+
+
+def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give each module its own. Raises LookupError where one is missing, left over or different."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoadedModule):
+            own = [key for key in tensors if key.rpartition(".")[0] == name]
+            module.adopt({key.rpartition(".")[2]: tensors.pop(key) for key in own})
+            continue
+        for own_name, param in module.named_parameters(recurse=False):
+            tensor = tensors.pop(f"{name}.{own_name}")
+            if (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
+                raise LookupError(f"{name}.{own_name} has another shape or data type")
+            param.data = tensor
+    if tensors:
+        raise LookupError(f"nothing takes {next(iter(tensors))}")
+
+
+def _make_room(folder: Path, limit: int) -> None:
+    """Remove what others left unfinished, and the files not used for longest beyond the limit."""
+    now = time.time()
+    for file in folder.glob("*.tmp"):
+        if now - file.stat().st_mtime > _ABANDONED_SECONDS:
+            file.unlink(missing_ok=True)
+    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    total = sum(file.stat().st_size for file in files)
+    for file in files:
+        if total <= limit:
+            break
+        total -= file.stat().st_size
+        file.unlink(missing_ok=True)

@@ -1,0 +1,151 @@
+"""Weights kept on disk in their run-time form: found again, made again, never half a file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config import ModelConfig
+from quire.hub import resolve_model
+from quire.models import loader, prepared
+from quire.models.architecture import ModelArchitecture
+from quire.models.checkpoint import read_header
+from quire.models.llama import LlamaForCausalLM
+from quire.models.mapped import MappedFile
+from quire.models.prepared import PreparedWeights, prepared_weights, write_tensors
+
+
+@pytest.fixture(autouse=True)
+def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models are kept, too, and there is no waiting for the thread that writes."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(prepared, "WORTH_BYTES", 0)
+    save_beside = PreparedWeights.save_beside
+
+    def save_now(self: PreparedWeights, model: torch.nn.Module) -> None:
+        thread = save_beside(self, model)
+        if thread is not None:
+            thread.join()
+
+    monkeypatch.setattr(PreparedWeights, "save_beside", save_now)
+
+
+def load(folder: Path, scheme: str = "int4", model: str = "quire-tiny-draft") -> LlamaForCausalLM:
+    path = resolve_model(model)
+    config = ModelConfig(model=str(path), quantization=scheme, prepared_weights=str(folder))  # type: ignore[arg-type]
+    shape = ModelArchitecture.from_folder(path)
+    return loader.load_model(config, shape, path, torch.device("cpu"), torch.float32)
+
+
+def outputs(model: LlamaForCausalLM) -> list[Tensor]:
+    x = torch.linspace(-1, 1, model.lm_head.in_features)[None]
+    layer = model.model.layers[0]
+    return [model.lm_head(x), layer.mlp.gate_up_proj(x), model.model.embed_tokens(torch.arange(9))]
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int8", "int4"])
+def test_the_second_start_maps_what_the_first_one_made(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(tmp_path, scheme)
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.setattr(loader, "_fill", None)  # nothing is read from the checkpoint
+    for ours, theirs in zip(outputs(load(tmp_path, scheme)), outputs(first), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_each_choice_has_a_file_of_its_own() -> None:
+    path = resolve_model("quire-tiny-draft")
+    files = {
+        found.file
+        for scheme in ("none", "int8", "int4")
+        for dtype in (torch.float32, torch.bfloat16)
+        if (found := prepared_weights(ModelConfig(quantization=scheme), path, dtype))  # type: ignore[arg-type]
+    }
+    assert len(files) == 6
+    assert prepared_weights(ModelConfig(prepared_weights="none"), path, torch.float32) is None
+    assert prepared_weights(ModelConfig(load_format="dummy"), path, torch.float32) is None
+
+
+def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"1")
+    before = prepared_weights(ModelConfig(), tmp_path, torch.float32)
+    os.utime(weights, ns=(1, 1))
+    after = prepared_weights(ModelConfig(), tmp_path, torch.float32)
+    assert before is not None
+    assert after is not None
+    assert before.file != after.file
+
+
+def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = prepared_weights(ModelConfig(), resolve_model("quire-tiny-draft"), torch.float32)
+    assert found is not None
+    assert found.file.parent == tmp_path / "quire" / "prepared"
+
+
+@pytest.mark.parametrize("harm", ["cut", "header", "names", "empty"])
+def test_a_broken_file_is_made_again(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = outputs(load(tmp_path))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    broken = {
+        "cut": whole[:-100],
+        "header": whole[:9] + b"}" + whole[10:],
+        "names": whole.replace(b"layers.1.mlp", b"layers.9.mlp"),
+        "empty": b"",
+    }
+    file.write_bytes(broken[harm])
+    for ours, theirs in zip(outputs(load(tmp_path)), right, strict=True):
+        assert torch.equal(ours, theirs)
+    assert "it will be made again" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_costs_no_more_than_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    load(tmp_path / "file" / "folder")
+    assert "prepared weights cannot be kept" in caplog.text
+
+
+def test_the_oldest_leave(tmp_path: Path) -> None:
+    for age, name in enumerate(("old", "older", "oldest")):
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(bytes(1000))
+        os.utime(file, (1000 - age, 1000 - age))
+    abandoned = tmp_path / "half.123.tmp"
+    abandoned.write_bytes(bytes(1000))
+    os.utime(abandoned, (1, 1))
+    prepared._make_room(tmp_path, 2500)
+    assert {file.stem for file in tmp_path.iterdir()} == {"old", "older"}
+    prepared._make_room(tmp_path, -1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
+    """Those of 64 bytes' multiples lie at such places, where they can be multiplied."""
+    tensors = {
+        "odd": torch.arange(3, dtype=torch.int8),
+        "empty": torch.empty(5, 0),
+        "bytes": torch.arange(64, dtype=torch.uint8).view(4, 16),
+        "numbers": torch.randn(32, dtype=torch.bfloat16),
+        "turned": torch.randn(4, 8).T,
+    }
+    write_tensors(tmp_path / "file", tensors)
+    entries = read_header(tmp_path / "file")
+    mapped = MappedFile(tmp_path / "file")
+    assert {entry.name for entry in entries} == set(tensors)
+    for entry in entries:
+        assert torch.equal(mapped.tensor(entry), tensors[entry.name])
+        assert entry.num_bytes % 64 or entry.offset % 64 == 0
+        mapped.forget(entry)
+        assert torch.equal(mapped.tensor(entry), tensors[entry.name])
