@@ -53,6 +53,14 @@ class ParallelLMHead(LinearBase):
     def process_after_load(self) -> None:
         """Also let a tied embedding use the weight's new form."""
         super().process_after_load()
+        self._share()
+
+    def adopt(self, tensors: dict[str, Tensor]) -> None:
+        """As told there; a tied embedding uses the weight, too."""
+        super().adopt(tensors)
+        self._share()
+
+    def _share(self) -> None:
         for embedding in self.tied:
             if "weight" in self._buffers:
                 embedding.share(self.weight)

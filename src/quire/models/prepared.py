@@ -152,10 +152,13 @@ def _kept(model: nn.Module) -> dict[str, Tensor]:
 
 def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         if isinstance(module, LoadedModule):
             own = [key for key in tensors if key.rpartition(".")[0] == name]
             module.adopt({key.rpartition(".")[2]: tensors.pop(key) for key in own})
+    for name, module in modules.items():  # an embedding may have got a weight from its head
+        if isinstance(module, LoadedModule):
             continue
         for own_name, param in module.named_parameters(recurse=False):
             tensor = tensors.pop(f"{name}.{own_name}")
