@@ -81,6 +81,11 @@ void quire_cpu_linear(const LinearArgs* args) {
 }
 void quire_cpu_quantize(const QuantizeArgs* args) { chosen->quantize(*args); }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
+void quire_cpu_rotary_write_kv(const RotaryArgs* args) { chosen->rotary_write_kv(*args); }
+void quire_cpu_attention(const AttentionArgs* args) { chosen->attention(*args); }
+
+// For tests: e^x of `count` numbers, a multiple of 16.
+void quire_cpu_exp(const float* x, float* out, int64_t count) { chosen->exp(x, out, count); }
 
 }  // extern "C"
 #pragma GCC visibility pop

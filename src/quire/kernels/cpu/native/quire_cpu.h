@@ -2,7 +2,7 @@
 //
 // Kernels are compiled once for each instruction set, in a namespace of its own (avx2.cpp,
 // avx512.cpp, ...), from the same text; library.cpp chooses the best that the processor runs.
-// Nothing here allocates, throws or keeps state: memory belongs to the caller.
+// Nothing here allocates but scratch.h, throws or keeps state: memory belongs to the caller.
 
 #pragma once
 
@@ -11,9 +11,12 @@
 struct bf16 {
     uint16_t bits;
 };
+struct fp8 {  // e4m3: one sign, four bits of exponent, three of mantissa, no infinity
+    uint8_t bits;
+};
 
 // Tensors are described by address and size alone; rows are contiguous unless a stride is given.
-enum class Dtype : int32_t { f32 = 0, bf16 = 1 };
+enum class Dtype : int32_t { f32 = 0, bf16 = 1, fp8 = 2, int8 = 3 };
 
 struct RmsNormArgs {
     const void* x;         // [rows, size]
@@ -89,6 +92,34 @@ struct PackArgs {
 };
 void pack_weight(const PackArgs& args);
 
+// Caches are [blocks, block_size, kv_heads, row], where a row has head_dim numbers (see paged.h).
+struct RotaryArgs {
+    const void* heads;     // [tokens, num_heads + 2 kv_heads, head_dim]
+    const void *query_norm, *key_norm;  // [head_dim], or null
+    const void *cos, *sin; // [tokens, rotary_dim]
+    void *k_cache, *v_cache;
+    const int64_t* slots;  // [tokens], negative for nowhere
+    void* query;           // [tokens, num_heads, head_dim], out
+    int64_t tokens, stride;  // of the rows of `heads`, in numbers
+    int32_t num_heads, kv_heads, head_dim, rotary_dim;
+    float eps;
+    Dtype dtype, kept;     // of all but the caches, of the caches
+    int32_t threads;
+};
+
+struct AttentionArgs {
+    const void* query;     // [tokens, heads, head_dim], rows query_stride numbers apart
+    const void *k_cache, *v_cache;
+    void* out;             // [tokens, heads, head_dim]
+    const int32_t *query_start, *seq_lens, *block_table;  // of a BatchLayout; decodes come first
+    int64_t requests, table_stride, query_stride;
+    int32_t block_size, heads, kv_heads, head_dim;        // block_size: a power of two
+    int32_t window;        // keys that a query sees, 0 for all
+    float scale;
+    Dtype dtype, kept;     // of query and out, of the caches
+    int32_t threads;
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNormArgs&);
@@ -99,6 +130,9 @@ struct Kernels {
     void (*linear)(const LinearArgs&);      // with weights in float or bf16
     void (*linear_int)(const LinearArgs&);  // with others
     void (*quantize)(const QuantizeArgs&);
+    void (*rotary_write_kv)(const RotaryArgs&);
+    void (*attention)(const AttentionArgs&);
+    void (*exp)(const float*, float*, int64_t);
     void (*linear_bf16)(const LinearArgs&) = nullptr;  // library.cpp's choice
 };
 

@@ -14,6 +14,18 @@ struct F32 {  // 16 x float
     // of 16 pairs, the first or the second of each
     static F32 firsts(const bf16* p) { return {first(p), first(p + 16)}; }
     static F32 seconds(const bf16* p) { return {second(p), second(p + 16)}; }
+    static F32 load(const int8_t* p) { return {widen(p), widen(p + 8)}; }
+    static F32 load(const fp8* p) {  // as half precision, which has one bit of exponent more
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+        const __m256i half = _mm256_and_si256(moved, _mm256_set1_epi16(int16_t(0xbf80)));
+        const __m256i digits = _mm256_and_si256(half, _mm256_set1_epi16(0x3f80));
+        const __m256i nan = _mm256_cmpeq_epi16(digits, _mm256_set1_epi16(0x3f80));
+        const __m256i kept = _mm256_or_si256(half, nan);
+        const __m256 back = _mm256_set1_ps(256.0f);
+        return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(kept)), back),
+                _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(kept, 1)), back)};
+    }
     void store(float* p) const {
         _mm256_storeu_ps(p, lo);
         _mm256_storeu_ps(p + 8, hi);
@@ -22,6 +34,13 @@ struct F32 {  // 16 x float
         const __m256i packed = _mm256_packus_epi32(narrow(lo), narrow(hi));
         const __m256i ordered = _mm256_permute4x64_epi64(packed, 0xd8);
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ordered);
+    }
+    void store(int8_t* p) const {  // to nearest, cut off at -128 and 127
+        const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi));
+        const __m256i bytes = _mm256_packs_epi16(words, words);
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5);
+        const __m256i codes = _mm256_permutevar8x32_epi32(bytes, order);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(codes));
     }
     float sum() const {
         const __m256 eight = _mm256_add_ps(lo, hi);
@@ -49,6 +68,10 @@ struct F32 {  // 16 x float
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
         return _mm256_castsi256_ps(_mm256_and_si256(pairs, mask));
+    }
+    static __m256 widen(const int8_t* p) {
+        const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
     }
     static __m256i narrow(__m256 v) {
         const __m256i bits = _mm256_castps_si256(v);
@@ -110,3 +133,19 @@ inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(sum), _mm256_extractf128_pd(sum, 1));
     return static_cast<int64_t>(_mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two))));
 }
+inline __m256 where_less(__m256 a, __m256 b, __m256 yes, __m256 no) {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+inline F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
+    return {where_less(a.lo, b.lo, yes.lo, no.lo), where_less(a.hi, b.hi, yes.hi, no.hi)};
+}
+// The sums of four, next to each other.
+inline void store_sums(F32 a, F32 b, F32 c, F32 d, float* p) {
+    const __m256 ab = _mm256_hadd_ps(_mm256_add_ps(a.lo, a.hi), _mm256_add_ps(b.lo, b.hi));
+    const __m256 cd = _mm256_hadd_ps(_mm256_add_ps(c.lo, c.hi), _mm256_add_ps(d.lo, d.hi));
+    const __m256 sums = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+}
+
+// Registers of a tile of sums in attention: rows, and vectors of columns.
+constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 1, SUM_VECTORS = 1;

@@ -22,6 +22,19 @@ struct F32 {  // 16 x float
         const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
         return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
     }
+    static F32 load(const int8_t* p) {
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+    }
+    static F32 load(const fp8* p) {  // as half precision, which has one bit of exponent more
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+        const __m256i half = _mm256_and_si256(moved, _mm256_set1_epi16(int16_t(0xbf80)));
+        const __m256i digits = _mm256_and_si256(half, _mm256_set1_epi16(0x3f80));
+        const __m256i nan = _mm256_cmpeq_epi16(digits, _mm256_set1_epi16(0x3f80));
+        const __m512 wide = _mm512_cvtph_ps(_mm256_or_si256(half, nan));
+        return {_mm512_mul_ps(wide, _mm512_set1_ps(256.0f))};
+    }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     void store(bf16* p) const {  // to nearest, ties to even; NaN stays NaN
         const __m512i bits = _mm512_castps_si512(v);
@@ -31,6 +44,10 @@ struct F32 {  // 16 x float
         __m512i sum = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
         sum = _mm512_mask_mov_epi32(sum, nan, _mm512_set1_epi32(0x7fc0));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(sum));
+    }
+    void store(int8_t* p) const {  // to nearest, cut off at -128 and 127
+        const __m128i codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), codes);
     }
     float sum() const { return _mm512_reduce_add_ps(v); }
     float max() const { return _mm512_reduce_max_ps(v); }
@@ -57,3 +74,17 @@ inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
     }
     return static_cast<int64_t>(_mm512_reduce_add_pd(sum));
 }
+inline F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
+// The sums of four, next to each other.
+inline void store_sums(F32 a, F32 b, F32 c, F32 d, float* p) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
+    const __m512 sums = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sums), _mm512_extractf32x8_ps(sums, 1));
+    _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
+// Registers of a tile of sums in attention: rows, and vectors of columns.
+constexpr int SCORE_ROWS = 8, SCORE_VECTORS = 2, SUM_VECTORS = 4;

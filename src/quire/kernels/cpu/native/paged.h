@@ -1,0 +1,58 @@
+// How keys and values lie in the cache [blocks, size, heads, row]. Included inside a namespace that
+// has the vector types.
+
+constexpr int64_t MAX_DIM = 256;  // of a head; a multiple of 16
+
+// Rows of bytes with a sign end with a scale in bfloat16, by which all their numbers are multiplied.
+template <typename Code>
+constexpr bool is_scaled = false;
+template <>
+constexpr bool is_scaled<int8_t> = true;
+
+template <typename Code>
+constexpr int64_t row_bytes(int64_t dim) {
+    return dim * static_cast<int64_t>(sizeof(Code)) + (is_scaled<Code> ? sizeof(bf16) : 0);
+}
+
+template <typename Code>
+inline float scale_of(const Code* row, int64_t dim) {
+    bf16 scale{0x3f80};  // 1
+    if constexpr (is_scaled<Code>) std::memcpy(&scale, row + dim, sizeof scale);
+    return widen(scale);
+}
+
+// A request's blocks, of 2^shift tokens each.
+struct Blocks {
+    const int32_t* table;
+    int64_t token_bytes;
+    int shift;
+
+    int64_t offset(int64_t position) const {  // in bytes, of a token's row in both caches
+        const int64_t inside = position & ((int64_t{1} << shift) - 1);
+        return ((int64_t{table[position >> shift]} << shift) + inside) * token_bytes;
+    }
+};
+
+// `count` rows of a head, from a position on, as numbers [count, dim].
+template <typename Code>
+void widen_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t position,
+                int64_t count, int64_t dim, float* out) {
+    for (int64_t t = 0; t < count; ++t, out += dim) {
+        const char* at = cache + blocks.offset(position + t) + head * row_bytes<Code>(dim);
+        const Code* row = reinterpret_cast<const Code*>(at);
+        const F32 scale = F32::all(scale_of(row, dim));
+        for (int64_t d = 0; d < dim; d += 16) {
+            const F32 x = F32::load(row + d);
+            (is_scaled<Code> ? x * scale : x).store(out + d);
+        }
+    }
+}
+
+inline F32 load_as(Dtype dtype, const void* p, int64_t i) {
+    return dtype == Dtype::bf16 ? F32::load(static_cast<const bf16*>(p) + i)
+                                : F32::load(static_cast<const float*>(p) + i);
+}
+inline void store_as(Dtype dtype, F32 x, void* p, int64_t i) {
+    dtype == Dtype::bf16 ? x.store(static_cast<bf16*>(p) + i)
+                         : x.store(static_cast<float*>(p) + i);
+}

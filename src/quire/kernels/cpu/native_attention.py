@@ -1,0 +1,141 @@
+"""The way from Python to compiled attention and to the write of turned keys and values.
+
+Owns when they can serve: queries in float32 or bfloat16, heads of up to 256 numbers, a multiple of
+16. For all else PyTorch's operations do. See native/attention.h for how they work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu import attention as torch_attention
+from quire.kernels.cpu import elementwise, native
+from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import HeadNorms
+
+KEPT = {**native.DTYPES, torch.float8_e4m3fn: 2}  # `Dtype` in quire_cpu.h
+
+_POINTER = ctypes.c_void_p
+
+
+class RotaryArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("heads", "query_norm", "key_norm", "cos", "sin")),
+        *((name, _POINTER) for name in ("k_cache", "v_cache", "slots", "query")),
+        *((name, ctypes.c_int64) for name in ("tokens", "stride")),
+        *((name, ctypes.c_int32) for name in ("num_heads", "kv_heads", "head_dim", "rotary_dim")),
+        ("eps", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("dtype", "kept", "threads")),
+    ]
+
+
+class AttentionArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("query", "k_cache", "v_cache", "out")),
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
+        *((name, ctypes.c_int64) for name in ("requests", "table_stride", "query_stride")),
+        *((name, ctypes.c_int32) for name in ("block_size", "heads", "kv_heads", "head_dim")),
+        ("window", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("dtype", "kept", "threads")),
+    ]
+
+
+def rotary_write_kv(
+    heads: Tensor,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Twin of `reference.rotary_write_kv`; between its steps float32 is not rounded to bfloat16."""
+    lib = native.library()
+    assert lib is not None
+    tokens, num_heads, dim = heads.shape
+    stride, *inner = heads.stride()
+    kv_heads = k_cache.shape[2]
+    if not _serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
+        return elementwise.rotary_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
+    num_heads -= 2 * kv_heads
+    cos, sin = cos.contiguous(), sin.contiguous()
+    query = heads.new_empty(tokens, num_heads, dim)
+    args = RotaryArgs(
+        heads.data_ptr(),
+        None if norms is None else norms.query.data_ptr(),
+        None if norms is None else norms.key.data_ptr(),
+        cos.data_ptr(), sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
+        slot_mapping.data_ptr(), query.data_ptr(), tokens, stride,
+        num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
+        native.DTYPES[heads.dtype], KEPT[k_cache.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    lib.quire_cpu_rotary_write_kv(ctypes.byref(args))
+    return query
+
+
+def attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Twin of `reference.attention` for layouts that `BatchLayout.build` made."""
+    lib = native.library()
+    assert lib is not None
+    tokens, num_heads, dim = query.shape
+    stride, *inner = query.stride()
+    if not _serves(query, dim, k_cache) or inner != [dim, 1]:
+        return torch_attention.attention(query, k_cache, v_cache, layout, scale, sliding_window)
+    # what is the same in all layers is filled in once
+    key = ("compiled attention", query.shape, query.dtype, scale, sliding_window)
+    args = layout.once(key, lambda: _args(query, k_cache, layout, scale, sliding_window))
+    out = query.new_empty(tokens, num_heads, dim)
+    args.query, args.query_stride, args.out = query.data_ptr(), stride, out.data_ptr()
+    args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+    lib.quire_cpu_attention(ctypes.byref(args))
+    return out
+
+
+def _args(
+    query: Tensor, k_cache: Tensor, layout: BatchLayout, scale: float, sliding_window: int | None
+) -> AttentionArgs:
+    args = AttentionArgs(
+        query_start=layout.query_start_loc.data_ptr(),
+        seq_lens=layout.seq_lens.data_ptr(),
+        block_table=layout.block_table.data_ptr(),
+        requests=len(layout.seq_lens),
+        table_stride=layout.block_table.stride(0),
+        block_size=k_cache.shape[1],
+        heads=query.shape[1],
+        kv_heads=k_cache.shape[2],
+        head_dim=query.shape[2],
+        window=sliding_window or 0,
+        scale=scale,
+        dtype=native.DTYPES[query.dtype],
+        kept=KEPT[k_cache.dtype],
+        threads=torch.get_num_threads(),
+    )
+    return args
+
+
+def _serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
+    """Whether shapes and types are those that were compiled."""
+    block_size = k_cache.shape[1]
+    return (
+        query.dtype in native.DTYPES
+        and k_cache.dtype in KEPT
+        and dim % 16 == 0
+        and dim <= 256
+        and block_size & (block_size - 1) == 0
+    )
