@@ -1,9 +1,9 @@
-"""How much weights and KV cache in FP8 change the bundled model's answers.
+"""How much weights in FP8 and a KV cache in FP8 or INT8 change the bundled model's answers.
 
 python benchmarks/fp8_quality.py
 
 Held-out text and chats of the model's training, which it has not seen, are scored token by token
-with float32 weights and, in turns, with FP8 weights, an FP8 KV cache, and both. Prompts are
+with float32 weights and, in turns, with FP8 weights, a KV cache in 8 bits, and both. Prompts are
 computed in chunks, so that most keys are read back from the cache. Where a row says "activations",
 products round them to FP8 as a GPU does; a CPU leaves them as they are.
 """
@@ -63,6 +63,7 @@ def main() -> None:
         ("FP8 weights", quantized, "auto", False),
         ("FP8 weights and activations", quantized, "auto", True),
         ("FP8 KV cache", plain, "fp8", False),
+        ("INT8 KV cache", plain, "int8", False),
         ("FP8 weights, activations and KV cache", quantized, "fp8", True),
         ("FP8 weights and activations but for the head", mixed, "auto", True),
     ):
@@ -74,11 +75,11 @@ def main() -> None:
         print(rows[-1], flush=True)
     sizes = [
         block_bytes(shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype)
-        for dtype in (torch.bfloat16, kv_dtype("fp8", torch.bfloat16))
+        for dtype in (kv_dtype(kept, torch.bfloat16) for kept in ("auto", "fp8", "int8"))
     ]
     tokens = sum(len(ids) - 1 for ids in samples)
     measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}
-    measured["kv_capacity"] = sizes[0] / sizes[1]
+    measured["kv_capacity"] = {"fp8": sizes[0] / sizes[1], "int8": sizes[0] / sizes[2]}
     print(record.save("fp8_quality", measured, args.results))
 
 

@@ -87,10 +87,10 @@ class CacheConfig:
     gpu_memory_utilization: float = _setting(
         0.9, "share of a GPU's memory to plan for; a CPU has none"
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = _setting(
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = _setting(
         "auto",
         "data type of keys and values in the KV cache; auto: the model's; fp8 (or fp8_e4m3): 8 "
-        "bits, so that twice as many tokens fit",
+        "bits, so that twice as many tokens fit; int8: 8 bits and a scale for each head, on a CPU",
     )
     enable_prefix_caching: bool = _setting(True, "share the KV blocks of equal prefixes")
 

@@ -47,6 +47,7 @@ def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> int:
         {"num_blocks": 50, "block_size": 32, "dtype": "bfloat16"},
         {"num_blocks": 50, "kv_cache_dtype": "fp8"},
         {"kv_cache_memory_bytes": 5_000_000, "kv_cache_dtype": "fp8_e4m3"},
+        {"num_blocks": 50, "kv_cache_dtype": "int8"},
         {"kv_cache_memory_bytes": 5_000_000},
         {"kv_cache_memory_bytes": 1 << 40, "max_num_seqs": 2, "max_model_len": 100},
         {"load_format": "null"},

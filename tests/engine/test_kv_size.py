@@ -168,3 +168,10 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
     assert reason == "error"
     assert "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization" in str(error)
     assert answer("b") == ("length", None)
+
+
+def test_keys_in_int8_are_refused_on_a_gpu() -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", kv_cache_dtype="int8")
+    assert startup.choose_kv_type(config, torch.bfloat16, CPU) == torch.int8
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'int8', which only a CPU's"):
+        startup.choose_kv_type(config, torch.bfloat16, torch.device("cuda"))

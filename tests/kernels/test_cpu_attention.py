@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from twins import attention_case
 
+from quire.kernels import reference
 from quire.kernels.cpu import attention
 
 
@@ -26,3 +29,13 @@ def test_little_is_padding(lengths: list[int]) -> None:
     groups = attention._grouped(lengths, 1024)
     copied = sum(len(group) * lengths[group[0]] for group in groups)
     assert sum(lengths) / copied > 0.7
+
+
+@pytest.mark.parametrize("queries", [[1, 1, 1], [5, 40, 9]])
+def test_a_cache_in_int8_is_read_as_its_twin_reads_it(queries: list[int]) -> None:
+    query, k_cache, v_cache, *rest = attention_case(
+        queries, [1100, 40, 41], (4, 2, 20), None, True, torch.float32
+    )
+    caches = [reference.quantize_heads(cache) for cache in (k_cache, v_cache)]
+    expected = reference.attention(query, *caches, *rest)
+    torch.testing.assert_close(attention.attention(query, *caches, *rest), expected)

@@ -181,6 +181,39 @@ def test_fp8_is_written_as_its_twin_writes_it() -> None:
     assert torch.equal(found.float().sign().nan_to_num(0), expected.float().sign().nan_to_num(0))
 
 
+@pytest.mark.parametrize("window", [None, 33])
+def test_attention_over_int8(window: int | None) -> None:
+    for batch in BATCHES:
+        query, k_cache, v_cache, *rest = attention_case(
+            *batch, (6, 2, 48), window, True, torch.float32
+        )
+        caches = [reference.quantize_heads(cache) for cache in (k_cache, v_cache)]
+        expected = reference.attention(query, *caches, *rest)
+        close(ours.attention(query, *caches, *rest), expected)
+
+
+def test_int8_is_written_as_its_twin_writes_it() -> None:
+    """Codes may differ by one where a quotient is between two; the scales are the same."""
+    heads = normal(40, 6, 32, dtype=torch.float32) * torch.logspace(-9, 9, 40)[:, None, None]
+    heads[5, 4] = 0.0
+    heads[7, 4, 3] = float("nan")
+    heads[8, 2, 1] = float("inf")
+    cos, sin = torch.ones(40, 32), torch.zeros(40, 32)
+    found, expected = (torch.zeros(2, 5, 8, 2, 34, dtype=torch.int8) for _ in range(2))
+    slots = torch.arange(40)
+    ours.rotary_write_kv(heads, None, cos, sin, *found, slots)
+    reference.rotary_write_kv(heads, None, cos, sin, *expected, slots)
+    none = reference.widened(expected, torch.float32).isnan()
+    assert none.sum() == 2 * 32
+    assert torch.equal(reference.widened(found, torch.float32).isnan(), none)
+    kept = ~none.any(-1)
+    assert torch.equal(found[kept][:, 32:], expected[kept][:, 32:])
+    assert (found[kept].int() - expected[kept].int()).abs().max() <= 1
+    turned = torch.stack([heads[:, 2:4], heads[:, 4:]]).view(kept.shape + (32,))
+    step = reference.widened(found, torch.float32)[kept] - turned[kept]
+    assert (step.abs() <= turned[kept].abs().amax(-1, keepdim=True) / 127 * 0.51).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_what_was_not_compiled_falls_back(dtype: torch.dtype) -> None:
     dim = 32 if dtype == torch.float16 else 20

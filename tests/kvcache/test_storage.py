@@ -8,18 +8,24 @@ import torch
 from quire.kvcache.storage import allocate_kv, block_bytes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
     kv = allocate_kv(3, 7, 16, 2, 20, dtype, "cpu")
     assert len(kv) == 3
     for k, v in kv:
-        assert k.shape == v.shape == (7, 16, 2, 20)
+        assert k.shape == v.shape == (7, 16, 2, 22 if dtype == torch.int8 else 20)
         assert k.dtype == v.dtype == dtype
         assert k.is_contiguous()
         assert not k.float().any()
         assert not v.float().any()
     total = sum(t.numel() * t.element_size() for pair in kv for t in pair)
     assert total == 7 * block_bytes(3, 16, 2, 20, dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_int8_holds_nearly_twice_as_much(head_dim: int) -> None:
+    wide, narrow = (block_bytes(1, 16, 8, head_dim, d) for d in (torch.bfloat16, torch.int8))
+    assert wide / narrow > 1.9
 
 
 def test_layers_do_not_share_memory() -> None:

@@ -11,8 +11,8 @@ from quire.hub import resolve_model
 from quire.kvcache.storage import kv_dtype
 
 
-@pytest.mark.parametrize("setting", ["fp8", "fp8_e4m3"])
-def test_a_cache_in_fp8_changes_little(setting: str) -> None:
+@pytest.mark.parametrize("setting", ["fp8", "fp8_e4m3", "int8"])
+def test_a_cache_in_8_bits_changes_little(setting: str) -> None:
     """Logits of a whole prompt, chunk by chunk, so that most keys are read back."""
     model, shape = load_folder(resolve_model("quire-tiny"))
     prompt = [5, 60, 700, 8, 90, 1000] * 8
@@ -21,4 +21,4 @@ def test_a_cache_in_fp8_changes_little(setting: str) -> None:
         for name in ("auto", setting)
     )
     assert not torch.equal(ours, exact)
-    assert F.cosine_similarity(ours, exact, dim=1).min() > 0.99
+    assert F.cosine_similarity(ours, exact, dim=1).min() > (0.999 if setting == "int8" else 0.99)

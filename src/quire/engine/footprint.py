@@ -106,9 +106,13 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
 
 def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
     """Bytes of one KV block in all layers."""
-    own = config.cache.kv_cache_dtype != "auto"  # which is FP8
-    slot = shape.num_kv_heads * shape.head_dim * (1 if own else ITEM_BYTES[dtype_of(config, shape)])
-    return 2 * shape.num_layers * config.cache.block_size * slot
+    kept = config.cache.kv_cache_dtype
+    row = shape.head_dim  # bytes in FP8
+    if kept == "auto":
+        row *= ITEM_BYTES[dtype_of(config, shape)]
+    elif kept == "int8":
+        row += 2  # the scale
+    return 2 * shape.num_layers * config.cache.block_size * shape.num_kv_heads * row
 
 
 def blocks_within(

@@ -173,6 +173,10 @@ def choose_dtype(
 def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """As asked. Raises ConfigError where the device cannot convert it."""
     found = kv_dtype(config.cache.kv_cache_dtype, dtype)
+    if found == torch.int8 and device.type == "cuda":
+        raise ConfigError(
+            "kv_cache_dtype is 'int8', which only a CPU's kernels read; give 'fp8', or device='cpu'"
+        )
     if found == torch.float8_e4m3fn and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < (8, 9):

@@ -77,13 +77,36 @@ def write_kv(
 def write_cache(x: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Put x [T, Hkv, D] in slots [T] of a cache [blocks, size, Hkv, D].
 
-    In FP8, what is beyond the largest number becomes that; what is no number stays so.
+    In FP8, what is beyond the largest number becomes that; what is no number stays so. See
+    `quantize_heads` for int8.
     """
     flat = cache.flatten(0, 1)
+    if cache.dtype == torch.int8:
+        x = quantize_heads(x)
     if cache.dtype == FP8:  # whose copying PyTorch knows as bytes only
         x = x.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
         flat = flat.view(torch.uint8)
     flat.index_copy_(0, slots, x)
+
+
+def quantize_heads(x: Tensor) -> Tensor:
+    """Heads [..., D] as int8 [..., D + 2]: codes from -127 to 127, and their scale in bfloat16.
+
+    The largest of a head is 127 steps. What is no number, or infinite, makes the scale NaN.
+    """
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True) / 127.0 + (x * 0.0).sum(-1, keepdim=True)
+    scale = scale.bfloat16()
+    codes = torch.where(scale > 0.0, x / scale.float(), 0.0).round_().clamp_(-127.0, 127.0)
+    return torch.cat([codes.to(torch.int8), scale.view(torch.int8)], dim=-1)
+
+
+def widened(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of a cache [..., D], in int8 [..., D + 2], as numbers of a type [..., D]."""
+    if rows.dtype != torch.int8:
+        return rows.to(dtype)
+    scale = rows[..., -2:].contiguous().view(torch.bfloat16)
+    return (rows[..., :-2].float() * scale.float()).to(dtype)
 
 
 def rotary_angles(
@@ -136,8 +159,8 @@ def attention(
 ) -> Tensor:
     """Causal attention of each request's queries over its own blocks, softmax in float32.
 
-    query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, Hq a multiple of
-    Hkv; the result is [T, Hq, D].
+    query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, or in int8 with
+    rows as `quantize_heads` makes them, Hq a multiple of Hkv; the result is [T, Hq, D].
     The query at position p sees keys (p - sliding_window, p], or [0, p] without a window. Tokens of
     no request become zeros.
     """
@@ -151,8 +174,12 @@ def attention(
         if len(q) == 0:
             continue
         blocks = layout.block_table[row, : -(-seq_len // block_size)].long()
-        k = k_cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
-        v = v_cache[blocks].flatten(0, 1)[:seq_len].float().repeat_interleave(group, dim=1)
+        k, v = (
+            widened(cache[blocks].flatten(0, 1)[:seq_len], torch.float32).repeat_interleave(
+                group, dim=1
+            )
+            for cache in (k_cache, v_cache)
+        )
         scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
         hidden = ~visible(len(q), seq_len, sliding_window, query.device)
         probs = scores.masked_fill_(hidden, float("-inf")).softmax(-1)

@@ -11,14 +11,20 @@ from torch import Tensor
 
 def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
     """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    return dtype if setting == "auto" else torch.float8_e4m3fn
+    return {"auto": dtype, "int8": torch.int8}.get(setting, torch.float8_e4m3fn)
+
+
+def row_size(head_dim: int, dtype: torch.dtype) -> int:
+    """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
+    return head_dim + 2 if dtype == torch.int8 else head_dim
 
 
 def block_bytes(
     num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
     """Bytes of one block: keys and values of block_size tokens in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+    row = row_size(head_dim, dtype) * dtype.itemsize
+    return 2 * num_layers * block_size * num_kv_heads * row
 
 
 def allocate_kv(
@@ -30,11 +36,11 @@ def allocate_kv(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> list[tuple[Tensor, Tensor]]:
-    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, head_dim].
+    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, row_size].
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
     """
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    shape = (num_blocks, block_size, num_kv_heads, row_size(head_dim, dtype))
     return [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(num_layers)]
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
-from quire.kernels.reference import visible
+from quire.kernels.reference import visible, widened
 
 _LONG = 1024  # visible keys from which on a decode goes alone
 _LARGEST_COPY = 2**24  # bytes; what is larger comes from the system anew, page by page
@@ -54,8 +54,7 @@ def attention(
     sliding_window: int | None,
 ) -> Tensor:
     """Twin of `reference.attention`."""
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    heads = query.view(len(query), num_kv_heads, -1, head_dim)  # [T, Hkv, G, D]
+    heads = query.view(len(query), k_cache.shape[2], -1, query.shape[2])  # [T, Hkv, G, D]
     out = torch.empty_like(heads, memory_format=torch.contiguous_format)
     key = ("cpu attention", sliding_window, query.dtype, k_cache.shape[1:])
     groups, loners = layout.once(key, lambda: _plan(layout, sliding_window, k_cache, query.dtype))
@@ -63,8 +62,8 @@ def attention(
         out[group.rows] = _together(heads[group.rows], k_cache, v_cache, group, scale)
     for one in loners:
         q = heads[one.start : one.start + one.num_queries]
-        k = _keys(k_cache, layout, one).to(q.dtype)  # a copy of those in FP8 alone
-        v = _keys(v_cache, layout, one).to(q.dtype)
+        k = widened(_keys(k_cache, layout, one), q.dtype)  # a copy of those in 8 bits alone
+        v = widened(_keys(v_cache, layout, one), q.dtype)
         out[one.start : one.start + one.num_queries] = _alone(q, k, v, one, scale)
     return out.view(query.shape)
 
@@ -72,8 +71,8 @@ def attention(
 def _together(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: float) -> Tensor:
     """Decodes of several requests: q [n, Hkv, G, D] → the same shape."""
     shape = (len(q), -1, *k_cache.shape[2:])  # n, S, Hkv, D
-    k = k_cache.flatten(0, 1).index_select(0, group.slots).view(shape).to(q.dtype)
-    v = v_cache.flatten(0, 1).index_select(0, group.slots).view(shape).to(q.dtype)
+    k = widened(k_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
+    v = widened(v_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
     return F.scaled_dot_product_attention(
         q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=group.mask, scale=scale
     )

@@ -17,7 +17,7 @@ from quire.kernels.cpu import elementwise, native
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms
 
-KEPT = {**native.DTYPES, torch.float8_e4m3fn: 2}  # `Dtype` in quire_cpu.h
+KEPT = {**native.DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
 
 _POINTER = ctypes.c_void_p
 
