@@ -209,7 +209,7 @@ def test_int8_is_written_as_its_twin_writes_it() -> None:
     kept = ~none.any(-1)
     assert torch.equal(found[kept][:, 32:], expected[kept][:, 32:])
     assert (found[kept].int() - expected[kept].int()).abs().max() <= 1
-    turned = torch.stack([heads[:, 2:4], heads[:, 4:]]).view(kept.shape + (32,))
+    turned = torch.stack([heads[:, 2:4], heads[:, 4:]]).view((*kept.shape, 32))
     step = reference.widened(found, torch.float32)[kept] - turned[kept]
     assert (step.abs() <= turned[kept].abs().amax(-1, keepdim=True) / 127 * 0.51).all()
 
