@@ -42,10 +42,11 @@ inline void score(const float* query, const Code* key, int64_t dim, float* out) 
         for (int j = 0; j < N; ++j) out[j] *= scale_of(key, dim);
 }
 
-// Adds the values of some tokens to V vectors of the sums of N heads.
+// Adds the values of some tokens to V vectors of the sums of N heads. On its own, as it needs most
+// of the registers.
 template <int N, int V, typename Code>
-inline void add_vectors(const char* const* rows, const float* weights, int64_t width, int64_t count,
-                        int64_t dim, int64_t d, float* sums) {
+[[gnu::noinline]] void add_vectors(const char* const* rows, const float* weights, int64_t width,
+                                   int64_t count, int64_t dim, int64_t d, float* sums) {
     F32 sum[N][V];
     for (int j = 0; j < N; ++j)
         for (int v = 0; v < V; ++v) sum[j][v] = F32::load(sums + j * dim + d + 16 * v);
