@@ -45,6 +45,15 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr(elementwise, "rotary_write_kv", None)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait for each other, which takes long where others want the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def close(found: Tensor, expected: Tensor) -> None:
     limit = ROUNDING[found.dtype] * expected.abs().max()
     assert found.shape == expected.shape
@@ -105,8 +114,7 @@ def test_a_request_has_the_same_bits_in_any_batch_on_any_threads(dtype: torch.dt
     query, k_cache, v_cache, layout, *rest = attention_case(queries, lens, heads, None, True, dtype)
     whole = ours.attention(query, k_cache, v_cache, layout, *rest)
     start = 0
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2 if threads == 1 else 1)
+    torch.set_num_threads(3)
     for row, (count, length) in enumerate(zip(queries, lens, strict=True)):
         alone = type(layout).build(
             [count], [length], layout.block_table[row : row + 1].numpy(), k_cache.shape[1]
@@ -115,7 +123,6 @@ def test_a_request_has_the_same_bits_in_any_batch_on_any_threads(dtype: torch.dt
         found = ours.attention(query[part], k_cache, v_cache, alone, *rest)
         assert torch.equal(found, whole[part])
         start += count
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("queries", [[1, 1, 1], [5, 40, 9]])
