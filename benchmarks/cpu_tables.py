@@ -1,4 +1,4 @@
-"""Tables of speed on a CPU: cpu_peers.py's engines side by side, and cpu_growth.py's figures."""
+"""Tables of speed on a CPU: engines side by side, growth, attention."""
 
 from __future__ import annotations
 
@@ -89,4 +89,23 @@ def cpu_growth(result: Result) -> str:
             cells.append(f"{at['decode_s'] * 1e3:.0f} ({at['decode_floor_s'] * 1e3:.0f})")
             cells += [f"{at['peak_gb']:.2f}", f"{at['weights_gb'] + at['kv_gb']:.2f}"]
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cpu_attention(result: Result) -> str:
+    """A layer's attention: compiled beside PyTorch's and the floor."""
+    lines = [
+        f"Attention of one layer, bfloat16 keys and values, {result['threads']} threads, ms:",
+        "",
+        "| heads of | | compiled | PyTorch | times as fast | of the floor |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        what = f"{row['tokens']:,} tokens"
+        what = f"decode, {row['batch']} x {what}" if row["decodes"] else f"prompt, {what}"
+        ours, theirs, floor = (row[f"{way}_us"] / 1e3 for way in ("compiled", "torch", "floor"))
+        lines.append(
+            f"| {row['model']} | {what} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.1f} | "
+            f"{floor / ours:.0%} |"
+        )
     return "\n".join(lines)

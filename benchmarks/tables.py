@@ -16,13 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cpu_tables import cpu_growth, cpu_peers
+from cpu_tables import cpu_attention, cpu_growth, cpu_peers
 from serving_table import serving, step_profile
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
     "README.md",
+    "docs/cpu.md",
     "docs/gpu-kernels.md",
     "docs/performance.md",
     "docs/profile.md",
@@ -318,6 +319,7 @@ def fp8_quality(result: Result) -> str:
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
     "cpu_model_amx": cpu_model,
+    "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "cpu_peers": cpu_peers,
     "prefix_caching": prefix_caching,
