@@ -114,3 +114,6 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         native.library()
     monkeypatch.delenv(native.VARIABLE)
     assert native.library() is not None
+    monkeypatch.setattr(native, "INTERFACE", -1)
+    with pytest.raises(ConfigError, match="built for other code; install again"):
+        native.library()

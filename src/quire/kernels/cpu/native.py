@@ -25,6 +25,8 @@ from quire.kernels.cpu import elementwise
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
+INTERFACE = 1  # as in quire_cpu.h
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in quire_cpu.h
 
 
@@ -58,6 +60,10 @@ def library() -> ctypes.CDLL | None:
             f"{VARIABLE} is {wanted!r}, but the kernels were not built; install with a C++ compiler"
         )
     loaded = ctypes.CDLL(spec.origin)
+    if not _fits(loaded):
+        raise ConfigError(
+            f"{spec.origin} was built for other code; install again, or set {VARIABLE}=torch"
+        )
     loaded.quire_cpu_choose.restype = ctypes.c_char_p
     if loaded.quire_cpu_choose(wanted.encode() if wanted else None) is None:
         if wanted is None:
@@ -66,6 +72,14 @@ def library() -> ctypes.CDLL | None:
     loaded.quire_cpu_linear.argtypes = [ctypes.c_char_p]  # a packed structure, in bytes
     loaded.quire_cpu_quantize.argtypes = [ctypes.c_char_p]
     return loaded
+
+
+def _fits(loaded: ctypes.CDLL) -> bool:
+    """Whether the library was built from this code: an installation for developers may be older."""
+    try:
+        return bool(loaded.quire_cpu_interface() == INTERFACE)
+    except AttributeError:
+        return False
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

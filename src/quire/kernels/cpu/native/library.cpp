@@ -60,6 +60,9 @@ static const Kernels* chosen = nullptr;
 #pragma GCC visibility push(default)
 extern "C" {
 
+// The number of the interface that this was built with.
+int32_t quire_cpu_interface() { return INTERFACE; }
+
 // Takes the best kernels that run here, or those of a name. Returns their name, null for none.
 const char* quire_cpu_choose(const char* name) {
     const Kernels* taken = take(name);

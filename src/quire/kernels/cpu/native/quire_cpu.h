@@ -8,6 +8,10 @@
 
 #include <cstdint>
 
+// Counts up with every change of what Python calls or of a structure; native.py has the same number,
+// and does not call a library that was built before the change.
+constexpr int32_t INTERFACE = 1;
+
 struct bf16 {
     uint16_t bits;
 };
