@@ -25,8 +25,8 @@ from quire.models.architecture import ModelArchitecture
 
 logger = logging.getLogger(__name__)
 
-# Below this size of float32 weights nothing is measured: one thread serves, and all is soon learned
-# from the steps. Measured on the bundled model (20 MB): see docs/log.md.
+# Below this size of float32 weights nothing is measured: one thread serves, which is a guess, and
+# the scheduler soon learns what steps cost.
 TINY_MODEL_BYTES = 1 << 26
 DECODES = (1, 8)  # tokens of a step, each of another request
 PROMPTS = (32, 128, 512)  # tokens of a step that are one prompt's

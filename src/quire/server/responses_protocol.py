@@ -167,6 +167,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 RESPONSES_UNSUPPORTED: body.NeutralValues = {
     "access_programs": (None, {}),
+    "background_options": (None, {}),
     "background": (None, False),
     "context_management": (None, []),
     "conversation": (None,),
