@@ -301,8 +301,8 @@ def source(name: str, result: Result, up: str) -> str:
     )
 
 
-def fp8_quality(result: Result) -> str:
-    """What FP8 changes of a model's predictions."""
+def quantization_quality(result: Result) -> str:
+    """What fewer bits change of a model's predictions."""
     lines = [
         f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
         "",
@@ -325,7 +325,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
     "faults": faults,
-    "fp8_quality": fp8_quality,
+    "quantization_quality": quantization_quality,
     "overload": overload,
     "soak": soak,
     "server_overhead": server_overhead,

@@ -1,11 +1,11 @@
-"""How much weights in FP8 and a KV cache in FP8 or INT8 change the bundled model's answers.
+"""How much weights and KV caches with fewer bits change the bundled model's answers.
 
-python benchmarks/fp8_quality.py
+python benchmarks/quantization_quality.py
 
 Held-out text and chats of the model's training, which it has not seen, are scored token by token
-with float32 weights and, in turns, with FP8 weights, a KV cache in 8 bits, and both. Prompts are
-computed in chunks, so that most keys are read back from the cache. Where a row says "activations",
-products round them to FP8 as a GPU does; a CPU leaves them as they are.
+with float32 weights and, in turns, with each scheme and each KV cache. Prompts are computed in
+chunks, so that most keys are read back from the cache. int8 and int4 round activations as they do
+when they serve; for FP8 rows that say "activations" do so as a GPU does, since a CPU leaves them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,10 +27,10 @@ from torch import Tensor
 from quire.config import ModelConfig
 from quire.hub import resolve_model
 from quire.kernels import reference
+from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
 from quire.layers.context import ForwardContext
-from quire.layers.linear import LinearBase
 from quire.models.architecture import ModelArchitecture
 from quire.models.llama import LlamaForCausalLM
 from quire.models.loader import load_model
@@ -55,22 +56,26 @@ def main() -> None:
     folder = resolve_model(args.model)
     shape = ModelArchitecture.from_folder(folder)
     samples = read_samples(folder, args.texts, args.chats)
-    plain, quantized, mixed = (load(folder, shape, scheme) for scheme in ("none", "fp8", "fp8"))
-    mixed.lm_head = plain.lm_head
+    own, rounding = kernels_for("cpu"), replace(kernels_for("meta"), linear_fp8=rounded_fp8)
+    plain, fp8, on_gpu, int8, int4 = (
+        load(folder, shape, scheme, kernels)
+        for scheme, kernels in (
+            ("none", own), ("fp8", own), ("fp8", rounding), ("int8", own), ("int4", own)
+        )
+    )  # fmt: skip
     exact = [score(plain, shape, ids, "auto") for ids in samples]
     rows = []
-    for name, model, cache, rounds in (
-        ("FP8 weights", quantized, "auto", False),
-        ("FP8 weights and activations", quantized, "auto", True),
-        ("FP8 KV cache", plain, "fp8", False),
-        ("INT8 KV cache", plain, "int8", False),
-        ("FP8 weights, activations and KV cache", quantized, "fp8", True),
-        ("FP8 weights and activations but for the head", mixed, "auto", True),
+    for name, model, cache in (
+        ("INT8 weights and activations", int8, "auto"),
+        ("INT4 weights, INT8 activations and head", int4, "auto"),
+        ("FP8 weights", fp8, "auto"),
+        ("FP8 weights and activations", on_gpu, "auto"),
+        ("FP8 KV cache", plain, "fp8"),
+        ("INT8 KV cache", plain, "int8"),
+        ("INT8 weights, activations and KV cache", int8, "int8"),
+        ("FP8 weights, activations and KV cache", on_gpu, "fp8"),
     ):
-        hooks = round_activations(model) if rounds else []
         found = [score(model, shape, ids, cache) for ids in samples]
-        for hook in hooks:
-            hook.remove()
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)
     sizes = [
@@ -80,7 +85,7 @@ def main() -> None:
     tokens = sum(len(ids) - 1 for ids in samples)
     measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}
     measured["kv_capacity"] = {"fp8": sizes[0] / sizes[1], "int8": sizes[0] / sizes[2]}
-    print(record.save("fp8_quality", measured, args.results))
+    print(record.save("quantization_quality", measured, args.results))
 
 
 def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]]:
@@ -97,20 +102,17 @@ def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]
     return texts + chats
 
 
-def load(folder: Path, shape: ModelArchitecture, quantization: Any) -> LlamaForCausalLM:
+def load(
+    folder: Path, shape: ModelArchitecture, quantization: Any, kernels: Kernels
+) -> LlamaForCausalLM:
     config = ModelConfig(model=str(folder), quantization=quantization)
-    return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
+    return load_model(config, shape, folder, torch.device("cpu"), torch.float32, kernels)
 
 
-def round_activations(model: LlamaForCausalLM) -> list[Any]:
-    """Let quantized products round their inputs as GPUs that multiply FP8 by FP8 do."""
-
-    def rounded(_: Any, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        codes, scale = reference.quantize_rows(inputs[0])
-        return (codes.float() * scale,)
-
-    products = [m for m in model.modules() if isinstance(m, LinearBase) and "codes" in m._buffers]
-    return [product.register_forward_pre_hook(rounded) for product in products]
+def rounded_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The product as GPUs make it that multiply FP8 by FP8."""
+    x_codes, x_scale = reference.quantize_rows(x)
+    return reference.linear_fp8(x_codes.float() * x_scale, codes, scale, bias)
 
 
 def score(
