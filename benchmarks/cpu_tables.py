@@ -47,9 +47,11 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
     for row in rows:
         speeds = [_figure(row["prefill_tokens_per_s"], fastest)]
         speeds += [_figure(row["decode_tokens_per_s"][n], best[n]) for n in streams]
-        share = row["weights_gb"] * row["decode_tokens_per_s"]["1"] / row["read_gb_per_s"]
+        share = f"{row['weights_gb'] * row['decode_tokens_per_s']['1'] / row['read_gb_per_s']:.0%}"
+        if "quantization" in row["settings"]:  # made of another file while it was loaded
+            share = "-"
         rest = [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
-        rest += [f"{row['peak_gb_all_streams']:.2f}", f"{share:.0%}"]
+        rest += [f"{row['peak_gb_all_streams']:.2f}", share]
         mark = " *" if row["others_cores"] > QUIET else ""
         cells = [f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest]
         lines.append(f"| {' | '.join(cells)} |")
