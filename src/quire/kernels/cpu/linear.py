@@ -152,8 +152,6 @@ def linear_add_norm(
 def _multiply(
     x: Tensor | Normed, weight: Packed, bias: Tensor | None, out: Tensor, epilogue: Epilogue
 ) -> None:
-    lib = native.library()
-    assert lib is not None
     norm_weight, eps = 0, 0.0
     if isinstance(x, Tensor):
         rows = x
@@ -162,7 +160,7 @@ def _multiply(
     else:
         rows, norm_weight, eps = x.residual, x.weight.data_ptr(), x.eps
     rows = rows.contiguous()
-    lib.quire_cpu_linear(
+    native.compiled().quire_cpu_linear(
         _ARGS.pack(
             rows.data_ptr(), norm_weight, weight.weight.data_ptr(),
             0 if bias is None else bias.data_ptr(), out.data_ptr(),

@@ -67,9 +67,7 @@ def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
 
 def _quantize(weight: Tensor, codes: Tensor, scale: Tensor, group: int, form: int) -> None:
     weight = weight.contiguous()
-    lib = native.library()
-    assert lib is not None
-    lib.quire_cpu_quantize(
+    native.compiled().quire_cpu_quantize(
         _QUANTIZE_ARGS.pack(
             weight.data_ptr(), codes.data_ptr(), scale.data_ptr(), *weight.shape,
             group, native.DTYPES[weight.dtype], form, torch.get_num_threads(),
@@ -115,7 +113,5 @@ def _packed(
         codes.data_ptr(), scale.data_ptr(), None if zeros is None else zeros.data_ptr(),
         out.data_ptr(), n, k, group, kind, torch.get_num_threads(),
     )  # fmt: skip
-    lib = native.library()
-    assert lib is not None
-    lib.quire_cpu_pack(ctypes.byref(args))
+    native.compiled().quire_cpu_pack(ctypes.byref(args))
     return out

@@ -82,10 +82,15 @@ def _fits(loaded: ctypes.CDLL) -> bool:
         return False
 
 
+def compiled() -> ctypes.CDLL:
+    """The library, for operations that are chosen only where it is."""
+    found = library()
+    assert found is not None
+    return found
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`; between its steps float32 is not rounded to bfloat16."""
-    lib = library()
-    assert lib is not None
     if x.dtype not in DTYPES:
         return elementwise.rms_norm(x, weight, eps)
     x = x.contiguous()
@@ -95,5 +100,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps,
         DTYPES[x.dtype], torch.get_num_threads(),
     )  # fmt: skip
-    lib.quire_cpu_rms_norm(ctypes.byref(args))
+    compiled().quire_cpu_rms_norm(ctypes.byref(args))
     return out

@@ -59,8 +59,6 @@ def rotary_write_kv(
     slot_mapping: Tensor,
 ) -> Tensor:
     """Twin of `reference.rotary_write_kv`; between its steps float32 is not rounded to bfloat16."""
-    lib = native.library()
-    assert lib is not None
     tokens, num_heads, dim = heads.shape
     stride, *inner = heads.stride()
     kv_heads = k_cache.shape[2]
@@ -78,7 +76,7 @@ def rotary_write_kv(
         num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
         native.DTYPES[heads.dtype], KEPT[k_cache.dtype], torch.get_num_threads(),
     )  # fmt: skip
-    lib.quire_cpu_rotary_write_kv(ctypes.byref(args))
+    native.compiled().quire_cpu_rotary_write_kv(ctypes.byref(args))
     return query
 
 
@@ -91,8 +89,6 @@ def attention(
     sliding_window: int | None,
 ) -> Tensor:
     """Twin of `reference.attention` for layouts that `BatchLayout.build` made."""
-    lib = native.library()
-    assert lib is not None
     tokens, num_heads, dim = query.shape
     stride, *inner = query.stride()
     if not _serves(query, dim, k_cache) or inner != [dim, 1]:
@@ -103,7 +99,7 @@ def attention(
     out = query.new_empty(tokens, num_heads, dim)
     args.query, args.query_stride, args.out = query.data_ptr(), stride, out.data_ptr()
     args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
-    lib.quire_cpu_attention(ctypes.byref(args))
+    native.compiled().quire_cpu_attention(ctypes.byref(args))
     return out
 
 

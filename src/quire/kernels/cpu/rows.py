@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import elementwise
-from quire.kernels.cpu.native import DTYPES, library
+from quire.kernels.cpu.native import DTYPES, compiled
 
 
 class RowsArgs(ctypes.Structure):
@@ -78,4 +78,4 @@ def _call(name: str, x: Tensor, rows: int, **addresses: int) -> None:
         x=x.data_ptr(), rows=rows, size=x.shape[1], dtype=DTYPES[x.dtype],
         threads=torch.get_num_threads(), **addresses,
     )  # fmt: skip
-    getattr(library(), f"quire_cpu_{name}")(ctypes.byref(args))
+    getattr(compiled(), f"quire_cpu_{name}")(ctypes.byref(args))
