@@ -45,7 +45,7 @@ ADMIN_KEY = "fuzz"
 HALF = "completions|tokenize"  # about half of the work
 TELL_SECONDS = 15.0  # between lines of progress
 
-# These two know less than the hooks about which refusals and 504s are right.
+# These two know less than the hooks about which refusals and 408s are right.
 REPLACED = "positive_data_acceptance,not_a_server_error"
 
 

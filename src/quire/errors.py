@@ -7,13 +7,14 @@ QuireError
 │   ├── CheckpointError       a model's files are missing, damaged or do not fit
 │   └── InvalidRequestError   a request is wrong (HTTP 400)
 │       ├── ContextLengthError    it can never fit
-│       └── ModelNotFoundError    it names a model that is not served (HTTP 404)
+│       ├── ModelNotFoundError    it names a model that is not served (HTTP 404)
+│       └── OwnDeadlineError      it did not end in the time that it gave itself (HTTP 408)
 ├── OverloadedError           try again later (HTTP 503 with Retry-After)
 │   ├── QueueFullError            too many wait already (HTTP 429)
 │   ├── QueueTimeoutError         it waited too long to begin
 │   ├── ModelNotLoadedError       the model is not in memory
 │   └── DrainingError             the server is shutting down
-├── DeadlineError             it did not end in the time that it was given (HTTP 504)
+├── DeadlineError             it did not end in the time that the server gives it (HTTP 504)
 └── EngineError               the engine failed this request (HTTP 500)
 """
 
@@ -70,6 +71,15 @@ class ModelNotFoundError(InvalidRequestError):
         super().__init__(message, param="model", code="model_not_found")
 
 
+class OwnDeadlineError(InvalidRequestError):
+    """The request did not end in the time that it gave itself. param: the field or header."""
+
+    status = 408
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message, param=param, code="deadline_exceeded")
+
+
 class OverloadedError(QuireError):
     """No room for the request now. retry_after: seconds after which it is worth another try."""
 
@@ -99,7 +109,7 @@ class DrainingError(OverloadedError):
 
 
 class DeadlineError(QuireError):
-    """The request had begun, but did not end in the time that it was given."""
+    """The request did not end in the time that the server gives to each."""
 
 
 class EngineError(QuireError):

@@ -79,7 +79,7 @@ def test_requests_are_answered_as_the_document_says(
             assert reply.status in (400, 404), (case.body, case.headers)
         elif reply.status == 400:
             assert hooks.rule_of(reply.json()["error"]["message"]) is not None, reply.body
-        elif reply.status == 504:
+        elif reply.status == 408:
             assert hooks.own_timeout(case)
 
     ask()

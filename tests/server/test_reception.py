@@ -152,13 +152,14 @@ def test_an_engine_that_is_down_is_said_at_once(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "fields", "headers"),
+    ("settings", "fields", "headers", "status", "owner"),
     [
-        ({"request_timeout": 0.05}, {}, {}),
-        ({}, {"timeout": 0.05}, {}),
-        ({}, {}, {"x-request-timeout": "0.05"}),
-        ({"request_timeout": 0.05}, {"timeout": 9.0}, {"x-request-timeout": "9"}),
-        ({"request_timeout": 9.0}, {"timeout": 0.05}, {"x-request-timeout": "9"}),
+        ({"request_timeout": 0.05}, {}, {}, 504, None),
+        ({}, {"timeout": 0.05}, {}, 408, "timeout"),
+        ({}, {}, {"x-request-timeout": "0.05"}, 408, "x-request-timeout"),
+        ({"request_timeout": 0.05}, {"timeout": 9.0}, {"x-request-timeout": "9"}, 504, None),
+        ({"request_timeout": 0.05}, {"timeout": 0.05}, {}, 504, None),
+        ({"request_timeout": 9.0}, {"timeout": 0.05}, {"x-request-timeout": "9"}, 408, "timeout"),
     ],
 )
 @pytest.mark.parametrize("path", PATHS)
@@ -168,14 +169,19 @@ def test_a_request_ends_in_its_time(
     settings: dict[str, float],
     fields: dict[str, float],
     headers: dict[str, str],
+    status: int,
+    owner: str | None,
 ) -> None:
     app, engine.delay = small(engine, **settings), 0.02
     body = BODIES[path] | fields
     reply = run_leaping(request(app, path, body, headers=JSON | headers))
-    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+    assert (reply.status, reply.error["code"]) == (status, "deadline_exceeded")
+    told = reply.error
+    assert told["param"] == owner
+    assert told["type"] == ("server_error" if owner is None else "invalid_request_error")
     reply = run_leaping(request(app, path, body | {"stream": True}, headers=JSON | headers))
     assert reply.status == 200
-    assert reply.events[-1]["error"]["code"] == "deadline_exceeded"
+    assert reply.events[-1]["error"] == told
     assert len(engine.aborted) == 2
     assert admission_of(app).num_answers == 0
 
@@ -183,7 +189,7 @@ def test_a_request_ends_in_its_time(
 def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:
     app, engine.delay = small(engine), 5.0
     body = BODIES["/v1/completions"] | {"stream": True, "timeout": 0.05}
-    assert run_leaping(request(app, "/v1/completions", body)).status == 504
+    assert run_leaping(request(app, "/v1/completions", body)).status == 408
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "nan", "inf", "1e999", "1_0", "5 s"])
@@ -269,5 +275,5 @@ def test_requests_that_need_no_engine_are_bounded_too(
     assert sorted(statuses) == [200] * 3 + [429] * 7
     assert asyncio.run(burst(1))[0].status == 200  # they have left
     (late,) = asyncio.run(burst(1, "0.01"))
-    assert late.status == 504
+    assert late.status == 408
     assert asyncio.run(burst(1, "soon"))[0].status == 400

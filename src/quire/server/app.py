@@ -155,7 +155,7 @@ class _Run(Generic[T]):
         try:
             await self._answer_once(body, send, visit)
         except ModelNotLoadedError as absent:  # nothing has been sent
-            visit.deadline.shorten(_timeout_of.decode(body).timeout)
+            visit.deadline.shorten(_timeout_of.decode(body).timeout, "timeout")
             await visit.wait_for(absent.model, self._patience)
             await self._answer_once(body, send, visit)
 

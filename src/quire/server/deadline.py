@@ -7,22 +7,23 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
-from quire.errors import DeadlineError
+from quire.errors import DeadlineError, OwnDeadlineError
 
 _ENDLESS = nullcontext()
 
 
 class Deadline:
-    """Begins with the request; None seconds: it may take for ever."""
+    """Begins with the request. seconds: the server's limit; None: it may take for ever."""
 
     def __init__(self, seconds: float | None) -> None:
         self._begin = time.monotonic()
         self._seconds = seconds
+        self._owner: str | None = None  # the request's field that set the limit
 
-    def shorten(self, seconds: float | None) -> None:
-        """The request itself gives so many seconds, counted from its beginning."""
-        if seconds is not None:
-            self._seconds = seconds if self._seconds is None else min(seconds, self._seconds)
+    def shorten(self, seconds: float | None, owner: str) -> None:
+        """The request itself gives so many seconds, counted from its beginning, in this field."""
+        if seconds is not None and (self._seconds is None or seconds < self._seconds):
+            self._seconds, self._owner = seconds, owner
 
     @property
     def left(self) -> float | None:
@@ -32,7 +33,10 @@ class Deadline:
         return max(0.0, self._begin + self._seconds - time.monotonic())
 
     def kept(self) -> AbstractAsyncContextManager[None]:
-        """Cancel what runs inside when the time is over. Raises DeadlineError."""
+        """Cancel what runs inside when the time is over.
+
+        Raises OwnDeadlineError if the limit was the request's own, else DeadlineError.
+        """
         return _ENDLESS if self._seconds is None else self._kept(self._seconds)
 
     @asynccontextmanager
@@ -41,5 +45,12 @@ class Deadline:
             async with asyncio.timeout(self.left):
                 yield
         except TimeoutError:
-            text = f"the request did not end within {seconds:g} s; give it more time, "
-            raise DeadlineError(text + "or ask for a shorter answer") from None
+            raise _passed(seconds, self._owner) from None
+
+
+def _passed(seconds: float, owner: str | None) -> DeadlineError | OwnDeadlineError:
+    text = f"the request did not end within {seconds:g} s"
+    if owner is None:
+        return DeadlineError(f"{text}, the server's limit; ask for a shorter answer")
+    text = f"{owner}: {text}; give it more time, or ask for a shorter answer"
+    return OwnDeadlineError(text, param=owner)

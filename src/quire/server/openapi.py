@@ -31,7 +31,7 @@ _ERRORS = {
     401: "The API key is missing or wrong.",
     404: "The path or the model does not exist.",
     405: "The path has no such method.",
-    408: "The request came too slowly.",
+    408: "The request came too slowly, or did not end in the time that it gave itself.",
     409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
@@ -39,7 +39,7 @@ _ERRORS = {
     431: "The headers are too long or too many.",
     500: "The engine failed this request.",
     503: "The server cannot answer now; see Retry-After.",
-    504: "The request did not end in the time that it had.",
+    504: "The request did not end in the time that the server gives to each.",
 }
 _EVERYWHERE = (405, 431, 500)
 
@@ -55,7 +55,7 @@ _TIMEOUT = {
     "name": "X-Request-Timeout",
     "in": "header",
     "schema": {"type": "number", "exclusiveMinimum": 0},
-    "description": "Seconds after which the request is given up with 504.",
+    "description": "Seconds after which the request is given up with 408.",
 }
 
 

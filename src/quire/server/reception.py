@@ -82,7 +82,7 @@ class Visit:
         if most_tokens is not None:
             num_tokens = min(num_tokens, most_tokens)
         self._ticket.charge(num_answers, num_tokens, at=served.admission)
-        self.deadline.shorten(job.timeout)
+        self.deadline.shorten(job.timeout, "timeout")
         return TenantEngine(served.engine, self._tenant, self._queue_timeout)
 
     async def wait_for(self, model: str, most: float) -> None:
@@ -143,7 +143,7 @@ class Reception:
         ticket = self._arriving.enter()
         space = self.bodies.space()
         visit = Visit(state["record"], self._loader, tenant, self._settings, ticket, space)
-        visit.deadline.shorten(asked)
+        visit.deadline.shorten(asked, TIMEOUT_HEADER)
         return visit
 
     @contextmanager
@@ -155,7 +155,7 @@ class Reception:
         Raises QueueFullError, or InvalidRequestError for a deadline that is none.
         """
         deadline = Deadline(self._settings.request_timeout)
-        deadline.shorten(_asked_timeout(scope))
+        deadline.shorten(_asked_timeout(scope), TIMEOUT_HEADER)
         self.looks.check()
         with self._arriving.enter() as ticket, self.bodies.space() as space:
             yield deadline, ticket, space

@@ -56,7 +56,7 @@ class ServerSettings:
         None, "seconds after which a request that has not begun to run gets 503"
     )
     request_timeout: float | None = _setting(
-        None, "seconds after which a request gets 504; it may ask for less, not for more"
+        None, "seconds after which a request gets 504; it may ask for less (then 408), not for more"
     )
     slow_reader_timeout: float = _setting(
         30.0, "seconds without progress after which a client that does not read is cut off"
