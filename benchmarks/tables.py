@@ -180,7 +180,7 @@ def _two_columns(rows: dict[str, str]) -> str:
 def api_fuzz(result: Result) -> str:
     """What the servers answered to generated requests."""
     lines = [
-        "| server | requests | valid ones | 2xx | 408 | other 4xx | 503 | other 5xx | failed checks |",
+        "| server | requests | valid ones | 2xx | 408 | other 4xx | 503 | other 5xx | failed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:

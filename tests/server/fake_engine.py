@@ -95,14 +95,14 @@ class FakeTokenizer:
     def control_token_id(self, text: str) -> int | None:
         return self.control_tokens.get(text)
 
-    def encode_chat(
+    def chat_prompt(
         self,
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
-    ) -> list[int]:
+    ) -> str:
         if not self.has_chat_template:
             raise InvalidRequestError("messages: no template; use completions", param="messages")
         self.seen = (messages, tools)
@@ -110,7 +110,10 @@ class FakeTokenizer:
             f"<{m['role']}{m.get('name', '')}>{text_of(m.get('content', ''))}" for m in messages
         ]
         turns += [f"[{name}={value}]" for name, value in template_kwargs.items()]
-        return self.encode("".join(turns) + ("<assistant>" if add_generation_prompt else ""))
+        return "".join(turns) + ("<assistant>" if add_generation_prompt else "")
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        return self.encode(prompt)
 
 
 def text_of(content: Any) -> str:

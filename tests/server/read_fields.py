@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from fake_engine import FakeEngine
 
 from quire.server import chat, completions, protocol
+from quire.server.in_step import Steps, at_once
 from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
 
-Prepare = Callable[..., Coroutine[Any, Any, Any]]
+Prepare = Callable[..., Steps[Any]]
 
 COMPLETION_BODY = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true}}'
 CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true}'
@@ -43,7 +43,7 @@ def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> se
     setattr(protocol, parser, noting_parse)
     try:
         models = ServedModels.of(FakeEngine(), ServerSettings())
-        asyncio.run(prepare(body, models))
+        at_once(prepare(body, models))
     finally:
         setattr(protocol, parser, parse)
     return set(request_type.__struct_fields__) - read

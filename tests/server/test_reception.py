@@ -256,13 +256,13 @@ def test_requests_that_need_no_engine_are_bounded_too(
 ) -> None:
     monkeypatch.setattr("quire.server.reception.MAX_LOOKS", 3)
     user = {"role": "user", "content": "a" * 5000}  # so long that it is worked on beside the loop
-    app, encode = build_app(engine, ServerSettings()), engine.tokenizer.encode_chat
+    app, encode = build_app(engine, ServerSettings()), engine.tokenizer.encode_prompt
 
     def slowly(*args: object, **options: object) -> list[int]:
         time.sleep(0.05)
         return encode(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.tokenizer, "encode_chat", slowly)
+    monkeypatch.setattr(engine.tokenizer, "encode_prompt", slowly)
 
     async def burst(count: int, timeout: str = "30") -> list[Reply]:
         headers = JSON | {"x-request-timeout": timeout}

@@ -27,6 +27,7 @@ from quire.server.envelope import OPEN_PATHS, Envelope
 from quire.server.exposition import MetricsPage
 from quire.server.health import Health
 from quire.server.http_errors import send_json
+from quire.server.in_step import InStep, Steps, at_once
 from quire.server.live import Live
 from quire.server.loading import Loader
 from quire.server.models import Models
@@ -37,16 +38,18 @@ from quire.server.page import Page
 from quire.server.reception import Reception, Visit
 from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
-from quire.server.streaming import Dialect, answer
+from quire.server.streaming import answer
 from quire.server.tokenize import detokenize, tokenize
 
 T = TypeVar("T")
-Prepare = Callable[[bytes, ServedModels], Awaitable[T]]
+Prepare = Callable[[bytes, ServedModels], Steps[T]]
 Answer = Callable[[T, Visit, Send], Awaitable[None]]
 Look = Callable[[bytes, ServedModels], msgspec.Struct]
 
 # Larger bodies are worked on beside the event loop, so that they hold nobody up.
 IN_THREAD_BYTES = 4096
+# Lists of token ids are read faster than texts are encoded.
+COMPLETION_IN_THREAD_BYTES = 64 << 10
 
 
 def build_app(
@@ -75,22 +78,21 @@ def build_server(
     page = Page()
     reception = Reception(loader, settings)
 
-    def run(path: str, prepare: Prepare[T], answer: Answer[T]) -> Route:
-        work = _Run(prepare, answer, loader, reception, settings)
+    def run(
+        path: str, prepare: Prepare[T], answer: Answer[T], in_thread: int = IN_THREAD_BYTES
+    ) -> Route:
+        work = _Run(prepare, answer, in_thread, loader, reception, settings)
         return Route(path, work, methods=["POST"])
-
-    def generation(path: str, prepare: Prepare[Dialect]) -> Route:
-        return run(path, prepare, answer)
 
     def look(path: str, answer: Look) -> Route:
         return Route(path, _Look(answer, loader, reception, settings), methods=["POST"])
 
     routes = [
-        generation("/v1/completions", completions.prepare),
-        generation("/v1/chat/completions", chat.prepare),
-        generation("/v1/responses", _beside(responses.prepare)),
-        generation("/v1/messages", _beside(messages.prepare)),
-        run("/v1/embeddings", _beside(embeddings.prepare), embeddings.answer),
+        run("/v1/completions", completions.prepare, answer, COMPLETION_IN_THREAD_BYTES),
+        run("/v1/chat/completions", chat.prepare, answer),
+        run("/v1/responses", responses.prepare, answer),
+        run("/v1/messages", messages.prepare, answer),
+        run("/v1/embeddings", embeddings.prepare, embeddings.answer),
         look("/v1/messages/count_tokens", messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
@@ -120,23 +122,25 @@ def build_server(
     return app
 
 
-def _beside(prepare: Callable[[bytes, ServedModels], T]) -> Prepare[T]:
-    return lambda body, models: _beside_loop(lambda: prepare(body, models), body)
-
-
 class _Run(Generic[T]):
-    """A route that runs the model, as an ASGI application of its own."""
+    """A route that runs the model, as an ASGI application of its own.
+
+    in_thread: larger bodies are prepared beside the event loop.
+    """
 
     def __init__(
         self,
         prepare: Prepare[T],
         answer: Answer[T],
+        in_thread: int,
         loader: Loader,
         reception: Reception,
         settings: ServerSettings,
     ) -> None:
         self._prepare = prepare
         self._answer_to = answer
+        self._in_thread = in_thread
+        self._in_step = InStep()
         self._loader = loader
         self._reception = reception
         self._limit, self._patience = settings.max_body_bytes, settings.model_load_timeout
@@ -160,7 +164,12 @@ class _Run(Generic[T]):
             await self._answer_once(body, send, visit)
 
     async def _answer_once(self, body: bytes, send: Send, visit: Visit) -> None:
-        await self._answer_to(await self._prepare(body, self._loader.models), visit, send)
+        steps = self._prepare(body, self._loader.models)
+        if len(body) > self._in_thread:
+            wanted = await asyncio.to_thread(at_once, steps)
+        else:
+            wanted = await self._in_step.run(steps)
+        await self._answer_to(wanted, visit, send)
 
 
 class _Timed(msgspec.Struct):
@@ -201,8 +210,8 @@ class _Look:
 
     async def _reply(self, body: bytes) -> bytes:
         models = self._loader.models
-        return await _beside_loop(lambda: msgspec.json.encode(self._answer(body, models)), body)
 
+        def look() -> bytes:
+            return msgspec.json.encode(self._answer(body, models))
 
-async def _beside_loop(work: Callable[[], T], body: bytes) -> T:
-    return await asyncio.to_thread(work) if len(body) > IN_THREAD_BYTES else work()
+        return await asyncio.to_thread(look) if len(body) > IN_THREAD_BYTES else look()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
@@ -20,29 +19,23 @@ from quire.server.chat_wire import (
 )
 from quire.server.conversation import Conversation
 from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.in_step import Steps
 from quire.server.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
 from quire.server.served import ServedModels
 from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
 
-# Larger bodies are read, rendered and encoded beside the event loop, so that they hold nobody up.
-PREPARE_IN_THREAD_BYTES = 4096
 
-
-async def prepare(body: bytes, models: ServedModels) -> ChatDialect:
+def prepare(body: bytes, models: ServedModels) -> Steps[ChatDialect]:
     """Read a body, render and encode the conversation for the model that it names.
 
     Raises InvalidRequestError or ContextLengthError.
     """
-    if len(body) > PREPARE_IN_THREAD_BYTES:
-        return await asyncio.to_thread(_prepare, body, models)
-    return _prepare(body, models)
-
-
-def _prepare(body: bytes, models: ServedModels) -> ChatDialect:
     request = protocol.parse_chat(body)
     served = models.find(request.model)
-    return ChatDialect(conversation.prepare(request, served), request, served.engine.tokenizer)
+    yield
+    made = yield from conversation.prepare(request, served)
+    return ChatDialect(made, request, served.engine.tokenizer)
 
 
 class ChatDialect(OpenAIDialect):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -11,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from quire.core.output import CompletionOutput, RequestOutput
 from quire.server import protocol
 from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.in_step import Steps
 from quire.server.job import Job, make_job
 from quire.server.logprobs import (
     CompletionLogprobs,
@@ -22,9 +22,6 @@ from quire.server.logprobs import (
 from quire.server.served import ServedModels
 from quire.server.streaming import OpenAIDialect
 from quire.server.usage import Usage
-
-# Lists of token ids are read faster than texts are encoded: larger bodies than a chat's, then.
-PREPARE_IN_THREAD_BYTES = 64 << 10
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -51,19 +48,14 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-async def prepare(body: bytes, models: ServedModels) -> CompletionDialect:
+def prepare(body: bytes, models: ServedModels) -> Steps[CompletionDialect]:
     """Read a body and check what can be checked without the engine's work.
 
     Raises InvalidRequestError.
     """
-    if len(body) > PREPARE_IN_THREAD_BYTES:
-        return await asyncio.to_thread(_prepare, body, models)
-    return _prepare(body, models)
-
-
-def _prepare(body: bytes, models: ServedModels) -> CompletionDialect:
     request = protocol.parse_completion(body)
     served = models.find(request.model)
+    yield
     sampling = protocol.completion_sampling(request)
     job = make_job("cmpl-", request, protocol.prompts(request), sampling, served.name)
     return CompletionDialect(job, request, served.engine.tokenizer)

@@ -17,6 +17,7 @@ from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.field_names import SAME, FieldNames
+from quire.server.in_step import Steps
 from quire.server.job import Job, make_job
 from quire.server.parsing.choose import AnswerFormats
 from quire.server.parsing.events import AnswerParser, Event, ReasoningDelta
@@ -79,8 +80,8 @@ def prepare(
     id_prefix: str = "chatcmpl-",
     new_call_id: Callable[[], str] | None = None,
     names: FieldNames = SAME,
-) -> Conversation:
-    """Check, render and encode a conversation for a model. id_prefix: of the reply's id.
+) -> Steps[Conversation]:
+    """Check, render and encode a conversation for a model, in steps. id_prefix: of the reply's id.
 
     Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
     new_call_id: makes the ids of tool calls; None: as the model's own format has them.
@@ -90,7 +91,11 @@ def prepare(
     with names:
         use = _checked_use(request, served)
         sampling = protocol.chat_sampling(request)
-        token_ids = _encode(request, use, served)
+        yield
+        prompt = _rendered(request, use, served)
+        yield
+        token_ids = engine.tokenizer.encode_prompt(prompt)
+        yield
         reading = _reading(request, use, formats, token_ids, engine.tokenizer)
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
@@ -109,7 +114,8 @@ def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames =
     Raises InvalidRequestError or ContextLengthError.
     """
     with names:
-        return _encode(request, _checked_use(request, served), served)
+        prompt = _rendered(request, _checked_use(request, served), served)
+        return served.engine.tokenizer.encode_prompt(prompt)
 
 
 def _checked_use(request: protocol.ChatRequest, served: Served) -> ToolUse:
@@ -130,12 +136,12 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
         raise _wrong("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _encode(request: protocol.ChatRequest, use: ToolUse, served: Served) -> list[int]:
+def _rendered(request: protocol.ChatRequest, use: ToolUse, served: Served) -> str:
     engine, form = served.engine, served.formats.tools
     fit_id = form.fit_id if form is not None else str
     num_chars = sum(message.num_chars for message in request.messages)
     engine.info.limits.check_chars(num_chars, "messages")
-    return engine.tokenizer.encode_chat(
+    return engine.tokenizer.chat_prompt(
         [for_template(message, fit_id) for message in request.messages],
         tools=use.for_template(),
         add_generation_prompt=request.add_generation_prompt is not False,

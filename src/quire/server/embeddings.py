@@ -26,6 +26,7 @@ from quire.server import body, bounds, protocol
 from quire.server.bounds import Int32, ShortText, TokenId
 from quire.server.engine_protocol import EngineProtocol, Prompt
 from quire.server.http_errors import send_json
+from quire.server.in_step import Steps
 from quire.server.job import Job
 from quire.server.reception import TenantEngine, Visit
 from quire.server.served import ServedModels
@@ -115,7 +116,7 @@ class EmbeddingJob:
     as_base64: bool
 
 
-def prepare(data: bytes, models: ServedModels) -> EmbeddingJob:
+def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
     """Read a body, and refuse whatever can be known to be wrong with any of its inputs.
 
     Raises InvalidRequestError.
@@ -128,6 +129,7 @@ def prepare(data: bytes, models: ServedModels) -> EmbeddingJob:
     pooling = served.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
     )
+    yield
     job = Job(
         reply_id=f"embd-{uuid.uuid4().hex}",
         model=served.name,

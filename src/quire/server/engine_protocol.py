@@ -64,18 +64,21 @@ class TokenizerProtocol(Protocol):
     def chat_variables(self) -> frozenset[str]:
         """The names that the chat templates read."""
 
-    def encode_chat(
+    def chat_prompt(
         self,
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
-    ) -> list[int]:
-        """A conversation to token ids, through the chat template.
+    ) -> str:
+        """A conversation through the chat template, for encode_prompt.
 
         Raises InvalidRequestError, also where the model has no template.
         """
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """The token ids of what chat_prompt has made."""
 
 
 class EngineInfoProtocol(Protocol):

@@ -13,6 +13,7 @@ from quire.server import conversation, messages_protocol
 from quire.server.conversation import Conversation
 from quire.server.field_names import FieldNames
 from quire.server.http_errors import AnthropicError, ErrorReply
+from quire.server.in_step import Steps
 from quire.server.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.server.parsing.events import (
     Event,
@@ -143,12 +144,13 @@ class TokenCountReply(msgspec.Struct):
     input_tokens: int
 
 
-def prepare(data: bytes, models: ServedModels) -> MessagesDialect:
+def prepare(data: bytes, models: ServedModels) -> Steps[MessagesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = messages_protocol.parse(data)
     served = models.find(request.model)
     chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
-    made = conversation.prepare(
+    yield
+    made = yield from conversation.prepare(
         chat, served, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
     )
     return MessagesDialect(made)

@@ -11,6 +11,7 @@ from quire.server import responses_wire as wire
 from quire.server.conversation import Conversation
 from quire.server.field_names import FieldNames
 from quire.server.http_errors import ErrorReply
+from quire.server.in_step import Steps
 from quire.server.parsing.events import (
     Event,
     ReasoningDelta,
@@ -35,12 +36,13 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ServedModels) -> ResponsesDialect:
+def prepare(data: bytes, models: ServedModels) -> Steps[ResponsesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = responses_protocol.parse(data)
     served = models.find(request.model)
     chat = responses_protocol.to_chat(request)
-    made = conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
+    yield
+    made = yield from conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
     return ResponsesDialect(made, request)
 
 

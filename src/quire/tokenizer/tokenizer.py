@@ -284,14 +284,32 @@ class Tokenizer:
 
         Arguments and errors as for render_chat.
         """
-        text = self._template_for(tools).render(
+        prompt = self.chat_prompt(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **template_kwargs
+        )
+        return self.encode_prompt(prompt)
+
+    def chat_prompt(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The first half of encode_chat: the text, with a break in each control token's name that
+        the messages hold."""
+        return self._template_for(tools).render(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             options=template_kwargs,
             map_text=self._as_prose,
         )
-        return self._encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """The second half of encode_chat: the ids of what chat_prompt has made."""
+        return self._encode(prompt, add_special_tokens=False)
 
     def _template_for(self, tools: Any) -> ChatTemplate:
         if tools is not None and "tool_use" in self._templates:

@@ -1,0 +1,76 @@
+"""Preparing requests that came together in step: all are read, then all rendered, then all encoded.
+
+A request's way through the server is more code than a processor's nearer caches hold. If requests
+go it one after the other, each finds there what the end of the one before has left; in step, the code
+and tables of a stage serve all that came in a turn of the event loop (docs/log.md has the figures).
+A preparation is a generator that yields where a stage ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+
+class _Work(msgspec.Struct, eq=False):
+    """A preparation whose caller waits for `done`. result or error: how it ended."""
+
+    steps: Steps[Any]
+    done: asyncio.Future[None]
+    result: Any = None
+    error: Exception | None = None
+
+
+class InStep:
+    """Runs what comes in one turn of the event loop together, when the turn ends."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Work] = []
+
+    async def run(self, steps: Steps[T]) -> T:
+        """What a preparation returns; raises what it raises."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._run_all)
+        work = _Work(steps, loop.create_future())
+        self._waiting.append(work)
+        await work.done
+        if work.error is not None:
+            raise work.error
+        result: T = work.result
+        return result
+
+    def _run_all(self) -> None:
+        running, self._waiting = self._waiting, []
+        while running:
+            running = [work for work in running if _goes_on(work)]
+
+
+def _goes_on(work: _Work) -> bool:
+    """Run its next stage. Returns whether there are more."""
+    try:
+        next(work.steps)
+        return True
+    except StopIteration as end:
+        work.result = end.value
+    except Exception as error:
+        work.error = error
+    if not work.done.done():  # else its caller has left meanwhile
+        work.done.set_result(None)
+    return False
+
+
+def at_once(steps: Steps[T]) -> T:
+    """Run a preparation alone, in any thread."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
