@@ -27,7 +27,7 @@ TIMEOUT = "X-Request-Timeout"
 # rule → what a refusal of a body that its schema takes says then
 RULES = {
     "context": r"context|KV cache|for the answer|characters|tokens, but the limit here",
-    "vocabulary": r"vocabulary|token ids go from|no token|has no tokens|is empty|^logit_bias: exp",
+    "vocabulary": r"vocabulary|token ids go from|no token|has no tokens|is empty|^logit_bias.+exp",
     "integers": r"expected int.*, got float",
     "template": r"chat template|the template|messages: .*render",
     "arguments": r"not JSON|JSON object|arguments",

@@ -53,12 +53,14 @@ class LineHandler(logging.Handler):
         """Write a line: a warning at once, others when the loop that runs here ends its turn."""
         try:
             self._lines.append(f"{self.format(record)}\n")
-            loop = _running_loop()
-            if loop is None or record.levelno >= logging.WARNING:
+            if record.levelno >= logging.WARNING:
                 self.flush()
-            elif loop is not self._turn:  # another one may have been closed before its end
-                self._turn = loop
-                loop.call_soon(self.flush)
+            elif self._turn is None or not self._turn.is_running():  # it may have been closed
+                self._turn = _running_loop()
+                if self._turn is None:
+                    self.flush()
+                else:
+                    self._turn.call_soon(self.flush)
         except Exception:  # as in all handlers: a line must not fail what it tells of
             self.handleError(record)
 

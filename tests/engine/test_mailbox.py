@@ -17,9 +17,10 @@ def part(text: str, *, finished: bool = False) -> RequestOutput:
 
 
 async def turns(
-    mailbox: Mailbox, *news: RequestOutput | EngineError
+    *news: RequestOutput | EngineError, whole: bool = False
 ) -> tuple[list[bool], asyncio.Task[RequestOutput]]:
     """Whether the reader still waits after each piece of news, and the reader."""
+    mailbox = Mailbox(asyncio.get_running_loop(), whole=whole)
     reader = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0)
     waits = []
@@ -32,21 +33,21 @@ async def turns(
 
 
 def test_a_stream_is_told_each_part() -> None:
-    waits, reader = asyncio.run(turns(Mailbox(), part("a")))
+    waits, reader = asyncio.run(turns(part("a")))
     assert waits == [False]
     assert reader.result().outputs[0].text == "a"
 
 
 def test_a_whole_answer_wakes_its_caller_once() -> None:
     news = part("a"), part("b"), part("c", finished=True)
-    waits, reader = asyncio.run(turns(Mailbox(whole=True), *news))
+    waits, reader = asyncio.run(turns(*news, whole=True))
     assert waits == [True, True, False]
     assert reader.result().outputs[0].text == "abc"
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_failure_is_told_at_once(whole: bool) -> None:
-    waits, reader = asyncio.run(turns(Mailbox(whole=whole), EngineError("dead")))
+    waits, reader = asyncio.run(turns(EngineError("dead"), whole=whole))
     assert waits == [False]
     with pytest.raises(EngineError):
         reader.result()
@@ -54,7 +55,7 @@ def test_a_failure_is_told_at_once(whole: bool) -> None:
 
 def test_what_came_before_anybody_read_is_joined() -> None:
     async def late() -> str:
-        mailbox = Mailbox()
+        mailbox = Mailbox(asyncio.get_running_loop())
         mailbox.put(part("a"))
         mailbox.put(part("b"))
         return (await mailbox.take()).outputs[0].text

@@ -6,7 +6,6 @@ import logging
 import time
 
 from quire.server.record import RequestRecord
-from quire.server.usage import Usage
 
 logger = logging.getLogger("quire.access")
 
@@ -16,25 +15,27 @@ def log_access(record: RequestRecord, *, is_probe: bool) -> None:
     level = logging.DEBUG if is_probe else logging.INFO
     if not logger.isEnabledFor(level):
         return
+    path, seconds = record.path[:256], record.seconds
     fields: dict[str, object] = {
         "request_id": record.request_id,
         "method": record.method,
-        "path": record.path[:256],
+        "path": path,
         "status": record.status,
-        "seconds": round(record.seconds, 6),
+        "seconds": round(seconds, 6),
     }
-    usage, reason = record.usage.total(), finish_reason(record)
+    text = f"{record.method} {_shown(path)} {record.status or 'no answer'} {seconds:.3f} s"
     if record.job is not None:
-        fields |= {
-            "model": record.job.model,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
-            "finish_reason": reason,
-        }
+        usage, reason = record.usage, finish_reason(record)
+        fields["model"] = record.job.model
+        fields["prompt_tokens"] = usage.prompt_tokens
+        fields["completion_tokens"] = usage.completion_tokens
+        fields["cached_tokens"] = usage.cached_tokens
+        fields["finish_reason"] = reason
+        text += f", {usage.prompt_tokens} + {usage.completion_tokens} tokens, {reason}"
     if record.error_code is not None:
         fields["error_code"] = record.error_code
-    logger.handle(_Line(level, _text(record, usage, reason), fields))
+        text += f", {record.error_code}"
+    logger.handle(_Line(level, f"{text} [{record.request_id}]", fields))
 
 
 class _Line(logging.LogRecord):
@@ -43,12 +44,14 @@ class _Line(logging.LogRecord):
 
     def __init__(self, level: int, text: str, fields: dict[str, object]) -> None:
         created = time.time()
-        vars(self).update(_COMMON, **fields)
-        self.levelno, self.levelname = level, logging.getLevelName(level)
+        self.__dict__ = _COMMON[level] | fields
         self.msg, self.created, self.msecs = text, created, created % 1.0 * 1000.0
 
 
-_COMMON = vars(logging.LogRecord(logger.name, logging.INFO, __file__, 0, "", (), None))
+_COMMON = {
+    level: vars(logging.LogRecord(logger.name, level, __file__, 0, "", (), None))
+    for level in (logging.DEBUG, logging.INFO)
+}
 
 
 def finish_reason(record: RequestRecord) -> str:
@@ -60,15 +63,8 @@ def finish_reason(record: RequestRecord) -> str:
     return ",".join(dict.fromkeys(reasons))
 
 
-def _text(record: RequestRecord, usage: Usage, reason: str) -> str:
-    status = record.status or "no answer"
-    path = record.path[:256]
-    if not (path.isascii() and path.isprintable()) or "\\" in path:  # the client chose it
-        path = path.encode("unicode_escape").decode()[:256]
-    text = f"{record.method} {path} {status} {record.seconds:.3f} s"
-    if record.job is not None:
-        text += f", {usage.prompt_tokens} + {usage.completion_tokens} tokens"
-        text += f", {reason}"
-    if record.error_code is not None:
-        text += f", {record.error_code}"
-    return f"{text} [{record.request_id}]"
+def _shown(path: str) -> str:
+    """As it may stand in a log: the client chose it."""
+    if path.isascii() and path.isprintable() and "\\" not in path:
+        return path
+    return path.encode("unicode_escape").decode()[:256]

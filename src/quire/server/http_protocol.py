@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import uuid
 from asyncio import TimerHandle, Transport
 from collections import deque
@@ -87,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stall_timer: TimerHandle | None = None
         self._unread_bytes = 0
         self._num_stalls = 0
+        self._idle_since = math.inf  # infinity while a request is under way
 
     # ------------------------------------------------------------------ the connection
 
@@ -136,20 +138,37 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is written; if the connection ends with it, its reader is still watched."""
         self._departures.popleft()  # answers come in the order of their requests
-        super().on_response_complete()
         if self.transport.is_closing():
             self.pause_writing()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._await_request()
 
     def _await_request(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        """From now on the client may be silent for so long. One timer serves many requests."""
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._watch_idle(self.timeout_keep_alive)
+
+    def _watch_idle(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self.timeout_keep_alive_task = None
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left <= 0.0:
+            self.timeout_keep_alive_handler()
+        elif left < math.inf:
+            self._watch_idle(left)
 
     # ------------------------------------------------------------------ receiving
 
     def data_received(self, data: bytes) -> None:
         """Parse what came. What breaks a rule is told and the connection closed."""
-        self._unset_keepalive_if_required()
+        self._idle_since = math.inf
         before = self._phase
         try:
             self.parser.feed_data(data)

@@ -1,8 +1,8 @@
 """Preparing requests that came together in step: all are read, then all rendered, then all encoded.
 
 A request's way through the server is more code than a processor's nearer caches hold. If requests
-go it one after the other, each finds there what the end of the one before has left; in step, the code
-and tables of a stage serve all that came in a turn of the event loop (docs/log.md has the figures).
+go it one after the other, each finds there what the end of the one before has left; in step, the
+code of a stage serves all that came in one turn of the event loop (docs/log.md has the figures).
 A preparation is a generator that yields where a stage ends.
 """
 
@@ -32,13 +32,14 @@ class InStep:
 
     def __init__(self) -> None:
         self._waiting: list[_Work] = []
+        self._loop: asyncio.AbstractEventLoop  # of those who wait
 
     async def run(self, steps: Steps[T]) -> T:
         """What a preparation returns; raises what it raises."""
-        loop = asyncio.get_running_loop()
         if not self._waiting:
-            loop.call_soon(self._run_all)
-        work = _Work(steps, loop.create_future())
+            self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._run_all)
+        work = _Work(steps, self._loop.create_future())
         self._waiting.append(work)
         await work.done
         if work.error is not None:

@@ -116,7 +116,7 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
     """What the conventions for generative AI call these figures; no prompts, no answers."""
     job = record.job
     assert job is not None
-    usage, sampling = record.usage.total(), job.sampling
+    usage, sampling = record.usage, job.sampling
     operation = _OPERATIONS.get(record.path, "chat")
     attributes: dict[str, Any] = {
         "http.request.method": record.method,
@@ -133,7 +133,7 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": finish_reason(record).split(","),
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.prompt_tokens_details.cached_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.latency.e2e": record.seconds,
     }
     if record.status:  # else the client left before there was one

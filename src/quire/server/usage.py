@@ -31,22 +31,32 @@ class Usage(msgspec.Struct):
 
 
 class UsageCounter:
-    """Counts tokens as they pass. A prompt counts once, however many answers it has."""
+    """Counts tokens as they pass. A prompt counts once, however many answers it has.
+
+    first_token: when it came, in seconds of the monotonic clock.
+    """
+
+    __slots__ = (
+        *("_cached", "cached_tokens", "completion_tokens", "finish_reasons", "first_token"),
+        "prompt_tokens",
+    )
 
     def __init__(self) -> None:
-        self._prompt_tokens: dict[int, int] = {}
-        self._cached_tokens: dict[int, int] = {}
-        self._completion_tokens = 0
+        self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
         self.finish_reasons: list[str] = []
-        self.first_token: float | None = None  # seconds of the monotonic clock
+        self.first_token: float | None = None
+        self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, place: int, item: RequestOutput) -> None:
         """Take what is new of the prompt with index `place`."""
-        self._prompt_tokens[place] = len(item.prompt_token_ids)
-        cached = max(item.num_cached_tokens, self._cached_tokens.get(place, 0))
-        self._cached_tokens[place] = cached
+        before = self._cached.get(place)
+        if before is None:
+            self.prompt_tokens += len(item.prompt_token_ids)
+            before = 0
+        self._cached[place] = cached = max(before, item.num_cached_tokens)
+        self.cached_tokens += cached - before
         for output in item.outputs:
-            self._completion_tokens += len(output.token_ids)
+            self.completion_tokens += len(output.token_ids)
             if output.finish_reason is not None:
                 self.finish_reasons.append(output.finish_reason)
         if self.first_token is None:
@@ -54,10 +64,9 @@ class UsageCounter:
 
     def total(self) -> Usage:
         """The counts so far."""
-        prompt_tokens = sum(self._prompt_tokens.values())
         return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            total_tokens=prompt_tokens + self._completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens.values())),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(self.cached_tokens),
         )
