@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from functools import partial
+from typing import Unpack
 
 from quire.config import EngineConfig
 from quire.core.messages import (
@@ -28,7 +29,13 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.info import EngineInfo
-from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt, StopWhen
+from quire.engine.input_processor import (
+    InputProcessor,
+    Options,
+    PreparedRequest,
+    Prompt,
+    StopWhen,
+)
 from quire.engine.link import Link, ThreadLink
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
@@ -152,25 +159,21 @@ class AsyncEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
         Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
-        queue_timeout: seconds that it may wait to begin. stream: without it, an engine process may
-        tell everything at the end. stop_when: ends answers by their text.
+        stream: without it, an engine process may tell everything at the end. stop_when: ends
+        answers by their text.
         Raises InvalidRequestError before the first item (later only for wishes that ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
         """
         arrival = time.monotonic()
-        prepared = await self._prepare(
-            prompt, sampling, request_id, priority, cache_salt, queue_timeout, stream, stop_when
-        )
+        prepared = await self._prepare(prompt, sampling, request_id, stream, stop_when, options)
         self._check_can_run()
         try:
             mailbox = self._send(prepared, arrival)
@@ -188,16 +191,12 @@ class AsyncEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> RequestOutput:
         """The whole answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
-        prepared = await self._prepare(
-            prompt, sampling, request_id, priority, cache_salt, queue_timeout, False, stop_when
-        )
+        prepared = await self._prepare(prompt, sampling, request_id, False, stop_when, options)
         self._check_can_run()
         try:
             return await self._send(prepared, arrival, whole=True).take()
@@ -210,9 +209,7 @@ class AsyncEngine:
         pooling: PoolingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
+        **options: Unpack[Options],
     ) -> RequestOutput:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
         arrival = time.monotonic()
@@ -221,9 +218,7 @@ class AsyncEngine:
             self._unique(request_id),
             prompt,
             pooling,
-            priority=priority,
-            cache_salt=cache_salt,
-            queue_timeout=queue_timeout,
+            **options,
         )
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
         prepared = await asyncio.to_thread(prepare) if is_long else prepare()
@@ -252,22 +247,18 @@ class AsyncEngine:
         prompt: Prompt,
         sampling: SamplingParams,
         label: str | None,
-        priority: int,
-        cache_salt: str,
-        queue_timeout: float | None,
         stream: bool,
         stop_when: StopWhen | None,
+        options: Options,
     ) -> PreparedRequest:
         prepare = partial(
             self._inputs.prepare,
             self._unique(label),
             prompt,
             sampling,
-            priority=priority,
-            cache_salt=cache_salt,
-            queue_timeout=queue_timeout,
             stream=stream,
             stop_when=stop_when,
+            **options,
         )
         is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
         prepared = await asyncio.to_thread(prepare) if is_long else prepare()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TypedDict
 
 import msgspec
 
@@ -24,6 +25,15 @@ from quire.tokenizer.tokenizer import Tokenizer
 Prompt = str | list[int]
 StopWhen = Callable[[], Callable[[str], bool]]
 """Makes, for one answer, what takes its text as it comes, and tells when it ends with that."""
+
+
+class Options(TypedDict, total=False):
+    """How a prompt is run. queue_timeout: seconds that it may wait to begin."""
+
+    priority: int
+    cache_salt: str
+    queue_timeout: float | None
+
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: answer i's seed is seed + i of it
 

@@ -62,10 +62,11 @@ class Conversation(msgspec.Struct, frozen=True):
         return output.finish_reason
 
     def counted(self, usage: Usage) -> Usage:
-        """The counts, with the thoughts' part of what was read."""
-        num_tokens = sum(counter.num_tokens for counter in self._counters.values())
-        details = CompletionTokensDetails(num_tokens)
-        return msgspec.structs.replace(usage, completion_tokens_details=details)
+        """The counts, completed by the thoughts' part of what was read."""
+        usage.completion_tokens_details = details = CompletionTokensDetails()
+        for counter in self._counters.values():
+            details.reasoning_tokens += counter.num_tokens
+        return usage
 
     def _parser(self, index: int) -> AnswerParser:
         if index not in self._parsers:

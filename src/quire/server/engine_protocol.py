@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from quire.core.messages import EngineStats, EngineView
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import StopWhen
+from quire.engine.input_processor import Options, StopWhen
 from quire.engine.request_metrics import RequestMetrics
 from quire.tokenizer.spelling import Pieces
 
@@ -118,18 +118,15 @@ class GenerateProtocol(Protocol):
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream what is new of the answers; closing the generator aborts the request.
 
-        queue_timeout: seconds that it may wait to begin. stream: without it, everything may come
-        at the end. stop_when: makes, for each answer, what takes its text as it comes, and tells
-        when it ends with that. Raises InvalidRequestError before the
-        first item, QueueTimeoutError, EngineError if the engine fails.
+        stream: without it, everything may come at the end. stop_when: makes, for each answer, what
+        takes its text as it comes, and tells when it ends with that. Raises InvalidRequestError
+        before the first item, QueueTimeoutError, EngineError if the engine fails.
         """
 
     async def complete(
@@ -138,10 +135,8 @@ class GenerateProtocol(Protocol):
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> RequestOutput:
         """The whole answers; cancelling aborts the request. Raises as `generate` does."""
 
@@ -151,9 +146,7 @@ class GenerateProtocol(Protocol):
         pooling: PoolingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
+        **options: Unpack[Options],
     ) -> RequestOutput:
         """The embedding of a prompt; cancelling aborts the request. Raises as `generate` does."""
 

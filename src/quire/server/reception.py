@@ -9,13 +9,14 @@ import math
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Unpack
 
 from starlette.types import Scope
 
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import StopWhen
+from quire.engine.input_processor import Options, StopWhen
 from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
 from quire.server.admission import Admission, Capacity, Ticket
 from quire.server.body import first_headers
@@ -175,22 +176,18 @@ class TenantEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """As the engine's own."""
         return self._engine.generate(
             prompt,
             sampling,
             request_id=request_id,
-            priority=priority,
-            cache_salt=salt_of(self._tenant, cache_salt),
-            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
             stream=stream,
             stop_when=stop_when,
+            **self._own(options),
         )
 
     def complete(
@@ -199,41 +196,31 @@ class TenantEngine:
         sampling: SamplingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
         stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
     ) -> Coroutine[None, None, RequestOutput]:
         """As the engine's own."""
         return self._engine.complete(
-            prompt,
-            sampling,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=salt_of(self._tenant, cache_salt),
-            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
-            stop_when=stop_when,
+            prompt, sampling, request_id=request_id, stop_when=stop_when, **self._own(options)
         )
 
-    async def embed(
+    def embed(
         self,
         prompt: Prompt,
         pooling: PoolingParams,
         *,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        queue_timeout: float | None = None,
-    ) -> RequestOutput:
+        **options: Unpack[Options],
+    ) -> Coroutine[None, None, RequestOutput]:
         """As the engine's own."""
-        return await self._engine.embed(
-            prompt,
-            pooling,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=salt_of(self._tenant, cache_salt),
-            queue_timeout=self._queue_timeout if queue_timeout is None else queue_timeout,
-        )
+        return self._engine.embed(prompt, pooling, request_id=request_id, **self._own(options))
+
+    def _own(self, options: Options) -> Options:
+        """With the tenant's salt, and the server's time to wait where none is given."""
+        options["cache_salt"] = salt_of(self._tenant, options.get("cache_salt", ""))
+        if options.get("queue_timeout") is None:
+            options["queue_timeout"] = self._queue_timeout
+        return options
 
 
 def _bounded(most: int, waiters: str) -> Admission:
