@@ -35,9 +35,10 @@ def skinny(capability: int, form: str = "plain") -> Compiled:
     )
     constants: dict[str, Any] = {
         "w_desc": None, "w_scale_ptr": None, "bias_ptr": None, "squares_ptr": None,
-        "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 256 // itemsize, "STAGES": 4, "MAX_PARTS": 4,
-        "EVEN_K": True, "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True,
-        "HAS_SQUARES": False, "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
+        "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 256 // itemsize, "STAGES": 4, "SPLIT": 0,
+        "MAX_PARTS": 4, "EVEN_N": False, "EVEN_K": True,
+        "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
+        "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
         "FORM": form,
     }  # fmt: skip
     kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[form]

@@ -28,35 +28,52 @@ def skinny_gemm_kernel(
     M, N, K, num_squares, eps,
     stride_x, stride_w, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, MAX_PARTS: tl.constexpr, EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr, SPLIT: tl.constexpr, MAX_PARTS: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr, PDL: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`."""
+    """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`.
+
+    SPLIT: so many programs share each tile; 0 where runs end anywhere.
+    """
+    EARLY: tl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     k_tiles = tl.cdiv(K, BLOCK_K)
     num_units = tl.cdiv(N, BLOCK_N) * k_tiles
-    begin = run_begin(program, num_programs, num_units)
-    end = run_begin(program + 1, num_programs, num_units)
+    if SPLIT > 0:  # without divisions, which take as long as a load
+        begin, end = program * k_tiles // SPLIT, (program + 1) * k_tiles // SPLIT
+        first_tile = program // SPLIT
+        last_tile = first_tile
+    else:
+        begin = run_begin(program, num_programs, num_units)
+        end = run_begin(program + 1, num_programs, num_units)
+        first_tile, last_tile = begin // k_tiles, (end - 1) // k_tiles
     if PDL:  # the weight does not depend on the kernel in front
         _prefetch(w_ptr, begin, k_tiles, N, K, stride_w, BLOCK_N, BLOCK_K, STAGES)
         gdc_wait()
-    scale = tl.full([BLOCK_M], 1.0, tl.float32)
-    if HAS_SQUARES:
-        scale = _row_scale(squares_ptr, num_squares, M, K, eps, BLOCK_M)
-    for tile in range(begin // k_tiles, (end - 1) // k_tiles + 1):
+    for tile in range(first_tile, last_tile + 1):
         first_unit = tile * k_tiles
+        if EARLY:
+            beside = _load_beside(
+                tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
+                M, N, stride_out, BLOCK_M, BLOCK_N,
+                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
+            )  # fmt: skip
         acc = _multiply(
             x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
             tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
-            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_K, PRECISION, TMA, FORM,
+            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_N, EVEN_K, PRECISION, TMA, FORM,
         )  # fmt: skip
         if PDL:
             if first_unit + k_tiles >= end:  # all that is left is the way out
                 gdc_launch_dependents()
-        first = owner(first_unit, num_programs, num_units)
-        last = owner(first_unit + k_tiles - 1, num_programs, num_units)
+        if SPLIT > 0:
+            first, last = tile * SPLIT, tile * SPLIT + SPLIT - 1
+        else:
+            first = owner(first_unit, num_programs, num_units)
+            last = owner(first_unit + k_tiles - 1, num_programs, num_units)
         complete = first == last
         if MAX_PARTS > 1:
             if first != last:
@@ -66,9 +83,16 @@ def skinny_gemm_kernel(
                 if complete:
                     acc = _sum_parts(partial_ptr, first, last, BLOCK_N, BLOCK_M, MAX_PARTS)
         if complete:
+            if not EARLY:
+                beside = _load_beside(
+                    tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
+                    M, N, stride_out, BLOCK_M, BLOCK_N,
+                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
+                )  # fmt: skip
+            if HAS_SQUARES:
+                acc *= _row_scale(beside[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[None, :]
             _finish(
-                acc * scale[None, :], tile, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
-                norm_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+                acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
                 BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU, FORM,
             )  # fmt: skip
 
@@ -93,11 +117,13 @@ def _prefetch(
 def _multiply(
     x_ptr, w_ptr, w_desc, tile, k_begin, k_end, M, N, K, stride_x, stride_w,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
-    FORM: tl.constexpr,
+    STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    TMA: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Some k-steps of one tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32."""
-    rows = (tile * BLOCK_N + tl.arange(0, BLOCK_N)) % N  # rows beyond N wrap: never stored
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    if not EVEN_N:
+        rows = rows % N  # rows beyond N wrap: never stored
     tokens = tl.arange(0, BLOCK_M)
     ks = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + tokens[:, None] * stride_x + ks[None, :]
@@ -165,51 +191,85 @@ def _sum_parts(
 
 
 @triton.jit
-def _row_scale(squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr):
-    """1 / rms of each row of x, from the sums of squares [num_squares, M] of its stretches."""
+def _load_squares(squares_ptr, start, num_squares, M, BLOCK_M: tl.constexpr):
+    """Some of the sums of squares [num_squares, M], 64 stretches at a time."""
     tokens = tl.arange(0, BLOCK_M)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    for start in range(0, num_squares, 64):
-        stretch = start + tl.arange(0, 64)
-        there = (stretch < num_squares)[:, None] & (tokens < M)[None, :]
-        squares = tl.load(
-            squares_ptr + stretch[:, None] * M + tokens[None, :], mask=there, other=0.0
-        )
-        total += tl.sum(squares, axis=0)
+    stretch = start + tl.arange(0, 64)
+    there = (stretch < num_squares)[:, None] & (tokens < M)[None, :]
+    return tl.load(squares_ptr + stretch[:, None] * M + tokens[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _row_scale(first, squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr):
+    """1 / rms of each row of x, from the sums of squares of its stretches; the first are here."""
+    total = tl.sum(first, axis=0)
+    for start in range(64, num_squares, 64):
+        total += tl.sum(_load_squares(squares_ptr, start, num_squares, M, BLOCK_M), axis=0)
     return tl.rsqrt(total / K + eps)
 
 
 @triton.jit
+def _load_beside(
+    tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
+    M, N, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SQUARES: tl.constexpr,
+    SILU: tl.constexpr, FORM: tl.constexpr,
+):  # fmt: skip
+    """What a tile's epilogue reads: W's scales and bias, residual, norm's weight, x's squares."""
+    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    by = tl.zeros([BLOCK_N], tl.float32)
+    bias = by
+    if FORM != "plain":
+        by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + rows, mask=rows < N, other=0.0)
+    columns, place, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
+    residual = tl.zeros([1, 1], tl.float32)
+    weight, squares = residual, residual
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + place, mask=inside, other=0.0)
+    if HAS_NORM:
+        weight = tl.load(norm_ptr + columns, mask=columns < N, other=0.0)[None, :]
+    if HAS_SQUARES:
+        squares = _load_squares(squares_ptr, 0, num_squares, M, BLOCK_M)
+    return by, bias, residual, weight, squares
+
+
+@triton.jit
+def _outputs(
+    tile, M, N, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SILU: tl.constexpr
+):
+    """Of a tile's results: their columns, their places, and which there are."""
+    WIDTH: tl.constexpr = BLOCK_N // 2 if SILU else BLOCK_N
+    tokens = tl.arange(0, BLOCK_M)
+    columns = tile * WIDTH + tl.arange(0, WIDTH)
+    inside = (tokens < M)[:, None] & (columns < (N // 2 if SILU else N))[None, :]
+    return columns, tokens[:, None] * stride_out + columns[None, :], inside
+
+
+@triton.jit
 def _finish(
-    acc, tile, w_scale_ptr, out_ptr, bias_ptr, residual_ptr, norm_ptr, normed_ptr, squares_out_ptr,
-    M, N, stride_out,
+    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
-    rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    tokens = tl.arange(0, BLOCK_M)
+    by, bias, residual, weight, _ = beside
     if FORM != "plain":
-        by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
         acc = acc * (by * 256.0 if FORM == "bytes" else by)[:, None]
     if HAS_BIAS:
-        acc += tl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(tl.float32)[:, None]
+        acc += bias.to(tl.float32)[:, None]
     out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
     if SILU:
         gate, up = tl.split(tl.reshape(out, [BLOCK_M, BLOCK_N // 2, 2]))
         out = gate * tl.sigmoid(gate) * up
-        columns = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-        inside = (tokens < M)[:, None] & (columns < N // 2)[None, :]
-    else:
-        columns = rows
-        inside = (tokens < M)[:, None] & (columns < N)[None, :]
-    place = tokens[:, None] * stride_out + columns[None, :]
+    _, place, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
     if HAS_RESIDUAL:
-        out += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        out += residual.to(tl.float32)
     stored = out.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place, stored, mask=inside)
     if HAS_NORM:
-        weight = tl.load(norm_ptr + columns, mask=columns < N, other=0.0)
-        tl.store(normed_ptr + place, stored * weight[None, :], mask=inside)
+        tl.store(normed_ptr + place, stored * weight, mask=inside)
         squares = tl.where(inside, stored.to(tl.float32) * stored.to(tl.float32), 0.0)
+        tokens = tl.arange(0, BLOCK_M)
         tl.store(squares_out_ptr + tile * M + tokens, tl.sum(squares, axis=1), mask=tokens < M)
