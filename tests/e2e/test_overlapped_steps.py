@@ -1,12 +1,14 @@
 """The runner for GPUs on a CPU: steps launched ahead of each other give what single steps give.
 
 The twins of the operations serve the device's layouts there. Nothing runs at the same time, but
-everything else is as on a GPU: two steps in flight, tokens fed back on the device, padded sizes.
+everything else is as on a GPU: two steps in flight, tokens fed back on the device, padded sizes,
+parts of steps replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,8 +25,11 @@ from quire.engine.device_runner import DeviceRunner
 from quire.engine.executor import Executor, OverlappedExecutor
 from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.running import RunningRequests
+from quire.engine.step_graphs import Record, StepTensors
+from quire.engine.step_work import layers_of_all_kinds
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
+from quire.models.architecture import ModelArchitecture
 from quire.sampling.arrays import Flags, Ints
 from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
@@ -51,28 +56,38 @@ class CountingDraw:
         return ids.int(), (~highest.isfinite()).int()
 
 
+class Rerun:
+    """Stands for a CUDA graph of a part of a step."""
+
+    num_replays = 0
+
+    def __init__(self, launch: Callable[[], StepTensors | None]) -> None:
+        self._launch = launch
+
+    def replay(self) -> StepTensors | None:
+        Rerun.num_replays += 1
+        return self._launch()
+
+
 def overlapped(
     config: EngineConfig,
+    shape: ModelArchitecture,
     model: CausalLM,
     kv_caches: KVCaches,
     limits: RequestLimits,
     device: torch.device,
     matchers: Mapping[str, Matcher],
     beat: Beat,
+    record: Record | None,
 ) -> Executor:
     running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
     runner = DeviceRunner(
         model, kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
-        config.scheduler.max_num_batched_tokens, device, use_graphs=False,
+        config.scheduler.max_num_batched_tokens, device,
+        num_rehearsed=layers_of_all_kinds(shape.sliding_windows), record=record,
     )  # fmt: skip
     runner.prepare()
-    return OverlappedExecutor(runner)
-
-
-@pytest.fixture
-def _overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.engine.startup.make_executor", overlapped)
-    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+    return OverlappedExecutor(runner, runner.step_sizes)
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +111,28 @@ def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
     return run_alone(tiny_model, requests)
 
 
-@pytest.mark.usefixtures("_overlapped")
-@pytest.mark.parametrize("budget", [2048, 90], ids=["usual", "between-sizes"])
+@pytest.mark.parametrize(
+    ("budget", "record"), [(2048, None), (90, Rerun)], ids=["kernel-by-kernel", "replayed"]
+)
 def test_together_equals_alone(
-    tiny_model: Path, requests: list[AddRequest], solo: Served, budget: int
+    tiny_model: Path,
+    requests: list[AddRequest],
+    solo: Served,
+    budget: int,
+    record: Record | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("quire.engine.startup.make_executor", partial(overlapped, record=record))
+    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+    monkeypatch.setattr(Rerun, "num_replays", 0)
     core = start(
         tiny_model, block_size=2, num_blocks=240, max_num_seqs=50, max_num_batched_tokens=budget
     )
     together = serve(core, requests)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
     assert core._executor._runner._sampler.num_drawn > 300
+    assert Rerun.num_replays >= core.stats.num_graph_steps
+    assert core.stats.num_graph_steps == (core.stats.num_steps if record else 0)
     assert together.ends == solo.ends
     assert together.tokens == solo.tokens
     core._scheduler._kv.pool.check()

@@ -80,16 +80,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, ke
 
 
 def blocks(**options: Any) -> int:
-    config = EngineConfig.from_options(model="quire-tiny-draft", **options)
+    config = EngineConfig.from_options(model="quire-tiny-draft", **options).settled("cuda")
     cuda = torch.device("cuda")
     return choose_num_blocks(config, SHAPE, None, MIB, torch.float32, cuda)  # type: ignore[arg-type]
 
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu(monkeypatch, free=800 * MIB, total=1000 * MIB, peak=130 * MIB, kept=30 * MIB)
-    graphs = graph_bytes(SHAPE, 256, 4)
-    assert blocks() == 900 - 200 - 100 - -(-graphs // MIB)
-    assert blocks(gpu_memory_utilization=0.5) == 500 - 200 - 100 - -(-graphs // MIB)
+    gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, kept=30 * MIB)
+    config = EngineConfig.from_options(model="quire-tiny-draft").settled("cuda")
+    graphs = graph_bytes(config, SHAPE, 4)
+    assert blocks() == 3600 - 200 - 100 - -(-graphs // MIB)
+    assert blocks(gpu_memory_utilization=0.5) == 2000 - 200 - 100 - -(-graphs // MIB)
+    assert blocks(enforce_eager=True) == 3600 - 200 - 100
     assert blocks(num_blocks=7) == 7
     assert blocks(kv_cache_memory_bytes=9 * MIB) == 9
 

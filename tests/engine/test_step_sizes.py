@@ -1,72 +1,118 @@
-"""The sizes that steps on a device are padded to: they hold the step, and fit into its memory."""
+"""The sizes that steps on a GPU are padded to, and the recordings that serve them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
-from quire.engine.device_batch import DeviceBatch, StepSize
+from quire.engine.device_batch import DeviceBatch
 from quire.engine.input_batch import InputBatch
 from quire.engine.step_graphs import StepGraphs, StepTensors
+from quire.engine.step_sizes import StepSize, StepSizes
+from quire.engine.step_work import layers_of_all_kinds
 from quire.kernels.dispatch import kernels_for
 
 CPU = torch.device("cpu")
-LIMITS = [(1, 1), (1, 40), (3, 300), (64, 64), (100, 256), (256, 2048), (2000, 2000)]
+LIMITS = [(1, 1), (1, 40), (3, 300), (64, 64), (100, 256), (256, 2048), (2000, 2000), (256, 9000)]
 
 
-def launch(size: StepSize) -> StepTensors:
-    raise AssertionError(f"nothing is launched, yet {size} was")
-
-
+@pytest.mark.parametrize("pads_mixed", [False, True])
 @pytest.mark.parametrize(("max_num_seqs", "max_num_tokens"), LIMITS)
 def test_a_size_holds_its_step_and_no_more_than_any_step_may_have(
-    max_num_seqs: int, max_num_tokens: int
+    max_num_seqs: int, max_num_tokens: int, pads_mixed: bool
 ) -> None:
-    graphs = StepGraphs(launch, max_num_seqs, max_num_tokens, is_captured=False)
+    sizes = StepSizes(max_num_seqs, max_num_tokens, pads_mixed=pads_mixed)
+    assert sizes.mixed == sorted(set(sizes.mixed))
     for count in range(1, max_num_tokens + 1):
         drawn = min(count, max_num_seqs)
-        mixed = graphs.size_of(count, drawn, True)
+        mixed = sizes.of(count, drawn, True)
         assert count <= mixed.num_tokens <= max_num_tokens
+        assert mixed.num_tokens == count or mixed.num_tokens in sizes.mixed
         assert drawn <= mixed.num_samples <= max_num_seqs
         if count <= max_num_seqs:
-            decode = graphs.size_of(count, count, False)
+            decode = sizes.of(count, count, False)
             assert count <= decode.num_tokens == decode.num_samples <= max_num_seqs
 
 
+def test_padding_is_a_small_part_of_a_large_step() -> None:
+    sizes = StepSizes(256, 8192, pads_mixed=True)
+    shares = [sizes.of(n, 1, True).num_tokens / n - 1.0 for n in range(512, 8193)]
+    assert sum(shares) / len(shares) < 0.045
+    assert max(shares) < 0.13
+    assert sizes.of(8192, 0, True) == StepSize(8192, 0, has_prefills=True)
+
+
+class Work:
+    """Notes what it is asked; hidden states are the number of tokens."""
+
+    def __init__(self) -> None:
+        self.rehearsed: list[int] = []
+        self.launched: list[tuple[str, int]] = []
+
+    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+        if is_rehearsal:
+            self.rehearsed.append(size.num_tokens)
+        else:
+            self.launched.append(("forward", size.num_tokens))
+        return torch.full((size.num_tokens, 1), size.num_tokens)
+
+    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+        self.launched.append(("finish", num_samples))
+        return StepTensors(hidden, None, torch.empty(2 * num_samples + len(hidden)))
+
+
 class Recorded:
-    """Stands for a CUDA graph."""
+    """Stands for a CUDA graph: launches nothing when it is replayed, but what was recorded."""
 
-    num_replays = 0
-
-    def replay(self) -> None:
-        self.num_replays += 1
+    def __init__(self, launch: Callable[[], StepTensors | None]) -> None:
+        self.replay = launch
 
 
-def test_a_size_that_was_recorded_is_replayed() -> None:
-    launched: list[StepSize] = []
-    tensors = StepTensors(torch.empty(1), None, torch.empty(1))
+def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=True)
+    cleared: list[int] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    mixed, decode = sizes.of(130, 3, True), sizes.of(5, 5, False)
+    assert not graphs.replays(mixed)
+    graphs.record_all(lambda size: cleared.append(size.num_tokens))
+    assert work.rehearsed == cleared == [200, 192, 128, 64, 8, 4, 2, 1]
+    work.launched.clear()
+    assert graphs.replays(mixed)
+    tensors = graphs.run(mixed)
+    assert work.launched == [("forward", 192), ("finish", 8)]
+    assert tensors.hidden[:192].eq(192).all()
+    work.launched.clear()
+    assert len(graphs.run(decode).hidden) == 8
+    assert work.launched == [("forward", 8), ("finish", 8)]
 
-    def note(size: StepSize) -> StepTensors:
-        launched.append(size)
-        return tensors
 
-    graphs = StepGraphs(note, 8, 64, is_captured=True)
-    recorded, size, other = Recorded(), graphs.size_of(8, 8, False), graphs.size_of(30, 2, True)
-    graphs._graphs[size] = recorded, tensors  # type: ignore[assignment]
-    assert [graphs.replays(each) for each in (size, other)] == [True, False]
-    assert [graphs.run(each) for each in (size, other)] == [tensors, tensors]
-    assert (recorded.num_replays, launched) == (1, [other])
+def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=False)
+    graphs = StepGraphs(work, sizes, None)
+    graphs.record_all(lambda _: pytest.fail("nothing is to be recorded"))
+    size = sizes.of(130, 3, True)
+    assert not graphs.replays(size)
+    assert len(graphs.run(size).hidden) == 130
+    assert work.launched == [("forward", 130), ("finish", 8)]
+
+
+def test_rehearsed_layers_have_every_window() -> None:
+    assert layers_of_all_kinds([None] * 3) == 1
+    assert layers_of_all_kinds([None, None, 5, None, 5]) == 3
 
 
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])
 def test_a_step_without_requests_of_the_largest_size_touches_no_block(max_num_tokens: int) -> None:
     batch = InputBatch(max_num_seqs=1, max_model_len=32, block_size=16, device=CPU)
     device_batch = DeviceBatch(batch, max_num_tokens, kernels_for("meta"), CPU)
-    graphs = StepGraphs(launch, 1, max_num_tokens, is_captured=False)
-    size = graphs.size_of(max_num_tokens, 1, max_num_tokens > 1)
+    size = StepSize(max_num_tokens, 1, has_prefills=max_num_tokens > 1)
     device_batch.clear(size)
     step = device_batch.build(size)
     assert len(step.input_ids) == size.num_tokens
     assert (step.layout.slot_mapping == -1).all()
-    assert (step.sample_rows == -1).all()
     assert step.layout.query_start_loc.tolist() == [0, 0]
+    samples = device_batch.samples(1)
+    assert (samples.rows.tolist(), samples.step_len.tolist()) == ([-1], [0])

@@ -18,13 +18,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def test_sections_begin_where_16_bytes_do_and_do_not_overlap() -> None:
-    sections = StepSections(num_tokens=7, num_samples=5, num_rows=6)
+    sections = StepSections(num_tokens=7, num_rows=6)
     buffer = np.arange(sections.size + 10, dtype=np.int32)
     cut = sections.cut(buffer)
     parts = [getattr(cut, name) for name in type(cut).__slots__]
-    assert [len(part) for part in parts] == [4, 7, 6, 7, 7, 5, 5, 5, 5]
+    assert [len(part) for part in parts] == [4, 7, 6, 6, 6, 6, 7, 7, 5]
     assert all(part.flat[0] % 4 == 0 for part in parts)
-    assert len(np.unique(np.concatenate([part.ravel() for part in parts]))) == 46 + 10
+    assert (
+        len(np.unique(np.concatenate([part.ravel() for part in parts]))) == sum(map(len, parts)) + 5
+    )
 
 
 def test_inputs_join_what_was_sent_with_what_was_drawn() -> None:
@@ -59,6 +61,7 @@ def test_only_rows_with_a_drawn_token_keep_it(finish_step: Callable[..., Tensor]
     hidden = torch.zeros(5, 8, device=DEVICE)
     for token, damage in ((1, torch.nan), (2, torch.inf), (4, -torch.inf)):
         hidden[token, 5] = damage
-    outcome = finish_step(hidden, drawn, drawn % 20, rows, last_tokens)
+    step_len = torch.tensor([5], dtype=torch.int32, device=DEVICE)
+    outcome = finish_step(hidden, step_len, drawn, drawn % 20, rows, last_tokens)
     assert last_tokens.tolist() == [90, 11, 11, 70, 11]
-    assert outcome.tolist() == [[70, 80, 90, 0, 0], [10, 0, 10, 0, 0], [1, 0, 0, 1, 0]]
+    assert outcome.tolist() == [70, 80, 90, 10, 0, 10, 1, 0, 0, 1, 0]

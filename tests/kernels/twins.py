@@ -199,7 +199,7 @@ def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 def packed_step(seed: int, num_tokens: int = 40, num_rows: int = 9) -> tuple[Any, ...]:
     """Arguments of `build_inputs`: some rows run, one token or several; blocks of 4."""
     rng = np.random.default_rng(seed)
-    sections = StepSections(num_tokens, min(num_tokens, num_rows), num_rows)
+    sections = StepSections(num_tokens, num_rows)
     packed = np.zeros(sections.size + 2 * 60, np.int32)
     step = sections.cut(packed)
     counts = rng.choice([0, 1, 1, 6], num_rows)
@@ -227,11 +227,12 @@ def _build_inputs(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def _finish_step(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for tokens, samples in ((1, 1), (37, 5), (5, 8)):
+    for tokens, there, samples in ((1, 1, 1), (37, 30, 5), (5, 0, 8), (9, 9, 0), (1200, 1100, 2)):
         hidden = normal(tokens, 77, dtype=dtype)
         drawn = torch.arange(samples, dtype=torch.int32) + 100
         rows = (torch.randperm(samples + 2) - 1)[:samples].int()
-        yield hidden, drawn, drawn % 2, rows, torch.zeros(samples + 2, dtype=torch.int32)
+        last_tokens = torch.zeros(samples + 2, dtype=torch.int32)
+        yield hidden, torch.tensor([there]).int(), drawn, drawn % 2, rows, last_tokens
 
 
 def _products(dtype: torch.dtype) -> Iterator[tuple[Normed, Tensor, Tensor | None]]:

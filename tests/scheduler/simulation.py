@@ -8,7 +8,7 @@ chunked on the way; and its answer must be what it would have been alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
@@ -174,13 +174,14 @@ class Simulation:
         max_model_len: int = 128,
         depth: int = 1,
         enable_prefix_caching: bool = True,
+        step_sizes: Sequence[int] = (),
         **config: object,
     ) -> None:
         self.config = SchedulerConfig(
             **{"max_num_seqs": 8, "max_num_batched_tokens": 64} | config  # type: ignore[arg-type]
         )
         self.kv = KVCacheManager(num_blocks, block_size, enable_prefix_caching, hash_seed=b"test")
-        self.scheduler = Scheduler(self.config, self.kv, max_model_len)
+        self.scheduler = Scheduler(self.config, self.kv, max_model_len, step_sizes=step_sizes)
         self.model = FakeModel(block_size)
         self.max_model_len = max_model_len
         self.depth = depth

@@ -99,6 +99,39 @@ def test_nor_where_a_step_beside_decodes_is_paced() -> None:
     assert shape(scheduler.schedule()) == [("r0", 4, 1), ("r1", 0, 412), ("r2", 0, 100)]
 
 
+def test_prompts_are_cut_so_that_a_step_ends_on_a_size() -> None:
+    sim = Simulation(max_num_batched_tokens=60, step_sizes=(8, 16, 32, 48, 64), num_blocks=200)
+    for length in (3, 3, 100):
+        sim.add(length, max_tokens=20)
+    assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 30)]  # half of 60 at most
+    sim.add(100)
+    assert shape(sim.step()) == [("r0", 3, 1), ("r1", 3, 1), ("r2", 30, 30), ("r3", 0, 16)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "prompt_tokens"),
+    [(48, 46), (47, 45), (41, 30), (33, 30), (21, 19), (18, 14), (9, 7)],
+)
+def test_but_no_prompt_gets_much_less_for_it(budget: int, prompt_tokens: int) -> None:
+    sim = Simulation(max_num_batched_tokens=budget, step_sizes=(16, 32, 48), num_blocks=200)
+    for length in (2, 2):
+        sim.add(length, max_tokens=20)
+    sim.step()
+    for length in (100, 100):
+        sim.add(length)
+    plan = sim.step()
+    assert plan is not None
+    assert plan.num_tokens == 2 + prompt_tokens
+
+
+def test_prompts_that_are_never_cut_know_no_sizes() -> None:
+    sim = Simulation(
+        max_num_batched_tokens=40, max_model_len=40, enable_chunked_prefill=False, step_sizes=(36,)
+    )
+    sim.add(38, max_tokens=1)
+    assert shape(sim.step()) == [("r0", 0, 38)]
+
+
 def test_an_explicit_threshold_holds_while_anybody_else_is_there() -> None:
     sim = Simulation(max_num_batched_tokens=16, long_prefill_token_threshold=3)
     sim.add(100, max_tokens=3)

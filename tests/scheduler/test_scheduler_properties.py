@@ -18,6 +18,7 @@ PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
 
 
 MAX_MODEL_LEN = 40
+STEP_SIZES = [[], [8, 16, 24, 46], [5, 7]]
 POOLINGS = [None] * 4 + [PoolingParams(pooling="mean"), PoolingParams(pooling="last")]
 
 
@@ -33,6 +34,7 @@ def small_simulation(
     threshold: int,
     caching: bool,
     ttft_target: float | None,
+    step_sizes: list[int],
 ) -> Simulation:
     """Just enough blocks and budget for one request, and so much more."""
     return Simulation(
@@ -47,6 +49,7 @@ def small_simulation(
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=threshold,
         ttft_target_ms=ttft_target,
+        step_sizes=step_sizes,
     )
 
 
@@ -64,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 1, 5]),
         caching=st.booleans(),
         ttft_target=st.sampled_from([None, 1.0, 10.0, 100.0]),
+        step_sizes=st.sampled_from(STEP_SIZES),
     )
     def start(self, **drawn: Any) -> None:
         self.sim = small_simulation(**drawn)
@@ -187,6 +191,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         threshold=rng.choice([0, 0, 1, 5]),
         caching=rng.random() < 0.8,
         ttft_target=rng.choice([None, 1.0, 10.0, 100.0]),
+        step_sizes=rng.choice(STEP_SIZES),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.core.step import ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
 from quire.engine.pinned import PinnedBuffers
+from quire.engine.step_sizes import StepSize
 from quire.kernels.dispatch import Kernels
 from quire.kernels.layout import BatchLayout
 from quire.kernels.step_layout import Step, StepSections
@@ -26,28 +27,22 @@ HostStep = Step[Int32s]
 
 
 @dataclass(frozen=True, slots=True)
-class StepSize:
-    """What a step's kernels are launched for; with the same size the same kernels serve any step.
-
-    num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
-    token.
-    """
-
-    num_tokens: int
-    num_samples: int
-    has_prefills: bool
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStep:
     """A step's tensors on the device: of the same size always the same memory."""
 
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     layout: BatchLayout
-    sample_tokens: Tensor  # int32 [S], index of the token whose hidden state is wanted
-    sample_rows: Tensor  # int32 [S], -1 where the device draws nothing
-    sample_positions: Tensor  # int32 [S]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSamples:
+    """What follows the forward pass; the same memory in steps of any number of tokens."""
+
+    tokens: Tensor  # int32 [S], index of the token whose hidden state is wanted
+    rows: Tensor  # int32 [S], -1 where the device draws nothing
+    positions: Tensor  # int32 [S], where a drawn token will stand
+    step_len: Tensor  # int32 [1], tokens of the step
 
 
 class DeviceBatch:
@@ -61,7 +56,7 @@ class DeviceBatch:
         self._num_rows, num_blocks = batch.block_table.shape
         self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
-        most = StepSections(max_num_tokens, max_num_tokens, self._num_rows).size
+        most = StepSections(max_num_tokens, self._num_rows).size
         size = most + 2 * self._num_rows * num_blocks
         self._packed = torch.zeros(size, dtype=torch.int32, device=device)
         self._inputs = torch.zeros(3 * max_num_tokens, dtype=torch.int64, device=device)
@@ -118,17 +113,20 @@ class DeviceBatch:
             has_decodes=True,
             has_prefills=size.has_prefills,
         )
-        return DeviceStep(
-            input_ids=inputs[0],
-            positions=inputs[1],
-            layout=layout,
-            sample_tokens=step.sample_tokens,
-            sample_rows=step.sample_rows,
-            sample_positions=step.sample_positions,
+        return DeviceStep(input_ids=inputs[0], positions=inputs[1], layout=layout)
+
+    def samples(self, count: int) -> DeviceSamples:
+        """What the host sent of the first samples."""
+        step: Step[Tensor] = StepSections(0, self._num_rows).cut(self._packed)
+        return DeviceSamples(
+            tokens=step.sample_tokens[:count],
+            rows=step.sample_rows[:count],
+            positions=step.sample_positions[:count],
+            step_len=step.query_start_loc[-1:],
         )
 
     def _sections(self, size: StepSize) -> StepSections:
-        return StepSections(size.num_tokens, size.num_samples, self._num_rows)
+        return StepSections(size.num_tokens, self._num_rows)
 
     def _note_blocks(self, order: StepOrder) -> Int32s:
         """Append the new blocks to their rows; what changes in the flattened table, [N, 2]."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,31 +21,16 @@ from torch import Tensor
 
 from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine.device_batch import DeviceBatch, Int32s, StepSize
+from quire.engine.device_batch import DeviceBatch, Int32s
 from quire.engine.input_batch import StepOrder
 from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.pinned import PinnedBuffers
 from quire.engine.running import Results, RunningRequests, sound_requests
-from quire.engine.step_graphs import StepGraphs, StepTensors
+from quire.engine.step_graphs import Record, StepGraphs, StepTensors
+from quire.engine.step_sizes import StepSizes
+from quire.engine.step_work import DeviceDraw, ModelWork
 from quire.kernels.dispatch import Kernels
-from quire.layers.context import ForwardContext
-from quire.sampling.arrays import Flags, Ints
-
-
-class DeviceDraw(Protocol):
-    """Draws tokens where the logits are; see `sampling.device.DeviceSampler`."""
-
-    def upload(self, rows: list[int]) -> None:
-        """Start the copy of the wishes of these rows of the sampling state."""
-
-    def serves(self, rows: Ints) -> Flags:
-        """Whether all that these rows [N] wish can be done on the device: [N]."""
-
-    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].
-
-        Rows of -1 are not looked at. Never waits, and always launches the same kernels.
-        """
+from quire.sampling.arrays import Ints
 
 
 @dataclass(slots=True)
@@ -58,16 +42,18 @@ class PendingStep:
     due: Ints  # [D] places in the order that are due a token
     rows: Ints  # [D] their rows; -1 where the host draws
     tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
-    outcome: Tensor  # int32 [3, max(S, T)] on the host
+    num_samples: int  # S
+    outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference.finish_step
     arrival: torch.cuda.Event | None
-    replayed: bool = False
+    replayed: bool
     output: ModelRunnerOutput | None = None
 
 
 class DeviceRunner:
     """One rank's steps on a device that works while the host goes on.
 
-    max_num_tokens: of a step. use_graphs: replay CUDA graphs instead of launching kernels.
+    max_num_tokens: of a step. num_rehearsed: see `ModelWork`. record: makes graphs of parts of
+    steps; None: kernels are launched one by one.
     """
 
     def __init__(
@@ -81,27 +67,32 @@ class DeviceRunner:
         max_num_tokens: int,
         device: torch.device,
         *,
-        use_graphs: bool,
+        num_rehearsed: int,
+        record: Record | None,
     ) -> None:
         self._model = model
-        self._kv_caches = kv_caches
-        self._kernels = kernels
-        self._has_head = limits.generates
         self._running = running
         self._sampler = sampler
         self._batch = DeviceBatch(running.batch, max_num_tokens, kernels, device)
-        self._graphs = StepGraphs(
-            self._run_kernels, limits.max_num_seqs, max_num_tokens, is_captured=use_graphs
-        )
+        self._sizes = StepSizes(limits.max_num_seqs, max_num_tokens, pads_mixed=record is not None)
+        work = ModelWork(
+            model, kv_caches, self._batch, sampler, kernels, running.beat,
+            has_head=limits.generates, num_rehearsed=num_rehearsed,
+        )  # fmt: skip
+        self._graphs = StepGraphs(work, self._sizes, record)
         self._on_gpu = device.type == "cuda"
-        width = 3 * max(max_num_tokens, limits.max_num_seqs)
-        self._buffers = PinnedBuffers(width, device)
+        self._buffers = PinnedBuffers(2 * limits.max_num_seqs + max_num_tokens, device)
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
     def prepare(self) -> None:
         """Compile and record what steps will need."""
-        self._graphs.capture_all(self._batch.clear)
+        self._graphs.record_all(self._batch.clear)
+
+    @property
+    def step_sizes(self) -> list[int]:
+        """See `Executor`."""
+        return self._sizes.mixed
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> PendingStep:
@@ -115,11 +106,18 @@ class DeviceRunner:
         if draws_on_host:
             self._settle()  # wishes depend on all the tokens before
         num_tokens = int(order.query_start[-1])
-        size = self._graphs.size_of(num_tokens, len(due), num_tokens > len(order.rows))
+        size = self._sizes.of(num_tokens, len(due), num_tokens > len(order.rows))
         self._batch.send(order, size, due, rows)
         tensors = self._graphs.run(size)
-        step = self._receive(plan, order, due, rows, tensors.outcome)
-        step.replayed = self._graphs.replays(size)
+        outcome = tensors.outcome[: 2 * size.num_samples + num_tokens]
+        step = PendingStep(
+            plan, order, due, rows,
+            tenancies=self._running.batch.tenancies[order.rows[due]],
+            num_samples=size.num_samples,
+            outcome=self._receive(outcome),
+            arrival=self._mark(),
+            replayed=self._graphs.replays(size),
+        )  # fmt: skip
         self._pending.append(step)
         if draws_on_host or self._running.reads_hidden(order):
             self._settle(tensors)
@@ -133,32 +131,17 @@ class DeviceRunner:
             self._finish(self._pending.popleft(), None)
         return step.output
 
-    def _run_kernels(self, size: StepSize) -> StepTensors:
-        """All that a step does on the device, from its packed form to its outcome."""
-        step = self._batch.build(size)
-        context = ForwardContext(layout=step.layout, kv=self._kv_caches, beat=self._running.beat)
-        hidden = self._model.forward(step.input_ids, step.positions, context)
-        logits, drawn, failed = None, step.sample_rows, step.sample_rows
-        if self._has_head:
-            logits = self._model.compute_logits(hidden.index_select(0, step.sample_tokens))
-            drawn, failed = self._sampler.sample(logits, step.sample_rows, step.sample_positions)
-        outcome = self._kernels.finish_step(
-            hidden, drawn, failed, step.sample_rows, self._batch.last_tokens
-        )
-        return StepTensors(hidden, logits, outcome)
+    def _receive(self, outcome: Tensor) -> Tensor:
+        """Start its copy to the host."""
+        return self._buffers.take()[: len(outcome)].copy_(outcome, non_blocking=True)
 
-    def _receive(
-        self, plan: SchedulerOutput, order: StepOrder, due: Ints, rows: Ints, outcome: Tensor
-    ) -> PendingStep:
-        """Start the copy of the outcome."""
-        host = self._buffers.take()[: outcome.numel()].view_as(outcome)
-        host.copy_(outcome, non_blocking=True)
-        arrival = None
-        if self._on_gpu:
-            arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrival.record()
-        tenancies = self._running.batch.tenancies[order.rows[due]]
-        return PendingStep(plan, order, due, rows, tenancies, host, arrival)
+    def _mark(self) -> torch.cuda.Event | None:
+        """What happens when the device has done all that was launched."""
+        if not self._on_gpu:
+            return None
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrival.record()
+        return arrival
 
     def _settle(self, tensors: StepTensors | None = None) -> None:
         """Take the outcomes of all steps; tensors: of the last one."""
@@ -171,8 +154,10 @@ class DeviceRunner:
         if step.arrival is not None:
             step.arrival.synchronize()
         order = step.order
-        drawn, failed, finite = step.outcome.numpy()
-        sound = sound_requests(order, finite[: order.query_start[-1]] != 0)
+        drawn, failed, finite = np.split(
+            step.outcome.numpy(), [step.num_samples, 2 * step.num_samples]
+        )
+        sound = sound_requests(order, finite != 0)
         ordered = [SampleResult(failed=not is_sound) for is_sound in sound]
         self._take_drawn(step, drawn[: len(step.due)], failed[: len(step.due)], ordered)
         results = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -35,9 +36,14 @@ class Outcome(Protocol):
 
 
 class Executor(Protocol):
-    """Starts steps. The engine keeps up to `max_in_flight` of them unanswered."""
+    """Starts steps. The engine keeps up to `max_in_flight` of them unanswered.
+
+    step_sizes: numbers of tokens, ascending, to which steps with parts of prompts are padded; none
+    if they are not.
+    """
 
     max_in_flight: int
+    step_sizes: Sequence[int]
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Start a step; steps run in the order of these calls. Never raises: see the outcome."""
@@ -81,6 +87,7 @@ class UniprocExecutor:
     """Runs each step at once in the caller's thread: on a CPU there is nothing to overlap with."""
 
     max_in_flight = 1
+    step_sizes: Sequence[int] = ()
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -94,12 +101,13 @@ class UniprocExecutor:
 
 
 class OverlappedExecutor(Generic[Step]):
-    """Launches a step while the one before it still runs."""
+    """Launches a step while the one before it still runs. step_sizes: see `Executor`."""
 
     max_in_flight = 2
 
-    def __init__(self, runner: LaunchingRunner[Step]) -> None:
+    def __init__(self, runner: LaunchingRunner[Step], step_sizes: Sequence[int]) -> None:
         self._runner = runner
+        self.step_sizes = step_sizes
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Launch the step; a failure, then or later, is kept in the outcome."""

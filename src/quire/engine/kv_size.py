@@ -88,7 +88,7 @@ def _measured_bytes(
     peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    graphs = graph_bytes(shape, config.scheduler.max_num_seqs, dtype.itemsize)
+    graphs = graph_bytes(config, shape, dtype.itemsize)
     budget = int(total * config.cache.gpu_memory_utilization) - (total - free) - peak - graphs
     logger.info(
         "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "

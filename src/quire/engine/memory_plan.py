@@ -19,6 +19,7 @@ from quire.engine.footprint import (
     dtype_of,
     weights_by_form,
 )
+from quire.engine.step_sizes import StepSizes
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 from quire.quantization.scheme import check_device
@@ -27,9 +28,7 @@ from quire.quantization.scheme import check_device
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
-# The largest step with parts of prompts that is kept as a graph, in tokens, and what the driver
-# keeps for each graph.
-GRAPH_TOKENS = 512
+# What the driver keeps for each graph.
 GRAPH_BYTES = 3 << 20
 _LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
 
@@ -152,7 +151,7 @@ def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
     }
     if config.device.device == "cuda":
         sizes["workspace"] = WORKSPACE_BYTES
-        sizes["graphs"] = graph_bytes(shape, num_rows, item)
+        sizes["graphs"] = graph_bytes(config, shape, item)
     return sizes
 
 
@@ -169,15 +168,21 @@ def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
     return num_rows * shape.vocab_size * (item + 3 * 4)
 
 
-def graph_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
+def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> int:
     """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
-    A step may draw for each row, from logits as they come and in float32.
+    A step may draw for each row, from logits as they come and in float32. Hidden states are kept
+    apart from what all share.
     """
-    num_graphs = 8 + num_rows // 16
+    if config.device.enforce_eager:
+        return 0
+    num_rows, num_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    sizes = StepSizes(num_rows, num_tokens, pads_mixed=True)
+    most_tokens = max(sizes.mixed[-1], num_rows)
+    activations = activation_bytes(shape, most_tokens, item)
+    hidden = most_tokens * shape.hidden_size * item
     logits = num_rows * shape.vocab_size * (item + 4) if shape.has_head else 0
-    activations = activation_bytes(shape, max(GRAPH_TOKENS, num_rows), item)
-    return activations + logits + num_graphs * GRAPH_BYTES
+    return activations + logits + hidden + sizes.num_graphs * GRAPH_BYTES
 
 
 def _problem(config: EngineConfig, left: int, num_blocks: int, block_bytes: int) -> str | None:

@@ -13,13 +13,16 @@ from quire.engine.device_runner import DeviceRunner
 from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
 from quire.engine.running import RunningRequests
+from quire.engine.step_work import layers_of_all_kinds
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
+from quire.models.architecture import ModelArchitecture
 from quire.sampling.structured import Matcher
 
 
 def make_executor(
     config: EngineConfig,
+    shape: ModelArchitecture,
     model: CausalLM,
     kv_caches: KVCaches,
     limits: RequestLimits,
@@ -35,6 +38,7 @@ def make_executor(
     running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return UniprocExecutor(ModelRunner(model, kv_caches, running))
+    from quire.engine.cuda_graph import cuda_graphs
     from quire.sampling.device import DeviceSampler  # which imports Triton
 
     runner = DeviceRunner(
@@ -46,7 +50,8 @@ def make_executor(
         kernels_for(device.type),
         config.scheduler.max_num_batched_tokens,
         device,
-        use_graphs=not config.device.enforce_eager,
+        num_rehearsed=layers_of_all_kinds(shape.sliding_windows),
+        record=None if config.device.enforce_eager else cuda_graphs(),
     )
     runner.prepare()
-    return OverlappedExecutor(runner)
+    return OverlappedExecutor(runner, runner.step_sizes)

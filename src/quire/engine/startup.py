@@ -95,7 +95,7 @@ def start_engine(
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
     grammars = Grammars(_grammar_compiler(config, shape))
     with _timed("graphs", seconds), _fitting_step(config):
-        executor = make_executor(config, model, kv_caches, limits, device, grammars, beat)
+        executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -105,6 +105,7 @@ def start_engine(
         max_model_len,
         paces_prompts=device.type == "cuda" or table is not None,
         measured=table.observations if table is not None else (),
+        step_sizes=executor.step_sizes,
     )
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,

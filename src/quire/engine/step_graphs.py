@@ -1,139 +1,128 @@
-"""Steps of a few sizes as CUDA graphs: one launch for all of a step's kernels.
+"""Steps of the sizes that there are as recordings: one or two launches for all kernels of a step.
 
-Owns which sizes there are, and their graphs; does not know what a step does. A step is padded to
-the next size with tokens that belong to no row. Steps above the largest size run kernel by kernel:
-they keep the device busy for longer than their launches take.
+Owns the recordings; does not know what a step does, how it is recorded (cuda_graph.py), nor which
+sizes there are (step_sizes.py). A step that only decodes is one recording. One with parts of
+prompts is two, as few of its tokens are followed by a drawn one: the layers by the number of
+tokens, and what draws by the number of samples, so that neither is made for more than there are.
 """
 
 from __future__ import annotations
 
-import bisect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from quire.engine.device_batch import StepSize
+from quire.engine.step_sizes import StepSize, StepSizes
 
 logger = logging.getLogger(__name__)
 
-# Steps of single tokens come in all numbers of running requests; those with parts of prompts are
-# made as large as a budget allows, so few sizes do.
-_DECODE_SIZES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32)]
-_MIXED_SIZES = [64, 128, 256, 384, 512]
-_SAMPLES_ROUNDED_TO = 16  # where no graph depends on it
-
-# dtypes by their size, as arrays of numbers that every library knows
-_PLAIN_TYPES = {2: "<i2", 4: "<i4"}
+# A decode of so many tokens; layers of so many; draws for so many samples.
+Part = tuple[Literal["decode", "layers", "draw"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """What a step leaves on the device."""
 
-    hidden: Tensor  # [T, H]
-    logits: Tensor | None  # float32 [S, V]; None for a model without a head
-    outcome: Tensor  # int32 [3, max(S, T)], see kernels.reference.finish_step
+    hidden: Tensor  # [N, H], the step's tokens first
+    logits: Tensor | None  # float32 [S, V]; None for a model without a head, and without samples
+    outcome: Tensor  # int32 [2 S + N], see kernels.reference.finish_step
+
+
+class StepWork(Protocol):
+    """What a step does on the device."""
+
+    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+        """From the packed form to hidden states [T, H].
+
+        is_rehearsal: launch each kernel that a step of this size has, but not for all layers.
+        """
+
+    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+        """From hidden states [N, H], the step's tokens first, to the outcome."""
+
+
+class Recording(Protocol):
+    """Something that was launched once, to be launched again as it was."""
+
+    def replay(self) -> StepTensors | None:
+        """Launch it; what it leaves is in the same memory each time."""
+
+
+Record = Callable[[Callable[[], StepTensors | None]], Recording]
 
 
 class StepGraphs:
-    """launch: starts a step's kernels one by one; with is_captured they are recorded for each size.
+    """record: makes a recording of a part of a step; None: kernels are launched one by one."""
 
-    max_num_seqs: most requests, and so tokens of a step without parts of prompts. max_num_tokens:
-    of any step, no fewer; what a step is made of has memory for so many.
-    """
-
-    def __init__(
-        self,
-        launch: Callable[[StepSize], StepTensors],
-        max_num_seqs: int,
-        max_num_tokens: int,
-        *,
-        is_captured: bool,
-    ) -> None:
-        self._launch = launch
-        self._max_num_seqs = max_num_seqs
-        self._decode_sizes = _up_to(max_num_seqs, _DECODE_SIZES)
-        self._mixed_sizes = _up_to(min(max_num_tokens, _MIXED_SIZES[-1]), _MIXED_SIZES)
-        self._is_captured = is_captured
-        self._graphs: dict[StepSize, tuple[torch.cuda.CUDAGraph, StepTensors]] = {}
-
-    def size_of(self, num_tokens: int, num_samples: int, has_prefills: bool) -> StepSize:
-        """The size that a step of so many tokens runs at."""
-        if not has_prefills:
-            padded = self._decode_sizes[bisect.bisect_left(self._decode_sizes, num_tokens)]
-            return StepSize(padded, padded, has_prefills=False)
-        if num_tokens <= self._mixed_sizes[-1]:
-            padded = self._mixed_sizes[bisect.bisect_left(self._mixed_sizes, num_tokens)]
-            return self._mixed(padded)
-        samples = max(1, -(-num_samples // _SAMPLES_ROUNDED_TO)) * _SAMPLES_ROUNDED_TO
-        return StepSize(num_tokens, min(samples, self._max_num_seqs), has_prefills=True)
+    def __init__(self, work: StepWork, sizes: StepSizes, record: Record | None) -> None:
+        self._work = work
+        self._sizes = sizes
+        self._record = record
+        self._recordings: dict[Part, Recording] = {}
+        self._hidden: Tensor | None = None  # where layers leave them, for the draws of any number
 
     def replays(self, size: StepSize) -> bool:
-        """Whether a step of this size is launched as one graph."""
-        return size in self._graphs
+        """Whether steps of this size are replayed."""
+        return all(part in self._recordings for part in _parts_of(size))
 
     def run(self, size: StepSize) -> StepTensors:
         """Launch a step; what it leaves is valid until the next one is launched."""
         if not self.replays(size):
-            return self._launch(size)
-        graph, tensors = self._graphs[size]
-        graph.replay()
+            return self._work.finish(self._work.forward(size), size.num_samples)
+        tensors = None
+        for part in _parts_of(size):
+            tensors = self._recordings[part].replay()
+        assert tensors is not None
         return tensors
 
-    def capture_all(self, clear: Callable[[StepSize], None]) -> None:
-        """Record every size, the largest first, so that the others fit into its memory.
+    def record_all(self, clear: Callable[[StepSize], None]) -> None:
+        """Record every part, the largest first, so that the others fit into its memory.
 
-        clear: makes the next step of a size one without requests, as each is launched once.
+        clear: makes the next step of a size one without requests. What is made at a kernel's first
+        launch must not be recorded, so each part is rehearsed before.
         """
-        if not self._is_captured:
+        if self._record is None:
             return
         begin = time.monotonic()
-        sizes = [self._mixed(n) for n in self._mixed_sizes]
-        sizes += [StepSize(n, n, has_prefills=False) for n in self._decode_sizes]
-        pool = torch.cuda.graph_pool_handle()
-        for size in sorted(sizes, key=lambda size: size.num_tokens, reverse=True):
-            clear(size)
-            self._capture(size, pool)
-        logger.info("%d CUDA graphs: %.2f s", len(sizes), time.monotonic() - begin)
+        parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
+        parts += [("layers", count) for count in self._sizes.mixed]
+        parts.sort(key=lambda part: part[1], reverse=True)
+        parts += [("draw", count) for count in reversed(self._sizes.samples)]
+        for part in parts:
+            if part[0] != "draw":
+                clear(_size_of(part))
+            self._launch(part, is_rehearsal=True)
+            self._recordings[part] = self._record(partial(self._launch, part))
+        logger.info("%d CUDA graphs: %.2f s", len(parts), time.monotonic() - begin)
 
-    def _capture(self, size: StepSize, pool: Any) -> None:
-        self._launch(size)  # what is made at a kernel's first launch must not be recorded
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            tensors = self._launch(size)
-            logits = None if tensors.logits is None else _borrowed(tensors.logits)
-            borrowed = StepTensors(_borrowed(tensors.hidden), logits, _borrowed(tensors.outcome))
-        self._graphs[size] = graph, borrowed
-
-    def _mixed(self, num_tokens: int) -> StepSize:
-        return StepSize(num_tokens, min(num_tokens, self._max_num_seqs), has_prefills=True)
-
-
-def _up_to(most: int, sizes: list[int]) -> list[int]:
-    """The sizes below the largest that is needed, and that one."""
-    return [size for size in sizes if size < most] + [most]
+    def _launch(self, part: Part, *, is_rehearsal: bool = False) -> StepTensors | None:
+        kind, count = part
+        if kind == "draw":
+            assert self._hidden is not None, "layers come first"
+            return self._work.finish(self._hidden, count)
+        hidden = self._work.forward(_size_of(part), is_rehearsal=is_rehearsal)
+        if kind == "decode":
+            return self._work.finish(hidden, count)
+        if self._hidden is None:  # the largest comes first
+            self._hidden = torch.empty_like(hidden)
+        self._hidden[:count].copy_(hidden)
+        return None
 
 
-class _Memory:
-    """An address range as the array interface of CUDA tells it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": _PLAIN_TYPES[tensor.itemsize],
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }
+def _parts_of(size: StepSize) -> list[Part]:
+    """In the order of their launches."""
+    if size.has_prefills:
+        return [("layers", size.num_tokens), ("draw", size.num_samples)]
+    return [("decode", size.num_tokens)]
 
 
-def _borrowed(tensor: Tensor) -> Tensor:
-    """The same memory, without a claim to it: the other graphs of the pool may use it, too."""
-    assert tensor.is_contiguous()
-    plain = torch.as_tensor(_Memory(tensor), device=tensor.device)
-    return plain.view(tensor.dtype)
+def _size_of(part: Part) -> StepSize:
+    """The step that a part begins with."""
+    return StepSize(part[1], part[1], has_prefills=part[0] == "layers")

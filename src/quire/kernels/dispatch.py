@@ -107,7 +107,7 @@ class Kernels:
     prepare_int4: Callable[[Int4Weight], Int4Weight]
     linear_int4: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
-    finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     finite_rows: Callable[[Tensor], Tensor]
     highest: Callable[[Tensor], tuple[Tensor, Tensor]]
     block_maxima: Callable[[Tensor, Tensor], Tensor]

@@ -425,21 +425,23 @@ def _change_blocks(block_table: Tensor, changes: Tensor, count: int) -> None:
 
 
 def finish_step(
-    hidden: Tensor, drawn: Tensor, failed: Tensor, rows: Tensor, last_tokens: Tensor
+    hidden: Tensor,
+    step_len: Tensor,
+    drawn: Tensor,
+    failed: Tensor,
+    rows: Tensor,
+    last_tokens: Tensor,
 ) -> Tensor:
     """Keep the drawn tokens for the next step, and gather all that the host wants to know.
 
-    hidden [T, H]; drawn, failed, rows int32 [S], rows -1 where nothing was drawn; last_tokens
-    int32 [R]. The result is int32 [3, max(S, T)]: drawn, failed, and whether a token's hidden state
-    is finite.
+    hidden [N, H], the first step_len, int32 [1], of which are a token's; drawn, failed, rows int32
+    [S], rows -1 where nothing was drawn; last_tokens int32 [R]. The result is int32 [2 S + N]:
+    drawn, failed, and 1 for each token's state that is finite.
     """
     mine = rows >= 0
     last_tokens[rows[mine].long()] = drawn[mine]
-    outcome = torch.zeros(3, max(len(rows), len(hidden)), dtype=torch.int32, device=hidden.device)
-    outcome[0, : len(rows)] = drawn
-    outcome[1, : len(rows)] = failed
-    outcome[2, : len(hidden)] = finite_rows(hidden)
-    return outcome
+    counts = torch.arange(len(hidden), device=hidden.device) < step_len
+    return torch.cat([drawn, failed, (finite_rows(hidden) & counts).int()])
 
 
 def finite_rows(x: Tensor) -> Tensor:

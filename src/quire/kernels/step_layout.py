@@ -3,7 +3,8 @@
 Owns the order and sizes of the buffer's sections; what they mean for a model is told by
 `BatchLayout`. A row is a place in the persistent batch, and the device's layout lists all R of
 them, with no token where a row does not run: so it fits any mix of requests, and a CUDA graph of
-T tokens can be replayed for all of them.
+T tokens can be replayed for all of them. Where samples are told does not depend on T, so that what
+draws may serve steps of any number of tokens.
 """
 
 from __future__ import annotations
@@ -27,27 +28,26 @@ class Step(Generic[Buffer]):
     header: Buffer  # [4], the number of block changes first
     query_start_loc: Buffer  # [R + 1], first token of each row, then their number
     seq_lens: Buffer  # [R], tokens in the cache after the step; 0 for a row that does not run
+    sample_tokens: Buffer  # [R], after which of the T tokens one is drawn
+    sample_rows: Buffer  # [R], whose it is; -1 where none is drawn on the device
+    sample_positions: Buffer  # [R], where the drawn token will stand in its row
     token_ids: Buffer  # [T], -1: the token drawn last for this row
     token_rows: Buffer  # [T], -1 beyond the last token
-    sample_tokens: Buffer  # [S], after which of the T tokens one is drawn
-    sample_rows: Buffer  # [S], whose it is; -1 where none is drawn on the device
-    sample_positions: Buffer  # [S], where the drawn token will stand in its row
     block_changes: Buffer  # [..., 2], a place in the flattened block table and the block's id
 
 
 @dataclass(frozen=True, slots=True)
 class StepSections:
-    """The sections for T tokens, S of which are followed by a drawn one, of R rows."""
+    """The sections for T tokens of R rows, each of which draws one token at most."""
 
     num_tokens: int
-    num_samples: int
     num_rows: int
 
     @property
     def lengths(self) -> list[int]:
         """Numbers in each section but the last, which takes the rest of the buffer."""
-        samples = [self.num_samples] * 3
-        return [4, self.num_rows + 1, self.num_rows, self.num_tokens, self.num_tokens, *samples]
+        rows, tokens = self.num_rows, self.num_tokens
+        return [4, rows + 1, rows, rows, rows, rows, tokens, tokens]
 
     @property
     def size(self) -> int:

@@ -6,17 +6,29 @@ cut, and policy.py what running requests can bear. It does not know who is in li
 
 from __future__ import annotations
 
+import bisect
+from collections.abc import Sequence
+
 from quire.config import SchedulerConfig
 from quire.core.request import Request
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.policy import ChunkPolicy
 
+LEAST_FILLED = 0.75  # of what prompts may have, so that a budget that is tried out still grows
+
 
 class Chunks:
-    """The settings and the policy, joined."""
+    """The settings and the policy, joined.
 
-    def __init__(self, config: SchedulerConfig, policy: ChunkPolicy) -> None:
+    step_sizes: numbers of tokens to which steps with parts of prompts are padded, ascending.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, policy: ChunkPolicy, step_sizes: Sequence[int] = ()
+    ) -> None:
         self._is_on = config.enable_chunked_prefill
+        self._max_num_tokens = config.max_num_batched_tokens
+        self._step_sizes = step_sizes if self._is_on else ()
         self._threshold = config.long_prefill_token_threshold
         self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
@@ -24,10 +36,22 @@ class Chunks:
     def begin(self, step: StepPlan, num_decodes: int) -> None:
         """Bound what prompts may have, now that those who decode have their tokens."""
         step.num_decodes = num_decodes
-        step.budget = self._policy.prompt_tokens(num_decodes, step.budget)
+        num_given = self._max_num_tokens - step.budget
+        budget = self._policy.prompt_tokens(num_decodes, step.budget)
         step.chunk_limit = self._limit
         if not self._threshold and self._may_take_all(num_decodes):
-            step.chunk_limit = max(1, step.budget // 2)  # the policy may give less than all
+            step.chunk_limit = max(1, budget // 2)  # the policy may give less than all
+        step.budget = self._up_to_a_size(budget, num_given)
+
+    def _up_to_a_size(self, budget: int, num_given: int) -> int:
+        """The largest budget, no greater, with which a step of so many tokens ends on a size.
+
+        Beyond a size it would be padded to the next. But if much of the budget would have to go
+        for that, padding is the lesser loss.
+        """
+        place = bisect.bisect_right(self._step_sizes, num_given + budget)
+        filled = self._step_sizes[place - 1] - num_given if place else 0
+        return filled if filled >= LEAST_FILLED * budget else budget
 
     def size(self, step: StepPlan, request: Request, lacking: int) -> int:
         """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""

@@ -19,7 +19,7 @@ has told the tokens. Freed blocks are reused at once because steps run in order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire.config import SchedulerConfig
 from quire.core.messages import EngineStats, ErrorKind, RequestDelta
@@ -53,8 +53,8 @@ class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
     paces_prompts: whether prompts are cut so that they do not slow down answers too much, though no
-    target was set. measured: steps to begin with, as (decodes, prompt tokens, seconds). Raises
-    ConfigError when a prompt could never be scheduled whole though it must.
+    target was set. measured: steps to begin with, as (decodes, prompt tokens, seconds). step_sizes:
+    see `Executor`. Raises ConfigError when a prompt could never be scheduled whole though it must.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Scheduler:
         *,
         paces_prompts: bool = False,
         measured: Iterable[tuple[int, int, float]] = (),
+        step_sizes: Sequence[int] = (),
     ) -> None:
         budget = config.max_num_batched_tokens
         if not config.enable_chunked_prefill and budget < max_model_len:
@@ -81,7 +82,7 @@ class Scheduler:
         )
         for step in measured:
             self._policy.observe(*step)
-        self._chunks = Chunks(config, self._policy)
+        self._chunks = Chunks(config, self._policy, step_sizes)
         self._kv = kv
         self._batch = Batch(kv, config.scheduling_policy)
         self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order

@@ -15,6 +15,7 @@ from quire.kernels.step_layout import StepSections
 
 _TOKENS = 128  # of a program
 _NUM_WRITERS = 8  # programs that change the block table
+_MOST_CHECKERS = 1024  # programs that look at hidden states
 
 
 def build_inputs(
@@ -73,14 +74,18 @@ def _build_inputs_kernel(
 
 
 def finish_step(
-    hidden: Tensor, drawn: Tensor, failed: Tensor, rows: Tensor, last_tokens: Tensor
+    hidden: Tensor,
+    step_len: Tensor,
+    drawn: Tensor,
+    failed: Tensor,
+    rows: Tensor,
+    last_tokens: Tensor,
 ) -> Tensor:
-    """Twin of `reference.finish_step`."""
-    width = max(len(rows), len(hidden))
-    outcome = torch.empty(3, width, dtype=torch.int32, device=hidden.device)
-    size = hidden.shape[1]
-    _finish_step_kernel[(width,)](
-        hidden, drawn, failed, rows, last_tokens, outcome, len(hidden), len(rows), size,
+    """Twin of `reference.finish_step`. Its launch depends on the shapes alone."""
+    num_samples, (num_tokens, size) = len(rows), hidden.shape
+    outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
+    _finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
+        hidden, step_len, drawn, failed, rows, last_tokens, outcome, num_tokens, num_samples, size,
         BLOCK=min(8192, triton.next_power_of_2(size)), num_warps=4,
     )  # fmt: skip
     return outcome
@@ -88,23 +93,27 @@ def finish_step(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_samples"])
 def _finish_step_kernel(
-    hidden_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
+    hidden_ptr, step_len_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
     num_tokens, num_samples, size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program i: sample i, and the hidden state of token i."""
-    i, width = tl.program_id(0), tl.num_programs(0)
+    """Program i: sample i, and the hidden states of token i and every n-th after it."""
+    i = tl.program_id(0)
     sampled = i < num_samples
     row = tl.load(rows_ptr + i, mask=sampled, other=-1)
     token = tl.load(drawn_ptr + i, mask=sampled, other=0)
-    tl.store(outcome_ptr + i, token)
-    tl.store(outcome_ptr + width + i, tl.load(failed_ptr + i, mask=sampled, other=0))
+    failure = tl.load(failed_ptr + i, mask=sampled, other=0)
+    tl.store(outcome_ptr + i, token, mask=sampled)
+    tl.store(outcome_ptr + num_samples + i, failure, mask=sampled)
     tl.store(last_ptr + row, token, mask=row >= 0)
-    bad = tl.zeros([BLOCK], tl.int32)
-    if i < num_tokens:
+    step_len = tl.load(step_len_ptr)
+    for t in range(i, num_tokens, tl.num_programs(0)):
+        there = t < step_len
+        bad = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, size, BLOCK):
             j = begin + tl.arange(0, BLOCK)
-            x = tl.load(hidden_ptr + i.to(tl.int64) * size + j, mask=j < size, other=0.0)
+            place = hidden_ptr + tl.cast(t, tl.int64) * size + j
+            x = tl.load(place, mask=there & (j < size), other=0.0)
             finite = tl.abs(x.to(tl.float32)) < float("inf")  # false for NaN
             bad += 1 - finite.to(tl.int32)
-    sound = (tl.sum(bad) == 0) & (i < num_tokens)
-    tl.store(outcome_ptr + 2 * width + i, sound.to(tl.int32))
+        sound = there & (tl.sum(bad) == 0)
+        tl.store(outcome_ptr + 2 * num_samples + t, sound.to(tl.int32))

@@ -1,0 +1,70 @@
+"""The sizes that steps on a GPU are padded to, so that few graphs serve all of them. No torch.
+
+Owns which sizes there are. A step is padded with tokens that belong to no row, and with samples
+that nobody is due. Products take most of a step's time and grow with its tokens, so sizes are near
+enough to each other that padding is 4 % of them on average; the scheduler cuts prompts so that a
+step ends on a size wherever there is more to compute.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+# Steps of single tokens come in all numbers of running requests.
+_DECODES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32)]
+# Of steps with parts of prompts. Above the largest they keep a GPU busy for longer than the
+# launches of their kernels take.
+_MIXED = [*range(64, 1024, 64), *range(1024, 2048, 128), *range(2048, 4096, 256)]
+_MIXED += range(4096, 8193, 512)
+_SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What a step's kernels are launched for; with the same size the same kernels serve any step.
+
+    num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
+    token.
+    """
+
+    num_tokens: int
+    num_samples: int
+    has_prefills: bool
+
+
+class StepSizes:
+    """All sizes up to these limits, in ascending order.
+
+    max_num_seqs: most requests, and so samples, and tokens of a step without parts of prompts.
+    max_num_tokens: of any step, no fewer. pads_mixed: whether steps with parts of prompts are
+    padded, too; else there are no sizes for them.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, pads_mixed: bool) -> None:
+        self.decodes = _up_to(max_num_seqs, _DECODES)
+        self.mixed = _up_to(min(max_num_tokens, _MIXED[-1]), _MIXED) if pads_mixed else []
+        self.samples = _up_to(max_num_seqs, _SAMPLES)
+
+    @property
+    def num_graphs(self) -> int:
+        """All that are recorded: whole decodes, and the two parts of other steps."""
+        return len(self.decodes) + len(self.mixed) + len(self.samples)
+
+    def of(self, num_tokens: int, num_samples: int, has_prefills: bool) -> StepSize:
+        """The size that a step of so many tokens runs at."""
+        if not has_prefills:
+            padded = _next(num_tokens, self.decodes)
+            return StepSize(padded, padded, has_prefills=False)
+        if self.mixed and num_tokens <= self.mixed[-1]:
+            num_tokens = _next(num_tokens, self.mixed)
+        return StepSize(num_tokens, _next(num_samples, self.samples), has_prefills=True)
+
+
+def _up_to(most: int, sizes: list[int]) -> list[int]:
+    """The sizes below the largest that is needed, and that one."""
+    return [size for size in sizes if size < most] + [most]
+
+
+def _next(number: int, sizes: list[int]) -> int:
+    return sizes[bisect.bisect_left(sizes, number)]
