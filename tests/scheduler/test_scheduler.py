@@ -103,9 +103,9 @@ def test_prompts_are_cut_so_that_a_step_ends_on_a_size() -> None:
     sim = Simulation(max_num_batched_tokens=60, step_sizes=(8, 16, 32, 48, 64), num_blocks=200)
     for length in (3, 3, 100):
         sim.add(length, max_tokens=20)
-    assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 30)]  # half of 60 at most
+    assert shape(sim.step()) == [("r0", 0, 3), ("r1", 0, 3), ("r2", 0, 42)]
     sim.add(100)
-    assert shape(sim.step()) == [("r0", 3, 1), ("r1", 3, 1), ("r2", 30, 30), ("r3", 0, 16)]
+    assert shape(sim.step()) == [("r0", 3, 1), ("r1", 3, 1), ("r2", 42, 30), ("r3", 0, 16)]
 
 
 @pytest.mark.parametrize(

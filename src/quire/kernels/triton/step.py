@@ -106,14 +106,16 @@ def _finish_step_kernel(
     tl.store(outcome_ptr + num_samples + i, failure, mask=sampled)
     tl.store(last_ptr + row, token, mask=row >= 0)
     step_len = tl.load(step_len_ptr)
-    for t in range(i, num_tokens, tl.num_programs(0)):
-        there = t < step_len
+    for first in range(0, num_tokens, tl.num_programs(0)):
+        t = first + i
+        width = tl.where(t < step_len, size, 0)
         bad = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, size, BLOCK):
             j = begin + tl.arange(0, BLOCK)
-            place = hidden_ptr + tl.cast(t, tl.int64) * size + j
-            x = tl.load(place, mask=there & (j < size), other=0.0)
+            place = hidden_ptr + t.to(tl.int64) * size + j
+            x = tl.load(place, mask=j < width, other=0.0)
             finite = tl.abs(x.to(tl.float32)) < float("inf")  # false for NaN
             bad += 1 - finite.to(tl.int32)
-        sound = there & (tl.sum(bad) == 0)
-        tl.store(outcome_ptr + 2 * num_samples + t, sound.to(tl.int32))
+        sound = (tl.sum(bad) == 0) & (t < step_len)
+        place = outcome_ptr + 2 * num_samples + t
+        tl.store(place, sound.to(tl.int32), mask=t < num_tokens)
