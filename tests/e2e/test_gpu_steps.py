@@ -46,8 +46,9 @@ def test_a_gpu_gives_the_cpus_tokens(enforce_eager: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(StepSizes, "of", note)
     core = start("cuda", enforce_eager=enforce_eager, max_num_seqs=64)
     served = serve(core, REQUESTS)
-    assert len({size for size in sizes if size.num_tokens > 512}) > 2
-    assert len({size.num_samples for size in sizes}) > 2
+    large = {size for size in sizes if size.has_prefills and size.num_tokens > 512}
+    assert len({size.num_tokens for size in large}) > 1
+    assert len({size.num_samples for size in large}) > 1
     assert core.stats.num_graph_steps == (0 if enforce_eager else core.stats.num_steps)
     assert served.ends == on_cpu().ends
     assert served.tokens == on_cpu().tokens

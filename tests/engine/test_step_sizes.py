@@ -40,7 +40,7 @@ def test_a_size_holds_its_step_and_no_more_than_any_step_may_have(
 def test_padding_is_a_small_part_of_a_large_step() -> None:
     sizes = StepSizes(256, 8192, pads_mixed=True)
     shares = [sizes.of(n, 1, True).num_tokens / n - 1.0 for n in range(512, 8193)]
-    assert sum(shares) / len(shares) < 0.045
+    assert sum(shares) / len(shares) < 0.03
     assert max(shares) < 0.13
     assert sizes.of(8192, 0, True) == StepSize(8192, 0, has_prefills=True)
 
@@ -99,9 +99,11 @@ def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
     assert work.launched == [("forward", 130), ("finish", 8)]
 
 
-def test_rehearsed_layers_have_every_window() -> None:
-    assert layers_of_all_kinds([None] * 3) == 1
+def test_rehearsed_layers_have_every_window_behind_another_layer() -> None:
+    assert layers_of_all_kinds([None]) == 1
+    assert layers_of_all_kinds([None] * 3) == 2
     assert layers_of_all_kinds([None, None, 5, None, 5]) == 3
+    assert layers_of_all_kinds([5, None, None, 5]) == 4
 
 
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])

@@ -39,8 +39,7 @@ class DeviceDraw(Protocol):
 class ModelWork:
     """A model's steps; see `step_graphs.StepWork`.
 
-    num_rehearsed: so many of the first layers launch every kernel that any of them does. beat:
-    called while kernels are launched.
+    num_rehearsed: see `layers_of_all_kinds`. beat: called while kernels are launched.
     """
 
     def __init__(
@@ -85,5 +84,10 @@ class ModelWork:
 
 
 def layers_of_all_kinds(sliding_windows: Sequence[int | None]) -> int:
-    """So many layers of a model, at least, have every window that one of its layers has."""
-    return 1 + max(sliding_windows.index(window) for window in set(sliding_windows))
+    """So many of a model's first layers launch every kernel that any of them does.
+
+    They differ by their windows; and the first has a norm of its own before it, where the others
+    have what the layer before left.
+    """
+    others = sliding_windows[1:]
+    return 1 + max((1 + others.index(window) for window in set(others)), default=0)
