@@ -28,15 +28,14 @@ def skinny_gemm(
     residual: Tensor | None = None,
     silu: bool = False,
     config: SkinnyConfig | None = None,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
 
     With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8.
     A Normed x, with its squares, stands for the normalised rows. silu: W's rows are gate and up by
     turns, and the result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the
-    shape if None. pdl: start before the kernel in front has ended (only among kernels that wait for
-    theirs).
+    shape if None. pdl: be launched before the kernel in front has ended; None where the GPU can.
     """
     return _launch(x, weight, bias, residual, None, 0.0, silu, config, pdl)[0]
 
@@ -50,7 +49,7 @@ def skinny_gemm_norm(
     *,
     bias: Tensor | None = None,
     config: SkinnyConfig | None = None,
-    pdl: bool = False,
+    pdl: bool | None = None,
 ) -> Normed:
     """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
 
@@ -78,7 +77,7 @@ def _launch(
     eps: float,
     silu: bool,
     config: SkinnyConfig | None,
-    pdl: bool,
+    pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run the kernel → (out, out · norm weight, sums of out's squares)."""
     rows = x.rows if isinstance(x, Normed) else x
@@ -103,6 +102,7 @@ def _launch(
         squares = rows.new_empty(num_tiles, num_rows, dtype=torch.float32)
     incoming = x.squares if isinstance(x, Normed) else None
     assert incoming is not None or not isinstance(x, Normed)
+    pdl = launches_early(rows.device) if pdl is None else pdl
     skinny_gemm_kernel[(num_programs,)](
         rows, w, _descriptor(w, config), w_scale, out, bias, residual,
         norm_weight, scaled, squares, incoming,
@@ -135,6 +135,12 @@ def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether tensor cores there take FP8; Triton's interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel there may be launched while the one in front still runs (Hopper on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:

@@ -50,8 +50,7 @@ def skinny_gemm_kernel(
         begin = run_begin(program, num_programs, num_units)
         end = run_begin(program + 1, num_programs, num_units)
         first_tile, last_tile = begin // k_tiles, (end - 1) // k_tiles
-    if PDL:  # the weight does not depend on the kernel in front
-        _prefetch(w_ptr, begin, k_tiles, N, K, stride_w, BLOCK_N, BLOCK_K, STAGES)
+    if PDL:  # from here on what the kernel in front leaves must be there
         gdc_wait()
     for tile in range(first_tile, last_tile + 1):
         first_unit = tile * k_tiles
@@ -95,22 +94,6 @@ def skinny_gemm_kernel(
                 acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
                 BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU, FORM,
             )  # fmt: skip
-
-
-@triton.jit
-def _prefetch(
-    w_ptr, begin, k_tiles, N, K, stride_w,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Bring the stages that a program reads first into the L2 cache."""
-    line: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth  # elements in 128 bytes
-    rows = (begin // k_tiles * BLOCK_N + tl.arange(0, BLOCK_N)) % N
-    for step in tl.static_range(STAGES * BLOCK_K // line):
-        k = tl.minimum(begin % k_tiles * BLOCK_K + step * line, K - 1)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
-            [w_ptr + rows.to(tl.int64) * stride_w + k], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @triton.jit
