@@ -101,7 +101,7 @@ class Bench:
     @contextmanager
     def worker(self, engine: str) -> Iterator[Worker]:
         """A fresh process of an engine; it is ended in any case."""
-        python = str(python_of(engine, self.args.cache))
+        python = str(python_of(engine, self.args.cache, self.args.here))
         command = [*shlex.split(self.args.under), python, "-m", PEERS[engine].module]
         worker = Worker(command, self.args.threads, self.args.timeout)
         try:
@@ -140,7 +140,8 @@ class Bench:
                 str(n): round(decode["tokens"] / decode["seconds"], 2)
                 for n, decode in decodes.items()
             },
-            "weights_gb": round(size_of(self.models / row.model) / 1e9, 3),
+            "weights_gb": loaded.get("weights_gb")
+            or round(size_of(self.models / row.model) / 1e9, 3),
             "peak_gb": round(decodes[1]["peak_bytes"] / 1e9, 2),
             "peak_gb_all_streams": round(decodes[max(STREAMS)]["peak_bytes"] / 1e9, 2),
         }
@@ -234,10 +235,17 @@ def _medians(visits: list[Answer]) -> Answer:
 
 
 def busy_seconds() -> float:
-    """Processor time that was not idle since the machine started; what its host took is in it."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    idle, waiting = fields[3:5]
-    return (sum(map(int, fields)) - int(idle) - int(waiting)) / os.sysconf("SC_CLK_TCK")
+    """Processor time since the machine started that was not idle; what its host took is in it.
+
+    Of the cores that this process may use: others may be busy on a larger machine.
+    """
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in usable:
+            ticks += sum(map(int, fields[:8])) - int(fields[3]) - int(fields[4])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def size_of(model: Path) -> int:
@@ -261,6 +269,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=32, help="steps of decoding that are timed")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for one process")
+    parser.add_argument(
+        "--here", nargs="*", default=[], help="engines that this interpreter has already"
+    )
     parser.add_argument("--under", default="", help="command that each engine is started with")
 
 
@@ -280,8 +291,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = chosen(args.rows)
     for engine in {row.engine for row in rows}:
-        python_of(engine, args.cache)
-    run(Bench(args, make_models(rows, SHAPE, args.cache)), rows, args)
+        python_of(engine, args.cache, args.here)
+    run(Bench(args, make_models(rows, SHAPE, args.cache, args.here)), rows, args)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,34 @@
 """Each product of Llama-3.2-1B's layers on this CPU, by every way that can make it, in one run.
 
     python benchmarks/cpu_products.py --threads 2
+    python benchmarks/cpu_products.py --rows 1,16,512 --seconds 0.03 --without avx2 torch
 
-For each shape and number of rows: PyTorch's plain product, oneDNN's with packed weights, and the
-native one for every instruction set that runs here; interleaved, medians. Weights are taken by
-turns from copies that together are larger than the caches. Beside them stands what limits them:
-the read bandwidth, and the multiply-adds of a loop that stays in registers.
+For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed weights,
+and the native ones of every instruction set that runs here; interleaved, medians. PyTorch's
+products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
+from copies that together are larger than the caches. Beside them stands what limits them: the read
+bandwidth, and each kind of multiply-add in a loop that stays in registers (cpu_limits.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from cpu_limits import BEST_OF, operation_rates, read_bandwidth
 from record import save
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from quire.kernels.cpu import linear, matmul, native
+from quire.kernels import reference
+from quire.kernels.cpu import linear, linear_int, native
 
 SHAPES = {  # N, K
     "qkv": (3072, 2048),
@@ -36,148 +37,158 @@ SHAPES = {  # N, K
     "down": (2048, 8192),
     "head": (128256, 2048),
 }
-SETS = ("avx2", "avx512")
+SETS = {  # those that multiply a form in a way of their own
+    "float32": ("avx2", "avx512"),
+    "bfloat16": ("avx2", "avx512", "avx512_bf16", "amx"),
+    "int8": ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"),
+    "int4": ("avx2", "avx2_vnni", "avx512", "avx512_vnni"),
+}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
+GROUP = 32  # numbers that share a scale in four bits
 MOST_LOGITS = 64  # rows of the head's product: a prompt needs it for its last token alone
 CACHES = 80 << 20  # bytes that a round of copies exceeds
-PEAK = """
-#include <stdio.h>
-#include <thread>
-#include <time.h>
-#include <vector>
-typedef float vec __attribute__((vector_size(WIDTH)));
-static double seconds() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
-                          return t.tv_sec + 1e-9 * t.tv_nsec; }
-static void spin(vec* out) {
-    vec a[12] = {}, x = *out, y = x + 1;
-    for (long i = 0; i < ROUNDS; ++i) {
-        for (int j = 0; j < 12; ++j) a[j] = a[j] * x + y;
-        asm volatile("" : "+v"(x), "+v"(y));
-    }
-    for (vec v : a) *out += v;
-}
-int main() {
-    double best = 1e9;
-    for (int i = 0; i < 5; ++i) {
-        const double begin = seconds();
-        std::vector<std::thread> all;
-        static vec outs[64 * THREADS];
-        for (int t = 0; t < THREADS; ++t) all.emplace_back(spin, outs + 64 * t);
-        for (auto& one : all) one.join();
-        if (seconds() - begin < best) best = seconds() - begin;
-    }
-    printf("%f", THREADS * 12.0 * ROUNDS * (WIDTH / 4) * 2 / best / 1e9);
-}
-"""
+
+Way = tuple[list[Any], Callable[[Tensor, Any], Tensor]]  # weights in their form, what reads them
 
 
-def multiply_add_peak(threads: int, width: int) -> float:
-    """GFLOP/s of multiply-adds on registers of so many bytes, by a program compiled for it."""
-    flags = [
-        "-O3",
-        "-ffast-math",
-        "-pthread",
-        "-march=native",
-        f"-mprefer-vector-width={8 * width}",
-    ]
-    defines = [f"-DTHREADS={threads}", f"-DWIDTH={width}", "-DROUNDS=20000000L"]
-    with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder) / "peak.cpp", Path(folder) / "peak"
-        source.write_text(PEAK)
-        subprocess.run(["c++", *flags, *defines, "-o", program, source], check=True)
-        return float(subprocess.run([program], check=True, capture_output=True).stdout)
-
-
-def read_bandwidth() -> float:
-    """GB/s of reading memory with all threads."""
-    data, times = torch.ones(1 << 27), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - begin)
-    return data.nbytes / min(times) / 1e9
-
-
-def natively(instruction_set: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The native product as compiled for an instruction set."""
+def ways(form: str, weights: list[Tensor], without: list[str]) -> dict[str, Way]:
+    """How a product can be made, by name."""
+    found = _peers(form, weights)
     lib = native.library()
-    assert lib is not None
+    if lib is not None:
+        packed = [_packed(form, weight) for weight in weights]
+        for name in SETS[form]:
+            if lib.quire_cpu_choose(name.encode()) is not None:
+                found[name] = packed, _natively(name)
+        lib.quire_cpu_choose(None)
+    return {name: way for name, way in found.items() if name not in without}
 
-    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+
+def _natively(instruction_set: str) -> Callable[[Tensor, Any], Tensor]:
+    lib = native.compiled()
+
+    def multiply(x: Tensor, weight: Any) -> Tensor:
         lib.quire_cpu_choose(instruction_set.encode())
         return linear.linear(x, weight, None)
 
     return multiply
 
 
-def ways(weights: list[Tensor]) -> dict[str, tuple[list[Tensor], Callable[..., Tensor]]]:
-    """How a product can be made: the weights in their form, and the function that reads it."""
-    lib = native.library()
-    found: dict[str, tuple[list[Tensor], Callable[..., Tensor]]] = {
-        "torch": (weights, F.linear),
-        "onednn": (
-            [matmul.prepare_linear(w) for w in weights],
-            lambda x, w: matmul.linear(x, w, None),
-        ),
-    }
-    if lib is None:
-        return found
-    packed = [linear.pack(w) for w in weights]
-    sets = [name for name in SETS if lib.quire_cpu_choose(name.encode()) is not None]
-    return found | {name: (packed, natively(name)) for name in sets}
+def _packed(form: str, weight: Tensor) -> Any:
+    if form == "int8":
+        return linear_int.prepare_int8(linear_int.quantize_int8(weight))
+    if form == "int4":
+        return linear_int.prepare_int4(linear_int.quantize_int4(weight, GROUP))
+    return linear.pack(weight)
 
 
-def measure(name: str, dtype: torch.dtype, rows: list[int], seconds: float) -> list[dict[str, Any]]:
-    """One shape at each number of rows: seconds is about what one way of one product may take."""
+def _peers(form: str, weights: list[Tensor]) -> dict[str, Way]:
+    if form == "int8":
+        codes = [reference.quantize_int8(weight).codes for weight in weights]
+        return {
+            "torch": (codes, lambda x, w: torch._weight_int8pack_mm(x, w, x.new_ones(len(w)))),
+            "onednn": ([_qlinear_packed(each) for each in codes], _qlinear),
+        }
+    if form == "int4":
+        return {"torch": ([_torch_int4(weight) for weight in weights], _torch_int4_product)}
+    packed = [torch.ops.mkldnn._reorder_linear_weight(weight) for weight in weights]
+    return {"torch": (weights, F.linear), "onednn": (packed, _onednn)}
+
+
+def _onednn(x: Tensor, weight: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return out
+
+
+def _qlinear_packed(codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    n, k = codes.shape
+    zeros = torch.zeros(n, dtype=torch.int64)
+    return torch.ops.onednn.qlinear_prepack(codes.t(), [1, k]), torch.ones(n), zeros
+
+
+def _qlinear(x: Tensor, weight: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    out: Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 128, *weight, None, 1.0, 0, torch.bfloat16, "none", [], ""
+    )
+    return out
+
+
+def _torch_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    n, k = weight.shape
+    codes = torch.randint(0, 16, (n, k), dtype=torch.int32)
+    scales = torch.ones(k // GROUP, n, 2, dtype=torch.bfloat16)
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1), scales
+
+
+def _torch_int4_product(x: Tensor, weight: tuple[Tensor, Tensor]) -> Tensor:
+    return torch._weight_int4pack_mm_for_cpu(x, weight[0], GROUP, weight[1])
+
+
+def measure(
+    name: str, form: str, limits: dict[str, float], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One shape in one form of weights, at each number of rows."""
     n, k = SHAPES[name]
-    size = n * k * dtype.itemsize
+    size, dtype = n * k * BYTES[form], torch.float32 if form == "float32" else torch.bfloat16
     torch.manual_seed(0)
-    copies = [(torch.randn(n, k) / k**0.5).to(dtype) for _ in range(CACHES // size + 1)]
-    made, results = ways(copies), []
-    for count in (n for n in rows if name != "head" or n <= MOST_LOGITS):
+    first = torch.randn(n, k).div_(k**0.5).to(dtype)
+    copies = [first.clone() for _ in range(int(CACHES / size) + 1)]
+    made, results = ways(form, copies, args.without), []
+    rate = max(limits[kind] for kind in BEST_OF[form] if kind in limits)
+    for count in (int(n) for n in args.rows.split(",")):
+        if name == "head" and count > MOST_LOGITS:
+            continue
         x = torch.randn(count, k).to(dtype)
-        times: dict[str, list[float]] = {way: [] for way in made}
-        begin, turn = time.perf_counter(), 0
-        while turn < 3 or time.perf_counter() - begin < seconds * len(made):
-            for way, (weights, multiply) in made.items():
-                start = time.perf_counter()
-                multiply(x, weights[turn % len(weights)])
-                times[way].append(time.perf_counter() - start)
-            turn += 1
-        for way, taken in times.items():
-            middle = statistics.median(taken[1:])
-            results.append(
-                {"product": name, "dtype": str(dtype).removeprefix("torch."), "rows": count}
-                | {"way": way, "ms": round(middle * 1e3, 3)}
-                | {"gb_per_s": round(size / middle / 1e9, 1)}
-                | {"gflop_per_s": round(2 * n * k * count / middle / 1e9, 1)}
-            )
+        if form == "int8":  # what `qlinear` reads is made once
+            made |= _with_bytes(made, x)
+        floor = max(size / limits["read_gb_per_s"], 2 * n * k * count / rate) / 1e9
+        for way, seconds in _times(made, x, args.seconds).items():
+            row = {"product": name, "form": form, "rows": count, "way": way}
+            row |= {"ms": round(seconds * 1e3, 3), "floor_ms": round(floor * 1e3, 3)}
+            row["gb_per_s"] = round(size / seconds / 1e9, 1)
+            row["gop_per_s"] = round(2 * n * k * count / seconds / 1e9, 1)
+            results.append(row)
     return results
+
+
+def _with_bytes(made: dict[str, Way], x: Tensor) -> dict[str, Way]:
+    if "onednn" not in made:
+        return {}
+    codes = torch.randint(0, 255, x.shape, dtype=torch.uint8)
+    return {"onednn": (made["onednn"][0], lambda _, weight: _qlinear(codes, weight))}
+
+
+def _times(made: dict[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
+    """Median seconds of each way; each may take about so many."""
+    times: dict[str, list[float]] = {way: [] for way in made}
+    begin, turn = time.perf_counter(), 0
+    while turn < 3 or time.perf_counter() - begin < seconds * len(made):
+        for way, (weights, multiply) in made.items():
+            start = time.perf_counter()
+            multiply(x, weights[turn % len(weights)])
+            times[way].append(time.perf_counter() - start)
+        turn += 1
+    return {way: statistics.median(taken[1:]) for way, taken in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rows", default="1,2,4,8,16,64,512")
+    parser.add_argument("--rows", default="1,4,8,16,64,512")
     parser.add_argument("--products", default=",".join(SHAPES))
-    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--forms", default="bfloat16,int8,int4,float32")
     parser.add_argument("--seconds", type=float, default=0.1, help="for each way of a product")
+    parser.add_argument("--without", nargs="*", default=[], help="ways that are left out")
     parser.add_argument("--name", default="cpu_products", help="name of the result file")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    limits = {
-        "read_gb_per_s": round(read_bandwidth(), 1),
-        "gflop_per_s_avx2": round(multiply_add_peak(args.threads, 32), 1),
-        "gflop_per_s_avx512": round(multiply_add_peak(args.threads, 64), 1)
-        if torch.cpu._is_avx512_supported()
-        else None,
-    }
+    limits = {"read_gb_per_s": round(read_bandwidth(), 1)} | operation_rates(args.threads)
     print(limits, file=sys.stderr, flush=True)
-    rows = [int(n) for n in args.rows.split(",")]
     results = []
-    for dtype in args.dtypes.split(","):
+    for form in args.forms.split(","):
         for name in args.products.split(","):
-            results += measure(name, getattr(torch, dtype), rows, args.seconds)
-            print(dtype, name, file=sys.stderr, flush=True)
+            results += measure(name, form, limits, args)
+            print(form, name, file=sys.stderr, flush=True)
     limits["read_gb_per_s_at_the_end"] = round(read_bandwidth(), 1)
     save(args.name, {"threads": args.threads, "limits": limits, "rows": results})
     show(results)
@@ -186,15 +197,17 @@ def main() -> None:
 def show(results: list[dict[str, Any]]) -> None:
     """A line for each product and number of rows, a column for each way."""
     names = list(dict.fromkeys(r["way"] for r in results))
-    table = Table(title="ms (GB/s of weights, GFLOP/s)")
-    for column in ("product", "dtype", "rows", *names):
+    table = Table(title="ms (GB/s of weights, GOP/s)")
+    for column in ("product", "form", "rows", "floor", *names):
         table.add_column(column, justify="right")
-    lines: dict[tuple[str, str, int], dict[str, str]] = {}
+    lines: dict[tuple[str, str, int, float], dict[str, str]] = {}
     for r in results:
-        cell = f"{r['ms']:.2f} ({r['gb_per_s']:.0f}, {r['gflop_per_s']:.0f})"
-        lines.setdefault((r["product"], r["dtype"], r["rows"]), {})[r["way"]] = cell
-    for (product, dtype, rows), cells in lines.items():
-        table.add_row(product, dtype, str(rows), *(cells.get(name, "") for name in names))
+        cell = f"{r['ms']:.2f} ({r['gb_per_s']:.0f}, {r['gop_per_s']:.0f})"
+        key = r["product"], r["form"], r["rows"], r["floor_ms"]
+        lines.setdefault(key, {})[r["way"]] = cell
+    for (product, form, rows, floor), cells in lines.items():
+        head = (product, form, str(rows), f"{floor:.2f}")
+        table.add_row(*head, *(cells.get(name, "") for name in names))
     Console(width=160).print(table)
 
 

@@ -34,7 +34,7 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
     lines = [
         f"**{context:,} tokens of context**; tokens/s; seconds from the start of the process to "
         "the first token; gigabytes resident at most, with one stream and with "
-        f"{streams[-1]}; the last column is what one stream reads of its weights' file a second, "
+        f"{streams[-1]}; the last column is what one stream reads of its weights a second, "
         "over the bandwidth at that time:",
         "",
         "| engine, weights | prefill | "
@@ -48,8 +48,6 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
         speeds = [_figure(row["prefill_tokens_per_s"], fastest)]
         speeds += [_figure(row["decode_tokens_per_s"][n], best[n]) for n in streams]
         share = f"{row['weights_gb'] * row['decode_tokens_per_s']['1'] / row['read_gb_per_s']:.0%}"
-        if "quantization" in row["settings"]:  # made of another file while it was loaded
-            share = "-"
         rest = [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
         rest += [f"{row['peak_gb_all_streams']:.2f}", share]
         mark = " *" if row["others_cores"] > QUIET else ""

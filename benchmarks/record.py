@@ -41,7 +41,7 @@ def _circumstances() -> dict[str, Any]:
         "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
         "hardware": {
             "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
+            "cores": len(os.sched_getaffinity(0)),  # that the process may use
             "instructions": _instructions(),
             "memory_gib": round(
                 os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1

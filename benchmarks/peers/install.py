@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import venv
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +57,13 @@ PEERS = {
 }
 
 
-def python_of(engine: str, cache: Path) -> Path:
-    """The interpreter that an engine runs in; its environment is made where there is none."""
+def python_of(engine: str, cache: Path, here: Collection[str] = ()) -> Path:
+    """The interpreter that an engine runs in; its environment is made where there is none.
+
+    here: engines that this interpreter has, whoever installed them.
+    """
     peer = PEERS[engine]
-    if not peer.packages:
+    if engine in here or not peer.packages:
         return Path(sys.executable)
     folder = cache / engine
     done = folder / "installed"  # what is in it: another list makes it anew
@@ -79,7 +83,7 @@ def python_of(engine: str, cache: Path) -> Path:
     return python
 
 
-def make_models(rows: list[Row], shape: Path, cache: Path) -> Path:
+def make_models(rows: list[Row], shape: Path, cache: Path, here: Collection[str] = ()) -> Path:
     """The folder that holds every model the rows name."""
     folder = cache / shape.name
     checkpoint = folder / "checkpoint"
@@ -93,7 +97,7 @@ def make_models(rows: list[Row], shape: Path, cache: Path) -> Path:
             forms = [row.weights for row in missing]
             _say(f"converting the checkpoint for {engine}: {', '.join(forms)}")
             target = (folder / missing[0].model).parent
-            python = python_of(engine, cache)
+            python = python_of(engine, cache, here)
             command = [str(python), "-m", peer.converter, str(checkpoint), str(target), *forms]
             offline = os.environ | {"HF_HUB_OFFLINE": "1"}
             subprocess.run(command, check=True, cwd=BENCHMARKS, env=offline)

@@ -9,8 +9,10 @@ from peers.worker import WARM_UP, Load, Prompt, serve
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
+from quire.engine.footprint import weights_by_form
 from quire.engine.startup import start_engine
 from quire.kernels.cpu import native
+from quire.models.architecture import ModelArchitecture
 from quire.version import __version__
 
 
@@ -19,22 +21,27 @@ class Quire:
 
     def load(self, load: Load) -> dict[str, Any]:
         block_size = 16
-        self._core, info = start_engine(
-            EngineConfig.from_options(
-                model=load.model,
-                device="cpu",
-                threads=load.threads,
-                max_model_len=load.max_len,
-                max_num_seqs=load.streams,
-                block_size=block_size,
-                num_blocks=load.streams * -(-load.max_len // block_size),
-                **load.options,
-            )
+        config = EngineConfig.from_options(
+            model=load.model,
+            device="cpu",
+            threads=load.threads,
+            max_model_len=load.max_len,
+            max_num_seqs=load.streams,
+            block_size=block_size,
+            num_blocks=load.streams * -(-load.max_len // block_size),
+            **load.options,
         )
+        self._core, info = start_engine(config)
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
         settings["compiled_kernels"] = native.library() is not None
-        return {"version": __version__, "settings": settings}
+        answer = {"version": __version__, "settings": settings}
+        if info.quantization != "none":  # what a token reads is no longer what the file holds
+            shape = ModelArchitecture.from_folder(load.model)
+            forms = weights_by_form(config, shape, load.model)
+            read = sum(size for form, size in forms.items() if form != info.dtype)
+            answer["weights_gb"] = round(read / 1e9, 3)
+        return answer
 
     def prefill(self, prompt: Prompt) -> int:
         self._prompt = prompt

@@ -160,16 +160,6 @@ def test_gate_and_up_are_told_apart_by_every_way(
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
-def test_the_engine_chooses_by_what_the_processor_multiplies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.undo()
-    for tiles in (True, False):
-        monkeypatch.setattr(matmul, "has_amx", lambda tiles=tiles: tiles)
-        packed = products.prepare_linear(torch.zeros(16, 2, dtype=torch.bfloat16))
-        assert (packed.dim() == 2) == tiles
-
-
 @pytest.fixture(scope="module")
 def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """What processors with dot products of bfloat16 run, with that one instruction spelt out."""

@@ -1,8 +1,7 @@
 """Products on the CPU, and what stands around them, natively.
 
 Owns the packed form of 32- and 16-bit weights (linear_int.py that of others) and which products
-`native/linear.h` serves; what it does not (float16, odd sizes, bfloat16 on processors with AMX)
-goes to PyTorch's operations, see matmul.py. There is one copy of a weight, whatever the number of
+`native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's operations, see matmul.py. There is one copy of a weight, whatever the number of
 rows. A norm is left to the product that reads it, an activation and the residual stream's sum are
 made where a product's sums are.
 """
@@ -172,7 +171,7 @@ def _multiply(
 
 
 def _serves(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and not matmul.has_amx())
+    return dtype in native.DTYPES
 
 
 def _packed(weight: Weight) -> Packed | None:

@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -22,6 +26,17 @@ static bool has_avx_vnni() {  // which GCC 12 has no name for here
 static bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 static bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+// Tiles are large, so the system keeps them only for processes that ask.
+static bool has_amx() {
+#ifdef SYS_arch_prctl
+    constexpr int ask_for_state = 0x1023, tiles = 18;
+    unsigned a, b, c, d;
+    return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) &&
+           (d >> 24 & 1) && (d >> 25 & 1) && syscall(SYS_arch_prctl, ask_for_state, tiles) == 0;
+#else
+    return false;
+#endif
+}
 
 struct Set {
     const char* name;
@@ -31,6 +46,7 @@ struct Set {
     void (*linear_bf16)(const LinearArgs&);  // in place of `linear` for that format
 };
 static const Set all[] = {  // best first
+    {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx},
     {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16},
     {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
     {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},

@@ -3,12 +3,11 @@
 //
 // Owns the order of work, the norm's factor and what happens to the sums; a weight's format (its
 // struct, see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
-// Form::ROWS, which stay in registers. A sum goes over k in the form's stretches, whatever the number
+// Form::ROWS, which stay in registers, by Form::OUTPUTS at a time: what the second cache keeps. A sum goes over k in the form's stretches, whatever the number
 // of rows and threads: an output does not depend on what else is in the batch.
 
 constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the last cache keeps
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
-constexpr int64_t OUTPUTS = 128;     // of a piece with several blocks of rows: the second cache's
 constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
 
 // Rows cut into blocks of like sizes.
@@ -74,7 +73,7 @@ inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
         Form::take(a, row + blocks.start(b), blocks.size(b),
                    taken + blocks.start(b) * Form::row_size(a));
     });
-    const int64_t most = blocks.count > 1 ? OUTPUTS : FEW_OUTPUTS;
+    const int64_t most = blocks.count > 1 ? Form::OUTPUTS : FEW_OUTPUTS;
     const int64_t least = (LEAST_WORK / ((rows + 3) * a.k) + 31) / 32 * 32;
     const int64_t outputs = std::max(most, least);
     parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {

@@ -95,6 +95,7 @@ struct Floats {
     using X = typename Way::X;  // [k / 2, rows of the block, 2]
     using W = typename Way::Weight;
     static constexpr int ROWS = TILE_ROWS;
+    static constexpr int64_t OUTPUTS = 128;
     static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
 

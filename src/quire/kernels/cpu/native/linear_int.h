@@ -128,6 +128,7 @@ template <Format format>
 struct Ints {
     using X = uint8_t;  // see quantize.h
     static constexpr int ROWS = BYTE_ROWS;
+    static constexpr int64_t OUTPUTS = 128;
     static int64_t stretch(const LinearArgs& a) { return a.k; }
     static int64_t row_size(const LinearArgs& a) {
         return a.k / CHUNK * (format == Format::int8 ? CODES8 : CODES4) + (format == Format::int8 ? 8 : 0);

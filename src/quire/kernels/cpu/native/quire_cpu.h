@@ -147,3 +147,6 @@ void linear_int_avx2_vnni(const LinearArgs& args);
 void linear_int_avx512_vnni(const LinearArgs& args);
 // And here those with bfloat16 weights.
 void linear_avx512_bf16(const LinearArgs& args);
+// With tiles both, where sizes allow.
+void linear_int_amx(const LinearArgs& args);
+void linear_bf16_amx(const LinearArgs& args);

@@ -1,0 +1,101 @@
+"""From the start of a process to its first token on a CPU: phases, and memory beside the plan.
+
+    python benchmarks/cpu_start.py --threads 2
+    python benchmarks/cpu_start.py --forms bfloat16 --rounds 1 --profile
+
+For each form of weights of the checkpoint that cpu_peers.py writes: a cold start, which finds no
+prepared weights and leaves some, and warm ones, which find them; files are in the page cache. Each
+is a process of its own (peers/start.py), which loads, draws a first token after 16, and tells what
+was resident at most. `--profile` shows what Python imports, the slowest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from peers.install import BENCHMARKS, make_models
+from peers.rows import Row
+from record import save
+
+SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
+FORMS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+MAX_LEN, BLOCKS, STREAMS = 640, 640, 16  # tokens, KV blocks for all of them, requests at a time
+
+Answer = dict[str, Any]
+
+
+def start(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
+    """What a start finds. folder: of prepared weights. Ends the program if it fails."""
+    settings = {"model": str(model), "device": "cpu", "threads": args.threads} | FORMS[form]
+    settings |= {"max_model_len": MAX_LEN, "num_blocks": BLOCKS, "max_num_seqs": STREAMS}
+    settings["prepared_weights"] = str(folder)
+    python = [sys.executable, *(["-X", "importtime"] if args.profile else [])]
+    done = subprocess.run(
+        [*python, "-m", "peers.start", json.dumps(settings)],
+        cwd=BENCHMARKS,
+        env=os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    if args.profile:
+        print(slowest(done.stderr))
+    found: Answer = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def slowest(report: str, most: int = 25) -> str:
+    """The lines of an import report with the most time of their own."""
+    parts = [line.split("|") for line in report.splitlines() if line.startswith("import time:")]
+    own = {"|".join(part): part[0].removeprefix("import time:").strip() for part in parts}
+    timed = [line for line, time in own.items() if time.isdigit()]
+    return "\n".join(sorted(timed, key=lambda line: -int(own[line]))[:most])
+
+
+def medians(starts: list[Answer]) -> Answer:
+    """Of each figure, and of each phase."""
+    first = starts[0]
+    found = {
+        name: medians([each[name] for each in starts])
+        if isinstance(value, dict)
+        else round(statistics.median(each[name] for each in starts), 3)
+        for name, value in first.items()
+    }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "quire-bench")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--rounds", type=int, default=3, help="warm starts of each form")
+    parser.add_argument("--profile", action="store_true", help="what Python imports")
+    parser.add_argument("--name", default="cpu_start", help="name of the result file")
+    args = parser.parse_args()
+    model = make_models([Row("quire", "bfloat16", "checkpoint")], SHAPE, args.cache) / "checkpoint"
+    rows = []
+    for form in args.forms:
+        with tempfile.TemporaryDirectory(dir=args.cache) as name:
+            for kind, count in (("cold", 1), ("warm", args.rounds)):
+                found = [start(form, model, Path(name), args) for _ in range(count)]
+                rows.append({"weights": form, "start": kind} | medians(found))
+                print(rows[-1], flush=True)
+    save(args.name, {"threads": args.threads, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
