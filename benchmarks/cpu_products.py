@@ -76,9 +76,9 @@ def _natively(instruction_set: str) -> Callable[[Tensor, Any], Tensor]:
 
 def _packed(form: str, weight: Tensor) -> Any:
     if form == "int8":
-        return linear_int.prepare_int8(linear_int.quantize_int8(weight))
+        return linear_int.to_int8(weight)
     if form == "int4":
-        return linear_int.prepare_int4(linear_int.quantize_int4(weight, GROUP))
+        return linear_int.to_int4(weight, GROUP)
     return linear.pack(weight)
 
 

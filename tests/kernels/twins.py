@@ -306,9 +306,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "block_masses": _masses,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
-    "quantize_int8": _quantize,
     "linear_int8": _linear_int8,
-    "quantize_int4": _quantize,
     "linear_int4": _linear_int4,
     "build_inputs": _build_inputs,
     "finish_step": _finish_step,
@@ -318,7 +316,9 @@ WRITING = {"rotary_write_kv", "build_inputs", "finish_step"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {
     "prepare_linear": "linear",
+    "to_int8": "linear_int8",
     "prepare_int8": "linear_int8",
+    "to_int4": "linear_int4",
     "prepare_int4": "linear_int4",
     "order_gate_up": "linear_silu",
 }

@@ -55,10 +55,10 @@ TABLE: Table = {
     "linear_add_norm": {"reference": reference.linear_add_norm},
     "quantize_fp8": {"reference": reference.quantize_fp8},
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
-    "quantize_int8": {"reference": reference.quantize_int8},
+    "to_int8": {"reference": reference.to_int8},
     "prepare_int8": {"reference": reference.prepare_int8},
     "linear_int8": {"reference": reference.linear_int8, "cpu": cpu_matmul.linear_int8},
-    "quantize_int4": {"reference": reference.quantize_int4},
+    "to_int4": {"reference": reference.to_int4},
     "prepare_int4": {"reference": reference.prepare_int4},
     "linear_int4": {"reference": reference.linear_int4, "cpu": cpu_matmul.linear_int4},
     "build_inputs": {"reference": reference.build_inputs},
@@ -100,10 +100,10 @@ class Kernels:
     ]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-    quantize_int8: Callable[[Tensor], Int8Weight]
+    to_int8: Callable[[Tensor], Int8Weight]
     prepare_int8: Callable[[Int8Weight], Int8Weight]
     linear_int8: Callable[[Tensor, Int8Weight, Tensor | None], Tensor]
-    quantize_int4: Callable[[Tensor], Int4Weight]
+    to_int4: Callable[[Tensor, int], Int4Weight]
     prepare_int4: Callable[[Int4Weight], Int4Weight]
     linear_int4: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]

@@ -19,6 +19,7 @@ FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
 
 ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
+WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
 BLOCK = 64  # logits that the sampler looks at together
 
 
@@ -322,6 +323,17 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
     return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
 
 
+def to_int8(weight: Tensor) -> Int8Weight:
+    """`quantize_int8` and then `prepare_int8`, here some rows at a time, widened to float32."""
+    pieces = [quantize_int8(rows) for rows in torch.split(weight, _rows_together(weight))]
+    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
+    return Int8Weight(codes, scale)
+
+
+def _rows_together(weight: Tensor) -> int:
+    return max(1, WIDENED_TOGETHER // weight.shape[1])
+
+
 def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
     """Activations [T, K] as signed bytes [T, K], and a float32 scale for each group of a row.
 
@@ -359,6 +371,13 @@ def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
     divisor = torch.where(scale == 0.0, 1.0, scale.float())
     codes = ((groups / divisor).round() + 8.0).clamp(0.0, 15.0).to(torch.uint8).flatten(1)
     return Int4Weight(codes[:, 0::2] | codes[:, 1::2] << 4, scale.squeeze(2), None, group)
+
+
+def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+    """`quantize_int4` and then `prepare_int4`, here some rows at a time, widened to float32."""
+    pieces = [quantize_int4(rows, group) for rows in torch.split(weight, _rows_together(weight))]
+    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
+    return Int4Weight(codes, scale, None, group)
 
 
 def widen_int4(weight: Int4Weight) -> Tensor:

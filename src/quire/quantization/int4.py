@@ -5,12 +5,11 @@ Rounded to the nearest; activations are rounded to signed bytes, each 32 by a sc
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import Int4Weight, QuantizedWeight
-from quire.quantization.scheme import INT4_GROUP, WeightForm, in_pieces
+from quire.quantization.scheme import INT4_GROUP, WeightForm
 
 
 class Int4:
@@ -19,14 +18,8 @@ class Int4:
     names: tuple[str, ...] = ("codes", "scale")
 
     def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """Quantize some rows at a time, so that the copy in float32 stays small."""
-        n, k = weight.shape
-        codes = torch.empty(n, k // 2, dtype=torch.uint8, device=weight.device)
-        scale = torch.empty(n, k // INT4_GROUP, dtype=torch.float16, device=weight.device)
-        for rows in in_pieces(n, k):
-            piece = kernels.quantize_int4(weight[rows])
-            codes[rows], scale[rows] = piece.codes, piece.scale
-        ready = kernels.prepare_int4(Int4Weight(codes, scale, None, INT4_GROUP))
+        """Round it to the nearest."""
+        ready = kernels.to_int4(weight, INT4_GROUP)
         return ready.codes, ready.scale
 
     def operand(self, kept: tuple[Tensor, ...]) -> Int4Weight:

@@ -6,12 +6,11 @@ Symmetric and rounded to the nearest; activations get a scale for each token whi
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import Int8Weight, QuantizedWeight
-from quire.quantization.scheme import WeightForm, in_pieces
+from quire.quantization.scheme import WeightForm
 
 
 class Int8:
@@ -20,13 +19,8 @@ class Int8:
     names: tuple[str, ...] = ("codes", "scale")
 
     def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """Quantize some rows at a time, so that the copy in float32 stays small."""
-        codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-        scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-        for rows in in_pieces(*weight.shape):
-            piece = kernels.quantize_int8(weight[rows])
-            codes[rows], scale[rows] = piece.codes, piece.scale
-        ready = kernels.prepare_int8(Int8Weight(codes, scale))
+        """Round it to the nearest."""
+        ready = kernels.to_int8(weight)
         return ready.codes, ready.scale
 
     def operand(self, kept: tuple[Tensor, ...]) -> Int8Weight:

@@ -64,11 +64,12 @@ def prepare_linear(weight: Tensor) -> Tensor:
 
 def pack(weight: Tensor) -> Tensor:
     """A weight [N, K] natively packed."""
-    k = weight.shape[1]
-    if weight.dtype == torch.float32:
-        return weight.reshape(-1, _BLOCK, k).transpose(1, 2).contiguous()
-    pairs = weight.contiguous().view(torch.int32).view(-1, _BLOCK, k // 2)
-    return pairs.transpose(1, 2).contiguous().unsqueeze(-1).view(torch.bfloat16)
+    n, k = weight.shape
+    weight = weight.contiguous()
+    wide = weight.dtype == torch.float32
+    out = weight.new_empty(n // _BLOCK, *((k, _BLOCK) if wide else (k // 2, _BLOCK, 2)))
+    native.pack(weight, None, None, out, (n, k, 0, native.DTYPES[weight.dtype]))
+    return out
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:

@@ -7,9 +7,7 @@ its scales lie with its codes, and `scale` is an empty [N, 0] that says how many
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,52 +22,39 @@ _WIDE = 32  # outputs of a packed block
 
 INT8, INT4, INT4_ZEROS = 2, 3, 4  # `Format` in quire_cpu.h
 
-_QUANTIZE_ARGS = struct.Struct("3P2q4i")  # `QuantizeArgs` in quire_cpu.h
+_QUANTIZE_ARGS = struct.Struct("2P2q4i")  # `QuantizeArgs` in quire_cpu.h
 _MOST_GROUP = 256
 
 
-class PackArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("zeros", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("group", ctypes.c_int32),
-        ("format", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    ]
-
-
-def quantize_int8(weight: Tensor) -> Int8Weight:
-    """Twin of `reference.quantize_int8`."""
-    if weight.dtype not in native.DTYPES or weight.shape[1] % STEP:
-        return reference.quantize_int8(weight)
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(len(weight), dtype=torch.float32)
-    _quantize(weight, codes, scale, 0, INT8)
-    return Int8Weight(codes, scale)
-
-
-def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """Twin of `reference.quantize_int4`."""
-    if weight.dtype not in native.DTYPES or group % STEP or group > _MOST_GROUP:
-        return reference.quantize_int4(weight, group)
+def to_int8(weight: Tensor) -> Int8Weight:
+    """Twin of `reference.to_int8`: rounded and packed in one pass, where sizes allow."""
     n, k = weight.shape
-    codes = torch.empty(n, k // 2, dtype=torch.uint8)
-    scale = torch.empty(n, k // group, dtype=torch.float16)
-    _quantize(weight, codes, scale, group, INT4)
-    return Int4Weight(codes, scale, None, group)
+    if weight.dtype not in native.DTYPES or n % BLOCK or k % STEP:
+        return prepare_int8(reference.to_int8(weight))
+    out = _room(n, _WIDE * (k + 4))
+    _quantize(weight, out, 0, INT8)
+    return Int8Weight(out, torch.empty(n, 0))
 
 
-def _quantize(weight: Tensor, codes: Tensor, scale: Tensor, group: int, form: int) -> None:
+def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+    """Twin of `reference.to_int4`: rounded and packed in one pass, where sizes allow."""
+    n, k = weight.shape
+    if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP or group > _MOST_GROUP:
+        return prepare_int4(reference.to_int4(weight, group))
+    out = _room(n, _WIDE * (k // 2 + 2 * (k // group)))
+    _quantize(weight, out, group, INT4)
+    return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group)
+
+
+def _room(n: int, block_bytes: int) -> Tensor:
+    return torch.empty(-(-n // _WIDE), block_bytes, dtype=torch.uint8)
+
+
+def _quantize(weight: Tensor, out: Tensor, group: int, form: int) -> None:
     weight = weight.contiguous()
     native.compiled().quire_cpu_quantize(
         _QUANTIZE_ARGS.pack(
-            weight.data_ptr(), codes.data_ptr(), scale.data_ptr(), *weight.shape,
+            weight.data_ptr(), out.data_ptr(), *weight.shape,
             group, native.DTYPES[weight.dtype], form, torch.get_num_threads(),
         )
     )  # fmt: skip
@@ -108,10 +93,6 @@ def _packed(
     codes, scale = codes.contiguous(), scale.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
     n, k = len(codes), codes.shape[1] * (1 if kind == INT8 else 2)
-    out = torch.empty(-(-n // _WIDE), block_bytes, dtype=torch.uint8)
-    args = PackArgs(
-        codes.data_ptr(), scale.data_ptr(), None if zeros is None else zeros.data_ptr(),
-        out.data_ptr(), n, k, group, kind, torch.get_num_threads(),
-    )  # fmt: skip
-    native.compiled().quire_cpu_pack(ctypes.byref(args))
+    out = _room(n, block_bytes)
+    native.pack(codes, scale, zeros, out, (n, k, group, kind))
     return out

@@ -6,7 +6,7 @@ older than AVX2, PyTorch's operations serve. It is no Python module but plain C 
 which releases the interpreter's lock.
 
 The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512, either with
-_vnni, avx512_bf16), or `torch` for none of them.
+_vnni, avx512_bf16, amx), or `torch` for none of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.kernels.cpu import elementwise
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
-INTERFACE = 1  # as in quire_cpu.h
+INTERFACE = 2  # as in quire_cpu.h
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in quire_cpu.h
 
@@ -41,6 +41,22 @@ class RmsNormArgs(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("eps", ctypes.c_float),
         ("dtype", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    ]
+
+
+class PackArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        ("codes", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("n", ctypes.c_int64),
+        ("k", ctypes.c_int64),
+        ("group", ctypes.c_int32),
+        ("format", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     ]
 
@@ -102,3 +118,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     )  # fmt: skip
     compiled().quire_cpu_rms_norm(ctypes.byref(args))
     return out
+
+
+def pack(
+    codes: Tensor,
+    scale: Tensor | None,
+    zeros: Tensor | None,
+    out: Tensor,
+    sizes: tuple[int, int, int, int],
+) -> None:
+    """Bring a weight's codes, or its numbers, into the order that products read.
+
+    sizes: outputs, inputs, inputs that share a scale, `Format` in quire_cpu.h.
+    """
+    addresses = (None if each is None else each.data_ptr() for each in (codes, scale, zeros, out))
+    args = PackArgs(*addresses, *sizes, torch.get_num_threads())
+    compiled().quire_cpu_pack(ctypes.byref(args))

@@ -1,4 +1,4 @@
-// Brings quantized weights into the order that linear_int.h tells of. Once for each weight.
+// Brings weights into the order that their products read: see Format and linear_int.h. Once for each.
 
 #include <cstring>
 
@@ -22,7 +22,13 @@ int64_t bytes_of_group(const PackArgs& a) {
     return OUTPUTS * (2 + (a.zeros ? 1 : 0)) + OUTPUTS / 2 * a.group;
 }
 
+bool is_whole(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
+
+// Four bytes of each output side by side: a number, or two that lie next to each other.
+int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k : a.k / 2; }
+
 int64_t bytes_of_block(const PackArgs& a) {
+    if (is_whole(a)) return OUTPUTS * 4 * words_of_row(a);
     if (a.format == Format::int8) return OUTPUTS * (4 + a.k);
     return a.k / a.group * bytes_of_group(a);
 }
@@ -58,6 +64,18 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     }
 }
 
+void pack_numbers(const PackArgs& a, int64_t row, uint8_t* block) {
+    const int64_t words = words_of_row(a), output = row % OUTPUTS;
+    const uint8_t* from = static_cast<const uint8_t*>(a.codes) + row * words * 4;
+    uint8_t* out = block + (output / 16 * 16 * words + output % 16) * 4;
+    for (int64_t i = 0; i < words; ++i, from += 4, out += 64) std::memcpy(out, from, 4);
+}
+
+void pack_row(const PackArgs& a, int64_t row, uint8_t* block) {
+    if (is_whole(a)) return pack_numbers(a, row, block);
+    (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
+}
+
 }  // namespace
 
 void pack_weight(const PackArgs& a) {
@@ -65,8 +83,7 @@ void pack_weight(const PackArgs& a) {
     parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
         uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
         const int64_t first = number * OUTPUTS;
-        if (first + OUTPUTS > a.n) std::memset(block, 0, static_cast<size_t>(bytes));
-        for (int64_t row = first; row < first + OUTPUTS && row < a.n; ++row)
-            (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
+        if (first + OUTPUTS > a.n && !is_whole(a)) std::memset(block, 0, static_cast<size_t>(bytes));
+        for (int64_t row = first; row < first + OUTPUTS && row < a.n; ++row) pack_row(a, row, block);
     });
 }

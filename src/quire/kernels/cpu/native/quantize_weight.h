@@ -1,15 +1,21 @@
 // Weights rounded to 8 or 4 bits, as kernels/reference.py tells. Included inside a namespace,
 // behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
 
+// Codes and scales of some rows, as kernels/operands.py tells.
+struct Rounded {
+    uint8_t* codes;
+    void* scale;
+};
+
 template <typename T>
-void quantize_row8(const QuantizeArgs& a, int64_t row) {
+void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
-    int8_t* codes = static_cast<int8_t*>(a.codes) + row * a.k;
+    int8_t* codes = reinterpret_cast<int8_t*>(out.codes);
     F32 larger = F32::zero();
     for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, F32::load(w + i));
     const float largest = magnitude(larger), scale = largest == 0.0f ? 1.0f : largest / 127.0f;
     for (int64_t i = 0; i < a.k; i += 16) store_bytes(F32::load(w + i) / F32::all(scale), codes + i);
-    static_cast<float*>(a.scale)[row] = scale;
+    *static_cast<float*>(out.scale) = scale;
 }
 
 // The number of the largest magnitude with its sign, the first of several.
@@ -23,11 +29,11 @@ inline float largest_of(const float* w, int64_t count) {
 }
 
 template <typename T>
-void quantize_row4(const QuantizeArgs& a, int64_t row) {
+void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
     alignas(64) float group[MOST_GROUP];
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
-    uint8_t* codes = static_cast<uint8_t*>(a.codes) + row * a.k / 2;
-    uint16_t* scales = static_cast<uint16_t*>(a.scale) + row * (a.k / a.group);
+    uint8_t* codes = out.codes;
+    uint16_t* scales = static_cast<uint16_t*>(out.scale);
     for (int64_t k = 0; k < a.k; k += a.group, w += a.group) {
         for (int64_t i = 0; i < a.group; i += 16) F32::load(w + i).store(group + i);
         const uint16_t half = _cvtss_sh(largest_of(group, a.group) / -8.0f, 0);
@@ -45,12 +51,28 @@ void quantize_row4(const QuantizeArgs& a, int64_t row) {
     }
 }
 
+constexpr int64_t SIDE_BY_SIDE = 32;  // rows of a packed block
+
+// Some rows, rounded in memory that the cache keeps and packed from there.
 template <typename T>
-void quantize_as(const QuantizeArgs& a) {
-    const auto quantize_row = a.format == Format::int8 ? quantize_row8<T> : quantize_row4<T>;
-    parallel_for(a.n, a.threads, [&](int64_t row) { quantize_row(a, row); });
+void quantize_block(const QuantizeArgs& a, int64_t block) {
+    thread_local Scratch codes, scale;
+    const bool bytes = a.format == Format::int8;
+    const int64_t first = block * SIDE_BY_SIDE, rows = std::min(SIDE_BY_SIDE, a.n - first);
+    const int64_t row_codes = bytes ? a.k : a.k / 2, row_scale = bytes ? 4 : a.k / a.group * 2;
+    const Rounded all{codes.room<uint8_t>(SIDE_BY_SIDE * row_codes),
+                      scale.room<uint8_t>(SIDE_BY_SIDE * row_scale)};
+    for (int64_t row = 0; row < rows; ++row) {
+        const Rounded out{all.codes + row * row_codes,
+                          static_cast<uint8_t*>(all.scale) + row * row_scale};
+        (bytes ? quantize_row8<T> : quantize_row4<T>)(a, first + row, out);
+    }
+    uint8_t* out = static_cast<uint8_t*>(a.out) + first * (row_codes + row_scale);
+    pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, a.group, a.format, 1});
 }
 
 void quantize(const QuantizeArgs& a) {
-    a.dtype == Dtype::bf16 ? quantize_as<bf16>(a) : quantize_as<float>(a);
+    const auto quantize_some = a.dtype == Dtype::bf16 ? quantize_block<bf16> : quantize_block<float>;
+    parallel_for((a.n + SIDE_BY_SIDE - 1) / SIDE_BY_SIDE, a.threads,
+                 [&](int64_t block) { quantize_some(a, block); });
 }

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 1;
+constexpr int32_t INTERFACE = 2;
 
 struct bf16 {
     uint16_t bits;
@@ -78,7 +78,7 @@ constexpr int64_t MOST_GROUP = 256;
 
 struct QuantizeArgs {
     const void* weight;    // [n, k], k a multiple of 32
-    void *codes, *scale;   // as kernels/operands.py tells
+    void* out;             // what pack_weight makes of the codes and scales
     int64_t n, k;
     int32_t group;         // of four-bit weights: a multiple of 32 up to MOST_GROUP
     Dtype dtype;           // of weight
@@ -87,7 +87,8 @@ struct QuantizeArgs {
 };
 
 struct PackArgs {
-    const void *codes, *scale, *zeros;  // as kernels/operands.py tells; zeros may be null
+    const void* codes;                  // or numbers of 4 or 2 bytes [n, k], in whose formats
+    const void *scale, *zeros;          // as kernels/operands.py tells; zeros may be null
     void* out;
     int64_t n, k;
     int32_t group;                      // as above
