@@ -25,6 +25,11 @@ class Filling:
             for module in reversed(list(model.modules()))
             for param in module.parameters(recurse=False)
         }
+        self._sharing: dict[nn.Module, list[nn.Module]] = {}  # by the owner of a parameter
+        for module in model.modules():
+            for param in module.parameters(recurse=False):
+                if (owner := self._owners[id(param)]) is not module:
+                    self._sharing.setdefault(owner, []).append(module)
         self._missing = Counter(self._owners[id(param)] for param in expected)
         self._finished: set[nn.Module] = set()
 
@@ -33,10 +38,12 @@ class Filling:
         owner = self._owners[id(param)]
         self._missing[owner] -= 1
         if self._missing[owner] == 0:
-            self._finish(owner)
+            for module in (owner, *self._sharing.get(owner, ())):
+                if self._missing[module] == 0:
+                    self._finish(module)
 
     def end(self) -> None:
-        """Finish the modules that waited for another one's parameters."""
+        """Finish the modules that waited for nothing."""
         for module in self._model.modules():
             self._finish(module)
 

@@ -1,5 +1,6 @@
 // Brings weights into the order that their products read: see Format and linear_int.h. Once for each.
 
+#include <algorithm>
 #include <cstring>
 
 #include "pool.h"
@@ -64,16 +65,16 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     }
 }
 
-void pack_numbers(const PackArgs& a, int64_t row, uint8_t* block) {
-    const int64_t words = words_of_row(a), output = row % OUTPUTS;
-    const uint8_t* from = static_cast<const uint8_t*>(a.codes) + row * words * 4;
-    uint8_t* out = block + (output / 16 * 16 * words + output % 16) * 4;
-    for (int64_t i = 0; i < words; ++i, from += 4, out += 64) std::memcpy(out, from, 4);
-}
-
-void pack_row(const PackArgs& a, int64_t row, uint8_t* block) {
-    if (is_whole(a)) return pack_numbers(a, row, block);
-    (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
+// 16 rows, some of their words at a time: so that what is written stays in the first cache.
+void pack_numbers(const PackArgs& a, int64_t first, uint8_t* block) {
+    constexpr int64_t some = 128;
+    const int64_t words = words_of_row(a);
+    for (int64_t begin = 0; begin < words; begin += some)
+        for (int64_t row = 0; row < 16; ++row) {
+            const uint8_t* from = static_cast<const uint8_t*>(a.codes) + (first + row) * words * 4;
+            for (int64_t i = begin; i < std::min(begin + some, words); ++i)
+                std::memcpy(block + (i * 16 + row) * 4, from + i * 4, 4);
+        }
 }
 
 }  // namespace
@@ -82,8 +83,14 @@ void pack_weight(const PackArgs& a) {
     const int64_t bytes = bytes_of_block(a);
     parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
         uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
-        const int64_t first = number * OUTPUTS;
-        if (first + OUTPUTS > a.n && !is_whole(a)) std::memset(block, 0, static_cast<size_t>(bytes));
-        for (int64_t row = first; row < first + OUTPUTS && row < a.n; ++row) pack_row(a, row, block);
+        const int64_t first = number * OUTPUTS, end = std::min(first + OUTPUTS, a.n);
+        if (is_whole(a)) {
+            for (int64_t row = first; row < end; row += 16, block += bytes / 2)
+                pack_numbers(a, row, block);
+            return;
+        }
+        if (end < first + OUTPUTS) std::memset(block, 0, static_cast<size_t>(bytes));
+        for (int64_t row = first; row < end; ++row)
+            (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
     });
 }
