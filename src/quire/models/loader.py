@@ -34,6 +34,7 @@ from quire.quantization.scheme import scheme_of
 logger = logging.getLogger(__name__)
 
 _PREFIX = "model."  # of all names but the head's
+_WORTH_MAPPING = 1 << 20  # bytes
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
 _DTYPES = {
     "float32": torch.float32,
@@ -193,6 +194,14 @@ def _tensors(
         yield from reader.tensors(checkpoint.in_file_order(names))
 
 
+def _stays_mapped(tensor: Tensor, param: Weight) -> bool:
+    """Whether a weight is read where its file is mapped, which spares a copy of it.
+
+    Most are brought into another form from there; a table for look-ups stays there.
+    """
+    return tensor.dtype == param.dtype and tensor.nbytes >= _WORTH_MAPPING
+
+
 def _fill(
     model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str], device: torch.device
 ) -> None:
@@ -207,8 +216,11 @@ def _fill(
         task = progress.add_task("Loading weights", total=total)
         for entry, tensor in _tensors(checkpoint, names, device):
             param, part = targets.pop(entry.name)
-            param.allocate()
-            param.weight_loader(param, tensor, part)
+            if device.type == "cpu" and part is None and _stays_mapped(tensor, param):
+                param.data = tensor
+            else:
+                param.allocate()
+                param.weight_loader(param, tensor, part)
             filling.filled(param)
             progress.advance(task, entry.num_bytes)
     filling.end()
