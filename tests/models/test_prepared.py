@@ -11,12 +11,16 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.hub import resolve_model
+from quire.kernels.dispatch import kernels_for
+from quire.layers.linear import ColumnParallelLinear
+from quire.layers.parameter import LayerOptions
 from quire.models import loader, prepared
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import read_header
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mapped import MappedFile
 from quire.models.prepared import PreparedWeights, prepared_weights, write_tensors
+from quire.quantization.scheme import scheme_of
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +94,7 @@ def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.file.parent == tmp_path / "quire" / "prepared"
 
 
-@pytest.mark.parametrize("harm", ["cut", "header", "names", "empty"])
+@pytest.mark.parametrize("harm", ["cut", "header", "names", "empty", "zeros"])
 def test_a_broken_file_is_made_again(
     harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +106,7 @@ def test_a_broken_file_is_made_again(
         "header": whole[:9] + b"}" + whole[10:],
         "names": whole.replace(b"layers.1.mlp", b"layers.9.mlp"),
         "empty": b"",
+        "zeros": whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
     }
     file.write_bytes(broken[harm])
     for ours, theirs in zip(outputs(load(tmp_path)), right, strict=True):
@@ -150,3 +155,19 @@ def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
         assert entry.num_bytes % 64 or entry.offset % 64 == 0
         mapped.forget(entry)
         assert torch.equal(mapped.tensor(entry), tensors[entry.name])
+
+
+def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"), scheme)
+            self.short, self.long = (ColumnParallelLinear(k, 8, options) for k in (48, 64))
+
+    scheme = scheme_of("int4")
+    assert scheme is not None
+    with caplog.at_level("INFO"):
+        loader._tell_exceptions(scheme, Odd())
+    assert "1 weights are kept as int8 in place of int4" in caplog.text

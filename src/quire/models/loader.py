@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.config import ModelConfig
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.layers.linear import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint, TensorEntry
@@ -29,7 +31,7 @@ from quire.models.llama import LlamaForCausalLM
 from quire.models.prepared import prepared_weights
 from quire.models.registry import MODELS
 from quire.models.transfer import FLOATS, DeviceReader
-from quire.quantization.scheme import scheme_of
+from quire.quantization.scheme import INT4_GROUP, Scheme, scheme_of
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +112,26 @@ def _build(
     kernels: Kernels,
 ) -> LlamaForCausalLM:
     max_model_len = config.max_model_len or architecture.max_position_embeddings
-    options = LayerOptions(dtype, device, kernels, scheme_of(config.quantization))
-    return MODELS[architecture.family](architecture, max_model_len, options)
+    scheme = scheme_of(config.quantization)
+    options = LayerOptions(dtype, device, kernels, scheme)
+    model = MODELS[architecture.family](architecture, max_model_len, options)
+    if scheme is not None and device.type != "meta":
+        _tell_exceptions(scheme, model)
+    return model
+
+
+def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
+    """Log which weights get another form than their scheme has for them, for their size."""
+    others: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, LinearBase) and module.role in scheme.forms:
+            wanted = scheme.forms[module.role]
+            form = scheme.form_name(module.role, module.in_features, wanted)
+            others[f"{form} in place of {wanted}"] += form != wanted
+    for what, count in (+others).items():
+        logger.info(
+            "%d weights are kept as %s: their inputs are no multiple of %d", count, what, INT4_GROUP
+        )
 
 
 def weight_targets(model: LlamaForCausalLM) -> Targets:

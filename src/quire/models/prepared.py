@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 LAYOUT = 1  # to be raised when the packed form of any layer changes
 WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
+_CHECK = "check"  # a tensor of its own
+_CHECKED = 256  # bytes at each place
 _SUFFIX = ".safetensors"
 _ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
 _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
@@ -81,8 +84,11 @@ class PreparedWeights:
         try:
             entries = read_header(self.file)
             mapped = MappedFile(self.file)
+            tensors = {entry.name: mapped.tensor(entry) for entry in entries}
+            if tensors.pop(_CHECK).item() != check_of(tensors):
+                raise LookupError("its numbers are not those that were written")
             model = build()
-            _adopt(model, {entry.name: mapped.tensor(entry) for entry in entries})
+            _adopt(model, tensors)
             os.utime(self.file)
         except (CheckpointError, OSError, LookupError) as error:
             logger.warning("%s is of no use (%s); it will be made again", self.file, error)
@@ -111,7 +117,7 @@ class PreparedWeights:
             if shutil.disk_usage(folder).free < 2 * num_bytes:
                 logger.info("prepared weights are not kept: %s is nearly full", folder)
                 return
-            write_tensors(unfinished, tensors)
+            write_tensors(unfinished, tensors | {_CHECK: torch.tensor([check_of(tensors)])})
             unfinished.replace(self.file)
         except OSError as error:
             logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
@@ -139,6 +145,19 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
                 file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_of(tensors: dict[str, Tensor]) -> int:
+    """A checksum of some bytes of each tensor, of its beginning, middle and end.
+
+    Blocks of a file that a disk lost are found with it; reading all would double a start.
+    """
+    check = 0
+    for name in sorted(tensors):
+        data = tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy()
+        for begin in (0, len(data) // 2, max(0, len(data) - _CHECKED)):
+            check = zlib.crc32(data[begin : begin + _CHECKED], check)
+    return check
 
 
 def _kept(model: nn.Module) -> dict[str, Tensor]:
