@@ -3,8 +3,8 @@
     python benchmarks/cpu_products.py --threads 2
     python benchmarks/cpu_products.py --rows 1,16,512 --seconds 0.03 --without avx2 torch
 
-For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed weights,
-and the native ones of every instruction set that runs here; interleaved, medians. PyTorch's
+For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed
+weights, and the native ones of every instruction set that runs here; interleaved, medians. PyTorch's
 products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
 from copies that together are larger than the caches. Beside them stands what limits them: the read
 bandwidth, and each kind of multiply-add in a loop that stays in registers (cpu_limits.py).
@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ SETS = {  # those that multiply a form in a way of their own
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
 GROUP = 32  # numbers that share a scale in four bits
 MOST_LOGITS = 64  # rows of the head's product: a prompt needs it for its last token alone
-CACHES = 80 << 20  # bytes that a round of copies exceeds
+L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 Way = tuple[list[Any], Callable[[Tensor, Any], Tensor]]  # weights in their form, what reads them
 
@@ -108,7 +109,7 @@ def _qlinear_packed(codes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _qlinear(x: Tensor, weight: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     out: Tensor = torch.ops.onednn.qlinear_pointwise(
-        x, 1.0, 128, *weight, None, 1.0, 0, torch.bfloat16, "none", [], ""
+        x, 1.0, 128, *weight, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return out
 
@@ -132,7 +133,7 @@ def measure(
     size, dtype = n * k * BYTES[form], torch.float32 if form == "float32" else torch.bfloat16
     torch.manual_seed(0)
     first = torch.randn(n, k).div_(k**0.5).to(dtype)
-    copies = [first.clone() for _ in range(int(CACHES / size) + 1)]
+    copies = [first.clone() for _ in range(int(_cache_bytes() / size) + 2)]
     made, results = ways(form, copies, args.without), []
     rate = max(limits[kind] for kind in BEST_OF[form] if kind in limits)
     for count in (int(n) for n in args.rows.split(",")):
@@ -151,6 +152,11 @@ def measure(
     return results
 
 
+def _cache_bytes() -> int:
+    """Of the last cache, which a round of copies should exceed."""
+    return int(L3.read_text().strip().removesuffix("K")) << 10 if L3.is_file() else 64 << 20
+
+
 def _with_bytes(made: dict[str, Way], x: Tensor) -> dict[str, Way]:
     if "onednn" not in made:
         return {}
@@ -163,9 +169,10 @@ def _times(made: dict[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
     times: dict[str, list[float]] = {way: [] for way in made}
     begin, turn = time.perf_counter(), 0
     while turn < 3 or time.perf_counter() - begin < seconds * len(made):
-        for way, (weights, multiply) in made.items():
+        for place, (way, (weights, multiply)) in enumerate(made.items()):
+            weight = weights[(turn + place) % len(weights)]  # not what the last way has just read
             start = time.perf_counter()
-            multiply(x, weights[turn % len(weights)])
+            multiply(x, weight)
             times[way].append(time.perf_counter() - start)
         turn += 1
     return {way: statistics.median(taken[1:]) for way, taken in times.items()}

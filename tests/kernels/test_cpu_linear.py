@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import linear as products
-from quire.kernels.cpu import matmul, native
+from quire.kernels.cpu import native
 from quire.kernels.operands import Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")

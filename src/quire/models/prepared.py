@@ -156,7 +156,7 @@ def check_of(tensors: dict[str, Tensor]) -> int:
     for name in sorted(tensors):
         data = tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy()
         for begin in (0, len(data) // 2, max(0, len(data) - _CHECKED)):
-            check = zlib.crc32(data[begin : begin + _CHECKED], check)
+            check = zlib.crc32(data[begin : begin + _CHECKED].tobytes(), check)
     return check
 
 

@@ -22,6 +22,7 @@ class Fp8:
 
     def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
         """Quantize some rows at a time, so that the copy in float32 stays small."""
+        weight = weight.flatten(0, -2)  # a CPU's gate and up rows may come as a view of blocks
         codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
         scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
         for rows in in_pieces(*weight.shape):

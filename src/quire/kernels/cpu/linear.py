@@ -1,8 +1,8 @@
 """Products on the CPU, and what stands around them, natively.
 
 Owns the packed form of 32- and 16-bit weights (linear_int.py that of others) and which products
-`native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's operations, see matmul.py. There is one copy of a weight, whatever the number of
-rows. A norm is left to the product that reads it, an activation and the residual stream's sum are
+`native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's
+operations, see matmul.py. There is one copy of a weight, whatever the number of rows. A norm is left to the product that reads it, an activation and the residual stream's sum are
 made where a product's sums are.
 """
 
@@ -56,19 +56,19 @@ def prepare_linear(weight: Tensor) -> Tensor:
     A natively packed weight is known by its dimensions: [N / 16, K, 16] in float32,
     [N / 16, K / 2, 16, 2] in bfloat16.
     """
-    n, k = weight.shape
+    n, k = linear_int.size_of(weight)
     if n % _BLOCK or k % 2 or not _serves(weight.dtype):
-        return matmul.prepare_linear(weight)
+        return matmul.prepare_linear(linear_int.in_rows(weight))
     return pack(weight)
 
 
 def pack(weight: Tensor) -> Tensor:
-    """A weight [N, K] natively packed."""
-    n, k = weight.shape
-    weight = weight.contiguous()
+    """A weight [N, K] natively packed, or one as `order_gate_up` gives it."""
+    n, k = linear_int.size_of(weight)
+    source, half = linear_int.source_of(weight)
     wide = weight.dtype == torch.float32
     out = weight.new_empty(n // _BLOCK, *((k, _BLOCK) if wide else (k // 2, _BLOCK, 2)))
-    native.pack(weight, None, None, out, (n, k, 0, native.DTYPES[weight.dtype]))
+    native.pack(source, None, None, out, (n, k, half, 0, native.DTYPES[weight.dtype]))
     return out
 
 
@@ -84,11 +84,15 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def order_gate_up(weight: Tensor) -> Tensor:
-    """Twin of `reference.order_gate_up`: by turns 16 rows of each, where sizes allow."""
+    """Twin of `reference.order_gate_up`: by turns 16 rows of each, where sizes allow.
+
+    A weight is a view [I / 16, 2, 16, K] then, a bias [2I].
+    """
     if not _by_turns(weight.dtype, len(weight)):
         return weight
-    blocks = weight.reshape(2, len(weight) // (2 * _BLOCK), _BLOCK, *weight.shape[1:])
-    return blocks.transpose(0, 1).reshape(weight.shape)
+    if weight.dim() == 2 and weight.is_contiguous():
+        return linear_int.by_turns(weight)  # the next who makes another form of it reads it so
+    return linear_int.by_turns(weight[:, None]).flatten()
 
 
 def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:

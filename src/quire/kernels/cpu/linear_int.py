@@ -22,15 +22,15 @@ _WIDE = 32  # outputs of a packed block
 
 INT8, INT4, INT4_ZEROS = 2, 3, 4  # `Format` in quire_cpu.h
 
-_QUANTIZE_ARGS = struct.Struct("2P2q4i")  # `QuantizeArgs` in quire_cpu.h
+_QUANTIZE_ARGS = struct.Struct("2P3q4i")  # `QuantizeArgs` in quire_cpu.h
 _MOST_GROUP = 256
 
 
 def to_int8(weight: Tensor) -> Int8Weight:
     """Twin of `reference.to_int8`: rounded and packed in one pass, where sizes allow."""
-    n, k = weight.shape
+    n, k = size_of(weight)
     if weight.dtype not in native.DTYPES or n % BLOCK or k % STEP:
-        return prepare_int8(reference.to_int8(weight))
+        return prepare_int8(reference.to_int8(in_rows(weight)))
     out = _room(n, _WIDE * (k + 4))
     _quantize(weight, out, 0, INT8)
     return Int8Weight(out, torch.empty(n, 0))
@@ -38,12 +38,34 @@ def to_int8(weight: Tensor) -> Int8Weight:
 
 def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
     """Twin of `reference.to_int4`: rounded and packed in one pass, where sizes allow."""
-    n, k = weight.shape
+    n, k = size_of(weight)
     if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP or group > _MOST_GROUP:
-        return prepare_int4(reference.to_int4(weight, group))
+        return prepare_int4(reference.to_int4(in_rows(weight), group))
     out = _room(n, _WIDE * (k // 2 + 2 * (k // group)))
     _quantize(weight, out, group, INT4)
     return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group)
+
+
+def by_turns(weight: Tensor) -> Tensor:
+    """A weight [2I, K] whose halves come by turns, 16 rows of each: a view [I / 16, 2, 16, K]."""
+    return weight.view(2, -1, BLOCK, weight.shape[-1]).transpose(0, 1)
+
+
+def size_of(weight: Tensor) -> tuple[int, int]:
+    """Rows and columns of a weight [N, K], or of one whose halves come by turns."""
+    return weight.shape[:-1].numel(), weight.shape[-1]
+
+
+def in_rows(weight: Tensor) -> Tensor:
+    """The same as [N, K]; a copy where halves come by turns."""
+    return weight.flatten(0, -2)
+
+
+def source_of(weight: Tensor) -> tuple[Tensor, int]:
+    """A tensor that begins where the numbers do, and half of the rows where they come by turns."""
+    if weight.dim() == 4 and weight.transpose(0, 1).is_contiguous():
+        return weight, size_of(weight)[0] // 2
+    return in_rows(weight).contiguous(), 0
 
 
 def _room(n: int, block_bytes: int) -> Tensor:
@@ -51,10 +73,10 @@ def _room(n: int, block_bytes: int) -> Tensor:
 
 
 def _quantize(weight: Tensor, out: Tensor, group: int, form: int) -> None:
-    weight = weight.contiguous()
+    source, half = source_of(weight)
     native.compiled().quire_cpu_quantize(
         _QUANTIZE_ARGS.pack(
-            weight.data_ptr(), out.data_ptr(), *weight.shape,
+            source.data_ptr(), out.data_ptr(), *size_of(weight), half,
             group, native.DTYPES[weight.dtype], form, torch.get_num_threads(),
         )
     )  # fmt: skip
@@ -94,5 +116,5 @@ def _packed(
     zeros = None if zeros is None else zeros.contiguous()
     n, k = len(codes), codes.shape[1] * (1 if kind == INT8 else 2)
     out = _room(n, block_bytes)
-    native.pack(codes, scale, zeros, out, (n, k, group, kind))
+    native.pack(codes, scale, zeros, out, (n, k, 0, group, kind))
     return out

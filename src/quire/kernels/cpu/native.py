@@ -55,6 +55,7 @@ class PackArgs(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
+        ("half", ctypes.c_int64),
         ("group", ctypes.c_int32),
         ("format", ctypes.c_int32),
         ("threads", ctypes.c_int32),
@@ -125,11 +126,12 @@ def pack(
     scale: Tensor | None,
     zeros: Tensor | None,
     out: Tensor,
-    sizes: tuple[int, int, int, int],
+    sizes: tuple[int, int, int, int, int],
 ) -> None:
     """Bring a weight's codes, or its numbers, into the order that products read.
 
-    sizes: outputs, inputs, inputs that share a scale, `Format` in quire_cpu.h.
+    sizes: outputs, inputs, half of the outputs if they come by turns, inputs that share a scale,
+    and `Format` in quire_cpu.h.
     """
     addresses = (None if each is None else each.data_ptr() for each in (codes, scale, zeros, out))
     args = PackArgs(*addresses, *sizes, torch.get_num_threads())

@@ -13,8 +13,6 @@ constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked
 
 using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-
 // Calls f with each of 0 .. N - 1, known when this is compiled, so that arrays become registers.
 template <int N, typename F>
 inline __attribute__((always_inline)) void each(F&& f) {
@@ -26,7 +24,7 @@ inline __attribute__((always_inline)) void each(F&& f) {
 
 // Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
 template <int R, bool ZEROS>
-inline void chunk4(const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
+inline __attribute__((always_inline)) void chunk4(const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,
                    float* out) {
     Sum4 sums[R][BLOCKS];
     each<R>(BODY(r) {

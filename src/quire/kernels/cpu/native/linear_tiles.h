@@ -8,8 +8,6 @@ constexpr int64_t ROW_BYTES = 1024;    // of a stretch: 32 rows, the first cache
 constexpr int64_t LINE = 64;
 constexpr int64_t TILE_AHEAD = 4096;   // how far before its use a line is asked for
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-
 // Where the weights of 16 outputs are: their tiles are `step` bytes apart, a tile's rows `stride`.
 template <typename X>
 struct Weights;

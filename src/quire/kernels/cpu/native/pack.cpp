@@ -71,7 +71,8 @@ void pack_numbers(const PackArgs& a, int64_t first, uint8_t* block) {
     const int64_t words = words_of_row(a);
     for (int64_t begin = 0; begin < words; begin += some)
         for (int64_t row = 0; row < 16; ++row) {
-            const uint8_t* from = static_cast<const uint8_t*>(a.codes) + (first + row) * words * 4;
+            const uint8_t* from = static_cast<const uint8_t*>(a.codes) +
+                                  source_row(first + row, a.half) * words * 4;
             for (int64_t i = begin; i < std::min(begin + some, words); ++i)
                 std::memcpy(block + (i * 16 + row) * 4, from + i * 4, 4);
         }

@@ -65,10 +65,10 @@ void quantize_block(const QuantizeArgs& a, int64_t block) {
     for (int64_t row = 0; row < rows; ++row) {
         const Rounded out{all.codes + row * row_codes,
                           static_cast<uint8_t*>(all.scale) + row * row_scale};
-        (bytes ? quantize_row8<T> : quantize_row4<T>)(a, first + row, out);
+        (bytes ? quantize_row8<T> : quantize_row4<T>)(a, source_row(first + row, a.half), out);
     }
     uint8_t* out = static_cast<uint8_t*>(a.out) + first * (row_codes + row_scale);
-    pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, a.group, a.format, 1});
+    pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, 0, a.group, a.format, 1});
 }
 
 void quantize(const QuantizeArgs& a) {

@@ -76,10 +76,15 @@ struct LinearArgs {
 
 constexpr int64_t MOST_GROUP = 256;
 
+// Where a row of a packed weight comes from: with halves by turns 16 rows from each.
+inline int64_t source_row(int64_t row, int64_t half) {
+    return half ? row / 32 * 16 + row / 16 % 2 * half + row % 16 : row;
+}
+
 struct QuantizeArgs {
     const void* weight;    // [n, k], k a multiple of 32
     void* out;             // what pack_weight makes of the codes and scales
-    int64_t n, k;
+    int64_t n, k, half;    // half: of rows by turns (see source_row), else 0
     int32_t group;         // of four-bit weights: a multiple of 32 up to MOST_GROUP
     Dtype dtype;           // of weight
     Format format;         // int8 or int4
@@ -90,7 +95,7 @@ struct PackArgs {
     const void* codes;                  // or numbers of 4 or 2 bytes [n, k], in whose formats
     const void *scale, *zeros;          // as kernels/operands.py tells; zeros may be null
     void* out;
-    int64_t n, k;
+    int64_t n, k, half;                 // half: of numbers, as above
     int32_t group;                      // as above
     Format format;
     int32_t threads;
