@@ -4,7 +4,7 @@
     python benchmarks/cpu_products.py --rows 1,16,512 --seconds 0.03 --without avx2 torch
 
 For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed
-weights, and the native ones of every instruction set that runs here; interleaved, medians. PyTorch's
+weights, and the native ones of every instruction set that runs here; interleaved, medians. oneDNN's
 products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
 from copies that together are larger than the caches. Beside them stands what limits them: the read
 bandwidth, and each kind of multiply-add in a loop that stays in registers (cpu_limits.py).

@@ -155,9 +155,8 @@ def _looks_up_packed(dtype: str, n: int, k: int) -> bool:
     """Whether a tied embedding reads what the head's product on a CPU does: kernels/cpu/linear.py,
     by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
     built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
-    served = dtype == "float32" or (dtype == "bfloat16" and not _instructions() & {"amx_tile"})
     chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
-    return built and chosen and served and n % 16 == 0 and k % 2 == 0
+    return built and chosen and dtype in ("float32", "bfloat16") and n % 16 == 0 and k % 2 == 0
 
 
 def _has_products_of(dtype: str) -> bool:

@@ -1,9 +1,10 @@
 """Products on the CPU, and what stands around them, natively.
 
 Owns the packed form of 32- and 16-bit weights (linear_int.py that of others) and which products
-`native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's
-operations, see matmul.py. There is one copy of a weight, whatever the number of rows. A norm is left to the product that reads it, an activation and the residual stream's sum are
-made where a product's sums are.
+`native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's operations, see
+matmul.py. There is one copy of a weight, whatever the number of rows. A norm is left to the
+product that reads it, an activation and the residual stream's sum are made where a product's sums
+are.
 """
 
 from __future__ import annotations
