@@ -192,6 +192,11 @@ class DeviceConfig:
     enforce_eager: bool = _setting(
         False, "on a GPU, launch kernels one by one instead of replaying CUDA graphs"
     )
+    batch_invariant: bool = _setting(
+        False,
+        "on a GPU, use kernels by which a request gets the same tokens alone and in any batch; "
+        "slower, and for weights that are not quantized",
+    )
 
     def __post_init__(self) -> None:
         _require(
@@ -209,8 +214,22 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
 
+    def __post_init__(self) -> None:
+        _require(
+            not self.device.batch_invariant or self.model.quantization == "none",
+            f"batch_invariant has no kernels for quantization {self.model.quantization!r}; "
+            "leave one of the two out",
+        )
+
     def settled(self, device_type: str) -> EngineConfig:
-        """With what depends on the device filled in; device_type: "cpu" or "cuda"."""
+        """With what depends on the device filled in; device_type: "cpu" or "cuda".
+
+        Raises ConfigError for what that device has not.
+        """
+        _require(
+            not self.device.batch_invariant or device_type == "cuda",
+            f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out",
+        )
         return dataclasses.replace(self, scheduler=self.scheduler.settled(device_type))
 
     @classmethod

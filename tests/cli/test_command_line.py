@@ -22,7 +22,7 @@ ENGINE = """
     --enable-prefix-caching --no-enable-prefix-caching --max-num-seqs --max-num-batched-tokens
     --scheduling-policy --enable-chunked-prefill --no-enable-chunked-prefill
     --long-prefill-token-threshold --itl-target-ms --ttft-target-ms --device --threads
-    --enforce-eager --no-enforce-eager --prepared-weights
+    --enforce-eager --no-enforce-eager --batch-invariant --no-batch-invariant --prepared-weights
 """
 SAMPLING = """
     --n --temperature --top-p --top-k --min-p --presence-penalty --frequency-penalty

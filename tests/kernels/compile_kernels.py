@@ -16,6 +16,7 @@ from typing import Any
 from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import _norm_kernel, _silu_kernel
+from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
@@ -107,6 +108,20 @@ def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
+def tile_gemm(capability: int) -> Compiled:
+    """The batch-invariant product of many rows."""
+    constants = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "IN_LINE": 8, "STAGES": 3}
+    types = dict.fromkeys(["x_ptr", "w_ptr", "bias_ptr", "out_ptr"], BF16)
+    types |= dict.fromkeys(["M", "N", "K", "stride_x", "stride_w", "stride_out"], "i32")
+    return compile_kernel(
+        tile_gemm_kernel,
+        types,
+        constants | {"EVEN_K": True, "HAS_BIAS": True, "PRECISION": "tf32"},
+        capability,
+        num_warps=8,
+    )
+
+
 def prefill_fp8(capability: int) -> Compiled:
     """The same over a cache in FP8."""
     return prefill(capability, FP8_CACHE)
@@ -189,6 +204,7 @@ KERNELS = {
     "skinny_fp8": skinny_fp8,
     "decode": decode,
     "prefill": prefill,
+    "tile_gemm": tile_gemm,
     "small": small,
 }
 

@@ -23,6 +23,7 @@ KERNELS = {
     "prefill_fp8": ["90"],
     "turning_fp8": ["90"],
     "prefill": ["90"],
+    "tile_gemm": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -22,3 +23,27 @@ def test_scores_equal_those_of_the_cpu(checkpoint: Callable, name: str) -> None:
     cuda = PagedModel(*load_folder(folder, device="cuda"), device="cuda")
     for chunk in (None, 13, 1):
         assert (cuda.prefill(prompt, chunk) - cpu).abs().max() <= 1e-4 * cpu.abs().max()
+
+
+@pytest.mark.parametrize("name", ["llama_llama3", "mistral", "qwen2_tied", "qwen3", "phi3_partial"])
+def test_scores_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
+    checkpoint: Callable, name: str
+) -> None:
+    """And where the highest score is another token's, the two were nearer than the error."""
+    folder, theirs = checkpoint(name)
+    prompt = torch.randint(509, (300,), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        exact = theirs(ids, use_cache=False).logits[0]
+        rounded = copy.deepcopy(theirs).bfloat16()(ids, use_cache=False).logits[0].float()
+    model, shape = load_folder(folder, "bfloat16", "cuda")
+    ours = PagedModel(model, shape, dtype=torch.bfloat16, device="cuda")
+    for chunk in (None, 37, 1):  # large products, small ones, and decodes
+        scores = ours.prefill(prompt, chunk).float()
+        error = scores - exact
+        assert error.square().mean().sqrt() <= 1.25 * (rounded - exact).square().mean().sqrt()
+        others = scores.argmax(-1) != exact.argmax(-1)
+        highest = exact.topk(2).values
+        gap = highest[:, 0] - highest[:, 1]
+        assert (gap[others] <= 2 * error.abs().amax(-1)[others]).all()
+        assert others.float().mean() <= 0.1

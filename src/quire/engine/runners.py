@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
 import torch
@@ -14,7 +13,7 @@ from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
 from quire.engine.running import RunningRequests
 from quire.engine.step_work import layers_of_all_kinds
-from quire.kernels.dispatch import kernels_for
+from quire.kernels.dispatch import has_triton, kernels_for
 from quire.layers.context import Beat
 from quire.models.architecture import ModelArchitecture
 from quire.sampling.structured import Matcher
@@ -36,7 +35,7 @@ def make_executor(
     for it within a step, so there each step runs to its end.
     """
     running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not has_triton():
         return UniprocExecutor(ModelRunner(model, kv_caches, running))
     from quire.engine.cuda_graph import cuda_graphs
     from quire.sampling.device import DeviceSampler  # which imports Triton

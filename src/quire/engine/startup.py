@@ -30,6 +30,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model, tokenizer_folder
 from quire.kernels.cpu.matmul import is_emulated
+from quire.kernels.dispatch import Kernels, has_triton, kernels_for
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
 from quire.layers.context import Beat, unwatched
@@ -70,7 +71,7 @@ def start_engine(
     limit = _length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds), _fitting_weights(shape, dtype):
-        model = load_model(config.model, shape, path, device, dtype)
+        model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
     table = None
     if device.type == "cpu" and not is_tiny(shape):
         with _timed("tuning", seconds):
@@ -122,6 +123,15 @@ def start_engine(
         pooling=pooling,
     )
     return EngineCore(scheduler, executor, limits, grammars), info
+
+
+def asked_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
+    """The operations that the settings ask for, or None for the device's usual ones."""
+    if not config.device.batch_invariant:
+        return None
+    if not has_triton():
+        raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
+    return kernels_for(device.type, batch_invariant=True)
 
 
 def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
-from quire.engine.startup import choose_device, choose_dtype, choose_kv_type, thread_candidates
+from quire.engine.startup import (
+    asked_kernels,
+    choose_device,
+    choose_dtype,
+    choose_kv_type,
+    thread_candidates,
+)
 from quire.engine.tuning import StepTable, is_tiny, measure_steps
 from quire.errors import ConfigError
 from quire.hub import resolve_model
@@ -101,6 +107,7 @@ class _Kind:
 def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     """Load the model, run the step and time it. Raises CheckpointError or ConfigError."""
     device = choose_device(config)
+    config = config.settled(device.type)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
     if step.context > shape.max_position_embeddings:
@@ -113,7 +120,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     kv_type = choose_kv_type(config, dtype, device)
     threads = thread_candidates(config, shape)
     torch.set_num_threads(threads[0])
-    recorder = Recorder(kernels_for(device.type))
+    recorder = Recorder(asked_kernels(config, device) or kernels_for(device.type))
     model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
     table = None
     if device.type == "cpu" and not is_tiny(shape):

@@ -133,11 +133,21 @@ def select(table: Table, device_type: str) -> Kernels:
     return Kernels(**{op: row.get(device_type, row["reference"]) for op, row in table.items()})
 
 
-def table_for(device_type: str) -> Table:
+def has_triton() -> bool:
+    """Whether Triton is installed; it is not looked at before a GPU needs it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def table_for(device_type: str, *, batch_invariant: bool = False) -> Table:
     """TABLE, and what compiled kernels serve: Triton's for CUDA, our own for a CPU, if there."""
     operations: Mapping[str, Callable[..., Any]] = {}
-    if device_type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if device_type == "cuda" and has_triton():
         from quire.kernels.triton.operations import OPERATIONS as operations  # noqa: N811
+
+        if batch_invariant:
+            from quire.kernels.triton.invariant import invariant
+
+            operations = invariant(operations)
     elif device_type == "cpu" and native.library() is not None:
         from quire.kernels.cpu.operations import OPERATIONS as operations  # noqa: N811
     return {
@@ -147,9 +157,12 @@ def table_for(device_type: str) -> Table:
 
 
 @functools.cache
-def kernels_for(device_type: str) -> Kernels:
-    """The kernels of a device type."""
-    return select(table_for(device_type), device_type)
+def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
+    """The kernels of a device type.
+
+    batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
+    """
+    return select(table_for(device_type, batch_invariant=batch_invariant), device_type)
 
 
 def describe(device: torch.device | str = "cpu") -> str:

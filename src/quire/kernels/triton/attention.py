@@ -123,8 +123,8 @@ def prefill_attention(
 
 
 def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
-    """A bound that needs no length: each request has two tokens or more, and one broken tile."""
-    most_requests = min(num_requests, num_tokens // 2)
+    """A bound that needs no length: each request has a token or more, and one broken tile."""
+    most_requests = min(num_requests, num_tokens)
     return max(1, most_requests + (num_tokens - most_requests) // query_tile)
 
 
@@ -137,13 +137,18 @@ def _precision(query: Tensor) -> str:
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 
-def make_plan(layout: BatchLayout, window: int, key_tile: int, query_tile: int) -> Plan:
-    """Work out a plan on the device. window: 0 for none; tiles in tokens."""
+def make_plan(
+    layout: BatchLayout, window: int, key_tile: int, query_tile: int, *, decodes: bool = True
+) -> Plan:
+    """Work out a plan on the device. window: 0 for none; tiles in tokens.
+
+    decodes: whether requests with one query token are work of decode attention.
+    """
     num_requests = len(layout.seq_lens)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     _plan_kernel[(1,)](
         layout.query_start_loc, layout.seq_lens, starts[0], starts[1], num_requests,
-        KEY_TILE=key_tile, QUERY_TILE=query_tile, WINDOW=window,
+        KEY_TILE=key_tile, QUERY_TILE=query_tile, WINDOW=window, DECODES=decodes,
         BLOCK_B=_room(num_requests),
     )  # fmt: skip
     return Plan(decode_tiles=starts[0], query_tiles=starts[1])
@@ -152,7 +157,8 @@ def make_plan(layout: BatchLayout, window: int, key_tile: int, query_tile: int) 
 @triton.jit(do_not_specialize=["num_requests"])
 def _plan_kernel(
     query_start_ptr, seq_lens_ptr, decode_tiles_ptr, query_tiles_ptr, num_requests,
-    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr, BLOCK_B: tl.constexpr,
+    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr, DECODES: tl.constexpr,
+    BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Fill a `Plan`."""
     request = tl.arange(0, BLOCK_B)
@@ -164,8 +170,9 @@ def _plan_kernel(
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
     key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
-    key_tiles = tl.where(there & (queries == 1), key_tiles, 0)
-    query_tiles = tl.where(there & (queries > 1), tl.cdiv(queries, QUERY_TILE), 0)
+    decodes = there & (queries == 1) & DECODES
+    key_tiles = tl.where(decodes, key_tiles, 0)
+    query_tiles = tl.where(there & (decodes == 0), tl.cdiv(queries, QUERY_TILE), 0)
     tl.store(decode_tiles_ptr, 0)
     tl.store(query_tiles_ptr, 0)
     tl.store(decode_tiles_ptr + 1 + request, tl.cumsum(key_tiles, axis=0), mask=there)

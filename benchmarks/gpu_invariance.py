@@ -1,0 +1,156 @@
+"""What batch-invariant kernels give and cost on one GPU, beside the usual ones.
+
+    python benchmarks/gpu_invariance.py --shapes llama-3.1-8b
+
+Random weights in real shapes, whose scores lie close together, and temperature 0. The same prompts
+are answered one by one and then all at once beside others that come and go; told is how many
+answers differ. Then times: the prefill of a prompt, and decode steps of one request and of 64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.startup import start_engine
+
+SHAPES = Path(__file__).parent / "shapes"
+COMPARED, OTHERS, ANSWER = 12, 36, 48  # requests, and tokens
+PROMPT, CONTEXT, STEPS = 1950, 1024, 40
+
+
+class Driver:
+    """One engine, its steps taken here."""
+
+    def __init__(self, shape: str, *, batch_invariant: bool) -> None:
+        self._core, _ = start_engine(
+            EngineConfig.from_options(
+                model=str(SHAPES / shape),
+                load_format="dummy",
+                device="cuda",
+                dtype="bfloat16",
+                max_model_len=4096,
+                enable_prefix_caching=False,
+                batch_invariant=batch_invariant,
+            )
+        )
+        self.answers: dict[str, list[int]] = {}
+
+    @property
+    def core(self) -> EngineCore:
+        return self._core
+
+    def add(self, name: str, prompt: list[int], num_tokens: int) -> None:
+        """A request at temperature 0 for exactly so many tokens."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        self._core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling))
+
+    def step(self) -> int:
+        """One step → tokens that it gave."""
+        deltas = self._core.step().deltas
+        for delta in deltas:
+            self.answers.setdefault(delta.request_id, []).extend(delta.token_ids)
+        return sum(len(delta.token_ids) for delta in deltas)
+
+    def finish(self) -> None:
+        """Run until nothing is left."""
+        while self._core.has_work:
+            self.step()
+
+
+def prompts(count: int, longest: int, seed: int) -> list[list[int]]:
+    """Random prompts of random lengths."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1000, 100_000, rng.integers(8, longest)).tolist() for _ in range(count)]
+
+
+def differing(driver: Driver) -> int:
+    """How many of the compared answers are not the same alone and among others."""
+    compared, others = prompts(COMPARED, 700, 1), prompts(OTHERS, 700, 2)
+    for number, prompt in enumerate(compared):
+        driver.add(f"alone{number}", prompt, ANSWER)
+        driver.finish()
+    for number, prompt in enumerate(others):
+        driver.add(f"other{number}", prompt, 8 + number)
+        if number % 3 == 0:
+            driver.add(f"among{number // 3}", compared[number // 3], ANSWER)
+        driver.step()
+    driver.finish()
+    answers = driver.answers
+    return sum(answers[f"alone{n}"] != answers[f"among{n}"] for n in range(COMPARED))
+
+
+def times(driver: Driver) -> dict[str, float]:
+    """Milliseconds of a prompt, and of decode steps that run freely."""
+    found = {"prefill": statistics.median(_prefill(driver, n) for n in range(4))}
+    for batch in (1, 64):
+        for number, prompt in enumerate(prompts(batch, 9, 3)):
+            whole = (prompt * CONTEXT)[:CONTEXT]
+            driver.add(f"decode{batch}-{number}", whole, 3 * STEPS)
+        while driver.step() < batch:  # until all are answering
+            pass
+        rounds = []
+        for _ in range(2):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(STEPS):
+                driver.step()
+            torch.cuda.synchronize()
+            rounds.append((time.perf_counter() - begin) / STEPS)
+        driver.finish()
+        found[f"decode_{batch}"] = min(rounds)
+    return {name: 1e3 * seconds for name, seconds in found.items()}
+
+
+def _prefill(driver: Driver, number: int) -> float:
+    prompt = np.random.default_rng(number).integers(1000, 100_000, PROMPT).tolist()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    driver.add(f"prefill{number}", prompt, 1)
+    driver.finish()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["llama-3.1-8b", "llama-3.2-1b"])
+    parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for shape in args.shapes:
+        for is_invariant in (False, True):
+            driver = Driver(shape, batch_invariant=is_invariant)
+            row = {"shape": shape, "batch_invariant": is_invariant, "compared": COMPARED}
+            rows.append(row | {"differing": differing(driver), "ms": times(driver)})
+            del driver
+            torch.cuda.empty_cache()
+    show(rows)
+    measured = {"gpu": torch.cuda.get_device_name(), "rows": rows}
+    print(record.save("gpu_invariance", measured, args.results))
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """A table, with how many times as long each step takes."""
+    table = Table("model", "kernels", "answers that differ", *rows[0]["ms"])
+    for usual, row in zip(rows[::2] + rows[::2], rows[::2] + rows[1::2], strict=True):
+        ratios = [f"{ms:.2f} ms ({ms / usual['ms'][what]:.2f})" for what, ms in row["ms"].items()]
+        name = "batch-invariant" if row["batch_invariant"] else "usual"
+        table.add_row(row["shape"], name, f"{row['differing']} of {row['compared']}", *ratios)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

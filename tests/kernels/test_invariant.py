@@ -1,0 +1,106 @@
+"""Batch-invariant kernels: right as their twins are, and the same bits alone and in any batch."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from test_triton_kernels import DTYPES, ON_GPU, TWINS, close, moved
+from torch import Tensor
+from twins import CASES, attention_case, device_case, normal
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.layout import BatchLayout
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+KERNELS = kernels_for("cuda", batch_invariant=True)
+EVERY = {} if ON_GPU else {"attention": 29, "linear": 12}  # the interpreter is slow
+
+
+@DTYPES
+@pytest.mark.parametrize("op", ["linear", "attention"])
+def test_operations_equal_their_twins(op: str, dtype: torch.dtype) -> None:
+    for case in itertools.islice(CASES[op](dtype), 0, None, EVERY.get(op, 1)):
+        mine = getattr(KERNELS, op)(*map(moved, case))
+        close(mine, getattr(TWINS, op)(*copy.deepcopy(case)))
+
+
+@DTYPES
+def test_padding_gives_zeros(dtype: torch.dtype) -> None:
+    case = device_case([0, 3, 1], [5, 20, 40], (4, 2, 16), None, dtype, padding=2)
+    query, *rest = map(moved, case)
+    result = KERNELS.attention(query, *rest)
+    assert not result[-2:].any()
+    assert result[:-2].flatten(1).any(1).all()
+
+
+@DTYPES
+def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype) -> None:
+    """On a GPU to the bit; the interpreter's sums are a library's, whose order may vary."""
+    n, k = (640, 1096) if ON_GPU else (72, 136)
+    x, weight, bias = (
+        moved(normal(*size, dtype=dtype, seed=seed))
+        for seed, size in enumerate([(300, k), (n, k), (n,)])
+    )
+    whole = KERNELS.linear(x, weight, bias)
+    for rows in (slice(0, 1), slice(5, 38), slice(100, 164), slice(7, 72), slice(40, 300)):
+        part = KERNELS.linear(x[rows], weight, bias)
+        (same if ON_GPU else close)(part, whole[rows])
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_token_attends_the_same_in_a_prompt_and_alone(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    """Whole, in two chunks, and each token by itself beside others' requests."""
+    length = 90
+    case = attention_case([length], [length], (4, 2, 16), window, True, dtype)
+    query, k_cache, v_cache, layout, *rest = map(moved, case)
+    whole = KERNELS.attention(query, k_cache, v_cache, layout, *rest)
+    close(whole, reference.attention(*case))
+    table = layout.block_table.cpu().numpy()
+
+    def attend(begin: int, end: int, others: int) -> Tensor:
+        """Of the tokens from begin to end, beside requests that have their first tokens alone."""
+        queries, lens = [1] * others + [end - begin], [1] * others + [end]
+        if end - begin == 1:
+            queries, lens = queries[::-1], lens[::-1]
+        part = moved(BatchLayout.build(queries, lens, table.repeat(len(lens), 0), 8))
+        rows = [query[:1]] * others
+        rows.insert(0 if end - begin == 1 else others, query[begin:end])
+        mine = KERNELS.attention(torch.cat(rows), k_cache, v_cache, part, *rest)
+        return mine[: end - begin] if end - begin == 1 else mine[others:]
+
+    chunks = [(0, 37), (37, 90), *((i, i + 1) for i in range(0, length, 13 if ON_GPU else 44))]
+    for number, (begin, end) in enumerate(chunks):
+        same(attend(begin, end, number % 3), whole[begin:end])
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    """Equal to the bit."""
+    assert a.dtype == b.dtype
+    assert torch.equal(a, b)
+
+
+def test_nothing_is_fused_whose_way_depends_on_the_rows() -> None:
+    assert kernels_for("cuda").fuses
+    assert not KERNELS.fuses
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_invariant": True}, "for GPUs, but device is 'cpu'; leave it out"),
+        ({"batch_invariant": True, "quantization": "fp8"}, "quantization 'fp8'; leave one"),
+    ],
+)
+def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig.from_options(**options).settled("cpu")
