@@ -13,6 +13,7 @@ its own logits.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,8 +86,13 @@ class DeviceRunner:
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
-    def prepare(self) -> None:
-        """Compile and record what steps will need."""
+    def prepare(self, compiling: AbstractContextManager[None]) -> None:
+        """Compile and record what steps will need.
+
+        compiling: within it launches do no more than begin to compile their kernels.
+        """
+        with compiling:
+            self._graphs.rehearse_all(self._batch.clear)
         self._graphs.record_all(self._batch.clear)
 
     @property

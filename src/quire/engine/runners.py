@@ -38,6 +38,7 @@ def make_executor(
     if device.type != "cuda" or not has_triton():
         return UniprocExecutor(ModelRunner(model, kv_caches, running))
     from quire.engine.cuda_graph import cuda_graphs
+    from quire.kernels.triton.compiling import only_compiling
     from quire.sampling.device import DeviceSampler  # which imports Triton
 
     runner = DeviceRunner(
@@ -52,5 +53,5 @@ def make_executor(
         num_rehearsed=layers_of_all_kinds(shape.sliding_windows),
         record=None if config.device.enforce_eager else cuda_graphs(),
     )
-    runner.prepare()
+    runner.prepare(only_compiling())
     return OverlappedExecutor(runner, runner.step_sizes)

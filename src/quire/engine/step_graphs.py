@@ -82,25 +82,41 @@ class StepGraphs:
         assert tensors is not None
         return tensors
 
+    def rehearse_all(self, clear: Callable[[StepSize], None]) -> None:
+        """Launch every kernel of every part, those of the largest first.
+
+        clear: makes the next step of a size one without requests.
+        """
+        for part in self._parts():
+            self._rehearse(part, clear)
+        self._hidden = None
+
     def record_all(self, clear: Callable[[StepSize], None]) -> None:
         """Record every part, the largest first, so that the others fit into its memory.
 
-        clear: makes the next step of a size one without requests. What is made at a kernel's first
-        launch must not be recorded, so each part is rehearsed before.
+        What is made at a kernel's first launch must not be recorded, so each part is rehearsed.
         """
         if self._record is None:
             return
         begin = time.monotonic()
+        for part in self._parts():
+            self._rehearse(part, clear)
+            self._recordings[part] = self._record(partial(self._launch, part))
+        logger.info("%d CUDA graphs: %.2f s", len(self._recordings), time.monotonic() - begin)
+
+    def _parts(self) -> list[Part]:
+        """All that are recorded, in the order of recording."""
+        if self._record is None:
+            return []
         parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
         parts += [("layers", count) for count in self._sizes.mixed]
         parts.sort(key=lambda part: part[1], reverse=True)
-        parts += [("draw", count) for count in reversed(self._sizes.samples)]
-        for part in parts:
-            if part[0] != "draw":
-                clear(_size_of(part))
-            self._launch(part, is_rehearsal=True)
-            self._recordings[part] = self._record(partial(self._launch, part))
-        logger.info("%d CUDA graphs: %.2f s", len(parts), time.monotonic() - begin)
+        return parts + [("draw", count) for count in reversed(self._sizes.samples)]
+
+    def _rehearse(self, part: Part, clear: Callable[[StepSize], None]) -> None:
+        if part[0] != "draw":
+            clear(_size_of(part))
+        self._launch(part, is_rehearsal=True)
 
     def _launch(self, part: Part, *, is_rehearsal: bool = False) -> StepTensors | None:
         kind, count = part
