@@ -13,7 +13,7 @@ from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
 from quire.engine.running import RunningRequests
 from quire.engine.step_work import layers_of_all_kinds
-from quire.kernels.dispatch import has_triton, kernels_for
+from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
 from quire.layers.context import Beat
 from quire.models.architecture import ModelArchitecture
 from quire.sampling.structured import Matcher
@@ -38,7 +38,6 @@ def make_executor(
     if device.type != "cuda" or not has_triton():
         return UniprocExecutor(ModelRunner(model, kv_caches, running))
     from quire.engine.cuda_graph import cuda_graphs
-    from quire.kernels.triton.compiling import only_compiling
     from quire.sampling.device import DeviceSampler  # which imports Triton
 
     runner = DeviceRunner(
@@ -53,5 +52,5 @@ def make_executor(
         num_rehearsed=layers_of_all_kinds(shape.sliding_windows),
         record=None if config.device.enforce_eager else cuda_graphs(),
     )
-    runner.prepare(only_compiling())
+    runner.prepare(compiling_ahead(device.type))
     return OverlappedExecutor(runner, runner.step_sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -163,6 +164,18 @@ def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
     batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
     """
     return select(table_for(device_type, batch_invariant=batch_invariant), device_type)
+
+
+def compiling_ahead(device_type: str) -> AbstractContextManager[None]:
+    """Within it launches do no more than begin to compile kernels, where those are compiled late.
+
+    At its end all are there, made side by side. Results of such launches mean nothing.
+    """
+    if device_type != "cuda" or not has_triton():
+        return nullcontext()
+    from quire.kernels.triton.compiling import only_compiling
+
+    return only_compiling()
 
 
 def describe(device: torch.device | str = "cpu") -> str:
