@@ -29,6 +29,9 @@ EVERY = (
 @DTYPES
 def test_products_equal_their_twin(dtype: torch.dtype) -> None:
     for case in itertools.islice(CASES["linear"](dtype), 0, None, EVERY["linear"]):
+        if len(case[0]) == 0:
+            assert KERNELS.linear(*map(moved, case)).shape == (0, len(case[1]))
+            continue
         x, weight, bias = (None if part is None else part.double() for part in case)
         exact = F.linear(x, weight, bias).float()
         # thousands of terms in one sequence
