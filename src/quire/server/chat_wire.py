@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -103,7 +103,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-def message_of(events: Iterable[Event]) -> ChatMessage:
+def message_of(events: Sequence[Event]) -> ChatMessage:
     """The assistant's turn that the events tell."""
     answer = join(events)
     message = ChatMessage(content=answer.text)

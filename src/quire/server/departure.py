@@ -12,7 +12,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-STATE_KEY = "departure"  # in a scope's state
+# In a scope's state: the Departure of our own protocol, and the task that answers.
+STATE_KEY, TASK_KEY = "departure", "task"
 
 
 class Departure:
@@ -30,12 +31,17 @@ class Departure:
         if self._task is not None:
             self._task.cancel()
 
-    async def interrupts(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work` in the current task until it ends or the client leaves."""
+    async def interrupts(
+        self, work: Coroutine[None, None, None], task: asyncio.Task[Any] | None = None
+    ) -> None:
+        """Run `work` in the current task until it ends or the client leaves.
+
+        task: the current one, where that is known; to ask for it costs a system call.
+        """
         if self._has_left:
             work.close()
             return
-        task = self._task = asyncio.current_task()
+        task = self._task = task or asyncio.current_task()
         assert task is not None
         try:
             await work
@@ -51,8 +57,11 @@ def unless_disconnected(
     scope: Scope, receive: Receive, work: Coroutine[None, None, None]
 ) -> Coroutine[None, None, None]:
     """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
-    departure: Departure | None = scope["state"].get(STATE_KEY)
-    return _watched(receive, work) if departure is None else departure.interrupts(work)
+    state = scope["state"]
+    departure: Departure | None = state.get(STATE_KEY)
+    if departure is None:
+        return _watched(receive, work)
+    return departure.interrupts(work, state.get(TASK_KEY))
 
 
 async def _watched(receive: Receive, work: Coroutine[None, None, None]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import DrainingError
+from quire.server.departure import TASK_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class DrainGate:
         if scope["method"] != "POST" or scope["path"] in self._open_paths:
             await self._app(scope, receive, sender)
             return
-        task = self._drain.enter()
+        task = scope["state"][TASK_KEY] = self._drain.enter()
         try:
             await self._app(scope, receive, sender)
         except asyncio.CancelledError as cancelled:

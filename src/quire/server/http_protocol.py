@@ -200,7 +200,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if is_long or self._num_headers > self._limits.num_headers:
             self._refusal = _headers_too_large()
             raise self._refusal
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The request can begin to be served."""

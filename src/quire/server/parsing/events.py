@@ -6,7 +6,7 @@ parser and how the text was cut has no influence on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -72,8 +72,10 @@ class Answer(msgspec.Struct):
     calls: list[ToolCall] = []
 
 
-def join(events: Iterable[Event]) -> Answer:
+def join(events: Sequence[Event]) -> Answer:
     """The answer that the events tell; each list of text is joined once."""
+    if len(events) == 1 and isinstance(events[0], TextDelta):  # as most answers are
+        return Answer(events[0].text)
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
