@@ -115,6 +115,9 @@ class FakeTokenizer:
     def encode_prompt(self, prompt: str) -> list[int]:
         return self.encode(prompt)
 
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self.encode_prompt(self.chat_prompt(messages))
+
 
 def text_of(content: Any) -> str:
     return content if isinstance(content, str) else "+".join(part["text"] for part in content)
