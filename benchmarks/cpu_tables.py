@@ -109,3 +109,60 @@ def cpu_attention(result: Result) -> str:
             f"{floor / ours:.0%} |"
         )
     return "\n".join(lines)
+
+
+def cpu_products(result: Result) -> str:
+    """Ours by the best set of instructions, the best of PyTorch's and oneDNN's, and the floor."""
+    limits = dict(result["limits"])
+    rates = ", ".join(
+        f"{name.rsplit('_', 1)[0].replace('_', ' ').upper()} {rate / 1e3:.2f}"
+        for name, rate in limits.items()
+        if not name.startswith("read")
+    )
+    forms = list(dict.fromkeys(row["form"] for row in result["rows"]))
+    lines = [
+        f"Products of Llama-3.2-1B, {result['threads']} threads, ms: ours, the better one of "
+        "PyTorch's and oneDNN's, and how much of the time ours would take at the machine's limits. "
+        f"These are: reading {limits['read_gb_per_s']:.1f} GB/s; T(FL)OP/s in registers: {rates}.",
+        "",
+        f"| product | rows | {' | '.join(f'{form} | theirs | of the floor' for form in forms)} |",
+        f"|---|---|{'---|' * (3 * len(forms))}",
+    ]
+    found: dict[tuple[str, int], dict[str, list[Result]]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["product"], row["rows"]), {}).setdefault(row["form"], []).append(row)
+    for (product, count), by_form in found.items():
+        cells = [product, str(count)]
+        for form in forms:
+            cells += _beside(by_form.get(form, []))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _beside(ways: list[Result]) -> list[str]:
+    theirs = [row["ms"] for row in ways if row["way"] in ("torch", "onednn")]
+    ours = [row for row in ways if row["way"] not in ("torch", "onednn")]
+    if not ours or not theirs:
+        return ["", "", ""]
+    best = ours[-1]  # what the engine takes: sets come in order, the best one last
+    text = f"{best['ms']:.2f}"
+    text = f"**{text}**" if best["ms"] <= min(theirs) else text
+    return [text, f"{min(theirs):.2f}", f"{best['floor_ms'] / best['ms']:.0%}"]
+
+
+def cpu_start(result: Result) -> str:
+    """Seconds by phase, and memory beside what was planned."""
+    phases = ("imports", "weights", "tuning", "first step")
+    lines = [
+        f"Llama-3.2-1B shape, {result['threads']} threads, files in the page cache; seconds since "
+        "the process began, of which these; GB resident at most, beside weights and KV cache:",
+        "",
+        f"| weights | start | first token, s | {' | '.join(phases)} | GB | weights + KV |",
+        f"|---|---|---|{'---|' * (len(phases) + 2)}",
+    ]
+    for row in result["rows"]:
+        cells = [row["weights"], row["start"], f"{row['first_token_s']:.1f}"]
+        cells += [f"{row['phases'][phase]:.1f}" for phase in phases]
+        cells += [f"{row['peak_gb']:.2f}", f"{row['weights_gb'] + row['kv_gb']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cpu_tables import cpu_attention, cpu_growth, cpu_peers
+from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
 from serving_table import serving, step_profile
 
 ROOT = Path(__file__).parents[1]
@@ -342,6 +342,9 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "cpu_peers": cpu_peers,
+    "cpu_peers_amx": cpu_peers,
+    "cpu_products": cpu_products,
+    "cpu_start": cpu_start,
     "prefix_caching": prefix_caching,
     "api_fuzz": api_fuzz,
     "faults": faults,

@@ -8,14 +8,14 @@ whatever does not fit is told before anything large is allocated.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from quire.config import ModelConfig
@@ -222,6 +222,20 @@ def _stays_mapped(tensor: Tensor, param: Weight) -> bool:
     return tensor.dtype == param.dtype and tensor.nbytes >= _WORTH_MAPPING
 
 
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal for big checkpoints; what it gives is told of bytes that were read."""
+    if total < _BIG or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # a tenth of a second, which most starts save
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Loading weights", total=total)
+        yield lambda num_bytes: progress.advance(task, num_bytes)
+
+
 def _fill(
     model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str], device: torch.device
 ) -> None:
@@ -230,10 +244,7 @@ def _fill(
     targets = _targets_in(checkpoint, model)
     filling = Filling(model, (param for param, _ in targets.values()))
     total = sum(checkpoint.entries[name].num_bytes for name in names)
-    console = Console(stderr=True)
-    quiet = total < _BIG or not console.is_terminal
-    with Progress(console=console, transient=True, disable=quiet) as progress:
-        task = progress.add_task("Loading weights", total=total)
+    with _progress(total) as advance:
         for entry, tensor in _tensors(checkpoint, names, device):
             param, part = targets.pop(entry.name)
             if device.type == "cpu" and part is None and _stays_mapped(tensor, param):
@@ -242,7 +253,7 @@ def _fill(
                 param.allocate()
                 param.weight_loader(param, tensor, part)
             filling.filled(param)
-            progress.advance(task, entry.num_bytes)
+            advance(entry.num_bytes)
     filling.end()
     seconds = time.monotonic() - begin
     logger.info("%.2f GB read at %.1f GB/s", total / 1e9, total / 1e9 / max(seconds, 1e-9))
