@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -39,8 +40,8 @@ def test_a_gpu_gives_the_cpus_tokens(enforce_eager: bool, monkeypatch: pytest.Mo
     sizes: list[StepSize] = []
     choose = StepSizes.of
 
-    def note(chosen: StepSizes, num_tokens: int, num_samples: int, has_prefills: bool) -> StepSize:
-        sizes.append(choose(chosen, num_tokens, num_samples, has_prefills))
+    def note(chosen: StepSizes, *step: Any) -> StepSize:
+        sizes.append(choose(chosen, *step))
         return sizes[-1]
 
     monkeypatch.setattr(StepSizes, "of", note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,8 @@ class Machine:
     ttfts: dict[str, float] = field(default_factory=dict)  # seconds
     ends: dict[str, float] = field(default_factory=dict)
     num_prompt_tokens: int = 0
+    step_sizes: Sequence[int] = ()  # told to the scheduler
+    step_lens: list[int] = field(default_factory=list)  # of steps with prompts
 
     def __post_init__(self) -> None:
         config = SchedulerConfig(
@@ -41,7 +43,8 @@ class Machine:
             itl_target_ms=self.itl_target_ms,
             ttft_target_ms=self.ttft_target_ms,
         )
-        self.scheduler = Scheduler(config, KVCacheManager(20_000, 16), MAX_LEN)
+        kv = KVCacheManager(20_000, 16)
+        self.scheduler = Scheduler(config, kv, MAX_LEN, step_sizes=self.step_sizes)
         self.random = random.Random(self.seed)
         self.last: dict[str, float] = {}
         self.num_added = 0
@@ -58,6 +61,8 @@ class Machine:
     def cost(self, plan: SchedulerOutput) -> float:
         lengths = [entry.num_tokens for entry in plan.scheduled]
         decodes = lengths.count(1)
+        if decodes < len(lengths):
+            self.step_lens.append(sum(lengths))
         seconds = 0.005 + 0.00005 * decodes + 0.0001 * (sum(lengths) - decodes)
         seconds *= self.random.lognormvariate(0.0, 0.04) * self.slowdown(self.now)
         return seconds * (12.0 if self.random.random() < 0.003 else 1.0)

@@ -42,6 +42,16 @@ def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
     assert machine.ttfts["short"] < 0.15
 
 
+def test_under_load_steps_end_on_sizes_within_the_target() -> None:
+    free = Machine(30.0).run(4.0)
+    bound = Machine(30.0, step_sizes=range(64, 2049, 64)).run(4.0)
+    ends = [sum(n % 64 == 0 for n in m.step_lens) / len(m.step_lens) for m in (free, bound)]
+    assert ends[0] < 0.2
+    assert ends[1] > 0.9
+    assert bound.gap_ms(0.95) <= 30.0
+    assert bound.num_prompt_tokens / bound.now > 0.7 * free.num_prompt_tokens / free.now
+
+
 def test_it_follows_a_machine_that_becomes_slower() -> None:
     machine = Machine(30.0, slowdown=lambda now: 1.0 if now < 5.0 else 2.0).run(15.0)
     assert machine.gap_ms(0.99, since=8.0) <= 30.0

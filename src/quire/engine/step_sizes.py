@@ -16,7 +16,7 @@ _DECODES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32
 # Of steps with parts of prompts. Large products compute 128 rows at a time, or more, so padding to
 # that is nearly free. Above the largest, steps keep a GPU busy for longer than the launches of
 # their kernels take.
-_MIXED = [*range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 8193, 256)]
+_MIXED = [16, 32, *range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 8193, 256)]
 _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
 
