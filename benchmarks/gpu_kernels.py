@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 32, 4])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
+    parser.add_argument("--name", default="gpu_kernels", help="of the result file")
     parser.add_argument("--tune", action="store_true", help="make gemm's best ways the table")
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
@@ -63,7 +64,7 @@ def measure(args: argparse.Namespace) -> None:
         try:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
-            path = record.save("gpu_kernels", measured, args.results)
+            path = record.save(args.name, measured, args.results)
         if part == "gemm" and args.tune:
             write_table(measured)
         torch.cuda.empty_cache()
