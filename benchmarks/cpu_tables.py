@@ -112,7 +112,7 @@ def cpu_attention(result: Result) -> str:
 
 
 def cpu_products(result: Result) -> str:
-    """Ours by the best set of instructions, the best of PyTorch's and oneDNN's, and the floor."""
+    """Ours by the best set of instructions, the best of PyTorch's ways, and the floor."""
     limits = dict(result["limits"])
     rates = ", ".join(
         f"{name.rsplit('_', 1)[0].replace('_', ' ').upper()} {rate / 1e3:.2f}"
@@ -121,8 +121,8 @@ def cpu_products(result: Result) -> str:
     )
     forms = list(dict.fromkeys(row["form"] for row in result["rows"]))
     lines = [
-        f"Products of Llama-3.2-1B, {result['threads']} threads, ms: ours, the better one of "
-        "PyTorch's and oneDNN's, and how much of the time ours would take at the machine's limits. "
+        f"Products of Llama-3.2-1B, {result['threads']} threads, ms: ours, the best of "
+        "PyTorch's ways, and how much of the time ours would take at the machine's limits. "
         f"These are: reading {limits['read_gb_per_s']:.1f} GB/s; T(FL)OP/s in registers: {rates}.",
         "",
         f"| product | rows | {' | '.join(f'{form} | theirs | of the floor' for form in forms)} |",

@@ -340,7 +340,6 @@ def gpu_invariance(result: Result) -> str:
 
 TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_model": cpu_model,
-    "cpu_model_amx": cpu_model,
     "cpu_attention": cpu_attention,
     "cpu_growth": cpu_growth,
     "cpu_peers": cpu_peers,

@@ -44,11 +44,10 @@ void tiles(const uint8_t* x, int64_t row, const uint8_t* first, const uint8_t* s
     if constexpr (more_rows && more_outputs) Tiles::load<C11>(below + 16, 4 * ld);
     for (int64_t i = 0; i < lines; ++i) {
         const uint8_t *w = first + i * Way::STEP, *v = second + i * Way::STEP;
-        if constexpr (!more_rows)  // weights come from memory
-            for (int64_t line = 0; line < 16; ++line) {
-                prefetch(w + TILE_AHEAD + line * Way::STRIDE);
-                if constexpr (more_outputs) prefetch(v + TILE_AHEAD + line * Way::STRIDE);
-            }
+        for (int64_t line = 0; line < 16; ++line) {
+            prefetch(w + TILE_AHEAD + line * Way::STRIDE);
+            if constexpr (more_outputs) prefetch(v + TILE_AHEAD + line * Way::STRIDE);
+        }
         Tiles::load<B0>(w, Way::STRIDE);
         if constexpr (more_outputs) Tiles::load<B1>(v, Way::STRIDE);
         Tiles::load<A0>(x + i * LINE, row);
