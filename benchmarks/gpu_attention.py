@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -32,87 +33,93 @@ from quire.kernels.triton import attention as triton_attention
 from quire.kernels.triton import tuning
 from quire.kernels.triton.tuning import DecodeConfig, PrefillConfig
 
+# in what type keys and values are kept
+KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
+
 
 def attention_inputs(
-    model: Model, queries: list[int], lens: list[int], block_size: int = 16
+    model: Model, queries: list[int], lens: list[int], kept: str = "bf16", block_size: int = 16
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor]], BatchLayout]:
     """(query, caches of enough layers to outgrow the L2 cache, layout) with scattered blocks."""
     most = max(-(-n // block_size) for n in lens)
     ids = torch.randperm(most * len(lens), dtype=torch.int32).view(len(lens), most)
     layout = BatchLayout.build(queries, lens, ids.numpy(), block_size, DEVICE)
     shape = (ids.numel(), block_size, model.kv_heads, model.head_dim)
-    copies = copies_beyond_cache(kv_bytes(model, lens))
-    caches = [
-        (
-            torch.randn(shape, device=DEVICE, dtype=DTYPE),
-            torch.randn(shape, device=DEVICE, dtype=DTYPE),
-        )
-        for _ in range(copies)
-    ]
+    copies = copies_beyond_cache(kv_bytes(model, lens, kept))
+    numbers = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(KEPT[kept])  # noqa: E731
+    caches = [(numbers(), numbers()) for _ in range(copies)]
     query = torch.randn(sum(queries), model.heads, model.head_dim, device=DEVICE, dtype=DTYPE)
     return query, caches, layout
 
 
-def kv_bytes(model: Model, lens: list[int]) -> int:
+def kv_bytes(model: Model, lens: list[int], kept: str = "bf16") -> int:
     """Bytes of keys and values that one layer reads."""
-    return sum(lens) * model.kv_heads * model.head_dim * 4
+    return sum(lens) * model.kv_heads * model.head_dim * 2 * KEPT[kept].itemsize
 
 
 DECODES: list[tuple[str, list[int]]] = [
     *((f"{batch} x {length}", [length] * batch) for batch, length in (
-        (1, 2048), (16, 2048), (64, 2048), (1, 512), (1, 8192), (16, 8192), (64, 512), (64, 8192),
-        (4, 2048), (256, 1024),
+        (1, 2048), (16, 2048), (64, 2048), (1, 512), (1, 8192), (64, 8192), (4, 2048), (256, 1024),
     )),
     ("64 ragged", [100 + 37 * i * i % 8000 for i in range(64)]),
 ]  # fmt: skip
 
 
-def decode_configs(model: Model) -> list[DecodeConfig]:
-    """Ways to cut decode attention that fit in shared memory."""
+def decode_configs(model: Model, kept: str, num_requests: int = 1) -> list[DecodeConfig]:
+    """Ways to cut decode attention that fit in shared memory and fill it; more for one request."""
+    row = 2 * model.head_dim * KEPT[kept].itemsize  # of a key and its value
     configs = []
-    for tile in (32, 64, 128):
-        for stages in (3, 5, 7, 9):
-            needed = (stages - 1) // 2 * tile * model.head_dim * 4 + 8192
-            for per_sm in (1, 2, 3):
-                if SHARED_MEMORY / 4 <= needed * per_sm <= SHARED_MEMORY:
-                    configs += [
-                        DecodeConfig(tile, stages, per_sm, warps) for warps in (4, 8)
-                        if warps * per_sm <= 12
-                    ]  # fmt: skip
+    for tile, stages, per_sm in itertools.product((32, 64, 128), (1, 3, 4), (1, 2, 3)):
+        flying = max(stages - 1, 1) * tile * row * per_sm
+        fits = flying + 8192 * per_sm <= SHARED_MEMORY and tile * row <= 2**16
+        full = flying >= 2**16 and stages > 1
+        if fits and (full if num_requests > 1 else stages < 4):
+            configs.append(DecodeConfig(tile, stages, per_sm))
+    if num_requests == 1:
+        configs += [replace(c, warps=8) for c in configs if c.tile >= 64 and c.per_sm < 3]
     return configs
 
 
+def _compiled(model: Model, kept: str) -> set[DecodeConfig]:
+    """The ways that differ in more than the number of programs."""
+    ways = decode_configs(model, kept) + decode_configs(model, kept, 2)
+    return {replace(way, per_sm=1) for way in ways}
+
+
 def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Decode attention by batch and length."""
+    """Decode attention by batch, length and what keys and values are kept in."""
+    shapes = list(itertools.product(args.models, KEPT))
     cases = [
-        (True, name, config) for name in args.models for config in decode_configs(MODELS[name])
+        (True, name, config, kept)
+        for name, kept in shapes
+        for config in _compiled(MODELS[name], kept)
     ]
     precompile(run_once, cases, args.workers, budget)
     for label, lens in DECODES:
-        for name in args.models:
+        for name, kept in shapes:
             if budget.left < 0:
                 return
             model = MODELS[name]
-            query, caches, layout = attention_inputs(model, [1] * len(lens), lens)
+            query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
             expected = reference.attention(query, *caches[0], layout, 0.1, None)
-            more = (1, 2) if len(lens) == 1 else (1,)
-            ways = [replace(c, min_units=n) for c in decode_configs(model) for n in more]
+            ways = decode_configs(model, kept, len(lens))
             make = functools.partial(decode_calls, query, caches, layout)
-            rows = time_ways(ways, make, expected, f"decode {name} {label}")
+            rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
             if not rows:
                 continue
             rule = asdict(tuning.decode_config(caches[0][0], len(lens), SHARED_MEMORY))
             rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
-            best, num_bytes = rows[0], kv_bytes(model, lens)
+            best, num_bytes = rows[0], kv_bytes(model, lens, kept)
             share = num_bytes / best["us"] * 1e6 / args.bandwidth
             print(
-                f"decode {name} {label:10} {best['us']:7.2f} us {num_bytes / best['us'] / 1e6:5.2f}"
-                f" TB/s {share:4.0%}  rule {rule_us:7.2f}  {brief(best['config'])}",
+                f"decode {name} {kept} {label:10} {best['us']:7.2f} us {share:4.0%}"
+                f"  rule {rule_us:7.2f}  {brief(best['config'])}",
                 flush=True,
             )
             results.append(
                 {
                     "model": name,
+                    "kept": kept,
                     "batch": label,
                     "share_of_bandwidth": share,
                     "rule_us": rule_us,
@@ -125,7 +132,7 @@ def decode_calls(
     query: Tensor, caches: list[tuple[Tensor, Tensor]], layout: BatchLayout, way: DecodeConfig
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
-    plan = triton_attention.make_plan(layout, 0, way.tile, 32)
+    plan = triton_attention.make_plan(layout, 0, way, 32, caches[0][0].shape[2])
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -192,7 +199,9 @@ def prefill_calls(
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
     group = query.shape[1] // caches[0][0].shape[2]
-    plan = triton_attention.make_plan(layout, 0, 64, way.rows // group)
+    plan = triton_attention.make_plan(
+        layout, 0, DecodeConfig(64, 3), way.rows // group, caches[0][0].shape[2]
+    )
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -214,9 +223,9 @@ def sdpa(model: Model, queries: list[int], lens: list[int]) -> float:
         return time_graph([run])
 
 
-def run_once(is_decode: bool, name: str, config: Any) -> None:
+def run_once(is_decode: bool, name: str, config: Any, kept: str = "bf16") -> None:
     """One small call, for what it leaves in the cache of compiled kernels."""
-    query, caches, layout = attention_inputs(MODELS[name], [1 if is_decode else 64], [64])
+    query, caches, layout = attention_inputs(MODELS[name], [1 if is_decode else 64], [64], kept)
     calls = decode_calls if is_decode else prefill_calls
     calls(query, caches[:1], layout, config)[0]()
     torch.cuda.synchronize()

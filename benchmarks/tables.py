@@ -7,6 +7,7 @@ python benchmarks/tables.py --check    # only tell whether they are up to date
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -217,7 +218,7 @@ def gpu_kernels(result: Result) -> str:
             mark = "**" if library < ours else ""
             cells.append(f"{mark}{ours:.1f} / {library:.1f}{mark}")
         lines.append(f"| {model} {product} | {row['n']}, {row['k']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_gpu_attention(result)])
+    return "\n".join([*lines, "", *_gpu_prefill(result)])
 
 
 def gpu_chain(result: Result) -> str:
@@ -238,25 +239,29 @@ def _named(row: Result) -> str:
     return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")
 
 
-def _gpu_attention(result: Result) -> list[str]:
-    """Attention by the best way of each case and by the one way that serves all."""
+def gpu_decode(result: Result) -> str:
+    """Attention of decodes by the best way of each case and by the one way that serves all."""
     lines = [
-        "Attention of decodes, a layer, by requests x keys; the last column is the way that the "
-        "engine takes:",
+        "Attention of decodes, us a layer and share of the bandwidth, by requests x keys: as the "
+        "engine takes them, in brackets the best of all ways that were tried:",
         "",
-        "| | 8b, us | of the bandwidth | as taken, us | 1b, us | of the bandwidth | as taken, us |",
-        "|---|---|---|---|---|---|---|",
+        "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |",
+        "|---|---|---|---|---|",
     ]
-    decodes = {(row["batch"], row["model"]): row for row in result["decode"]}
-    for batch in dict.fromkeys(batch for batch, _ in decodes):
+    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["decode"]}
+    for batch in dict.fromkeys(batch for batch, *_ in rows):
         cells = [batch]
-        for model in ("8b", "1b"):
-            row = decodes[batch, model]
-            cells += [f"{row['ways'][0]['us']:.1f}", f"{row['share_of_bandwidth']:.0%}"]
-            cells.append(f"{_taken(row, 'decode'):.1f}")
+        for model, kept in itertools.product(("8b", "1b"), ("bf16", "fp8")):
+            row = rows[batch, model, kept]
+            best, us = row["ways"][0]["us"], _taken(row, "decode")
+            cells.append(f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})")
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
+    return "\n".join(lines)
+
+
+def _gpu_prefill(result: Result) -> list[str]:
+    """Attention of prefill chunks by the best way of each case and by the one that serves all."""
+    lines = [
         "Attention of prefill chunks, a layer, TFLOP/s; the library is cuDNN through PyTorch, "
         "which has no form for chunks on cached prefixes:",
         "",
@@ -279,10 +284,12 @@ def _taken(row: Result, part: str) -> float:
     """Microseconds of the way that the engine takes."""
     import torch
 
+    from quire.kernels import reference
     from quire.kernels.triton import tuning
 
     head_dim = 128 if row["model"] == "8b" else 64
-    cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
+    dtype = reference.FP8 if row.get("kept") == "fp8" else torch.bfloat16
+    cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
     if part == "decode":
         way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024))
     else:
@@ -356,6 +363,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_invariance": gpu_invariance,
     "gpu_kernels": gpu_kernels,
     "gpu_chain": gpu_chain,
+    "gpu_decode": gpu_decode,
     "step_profile": step_profile,
     "vllm_serving": serving,
 }

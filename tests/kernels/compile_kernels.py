@@ -14,8 +14,9 @@ import traceback
 from typing import Any
 
 from quire.kernels.triton.ahead import Compiled, compile_kernel
+from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
-from quire.kernels.triton.elementwise import _norm_kernel, _silu_kernel
+from quire.kernels.triton.elementwise import _norm_kernel, silu_fp8_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _rotary_write_kv_kernel
@@ -24,6 +25,16 @@ from quire.kernels.triton.sampling_filters import open_bin_kernel
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 
 BF16, INTS = "*bf16", "*i32"
+
+
+def plan(capability: int) -> Compiled:
+    """Which program of attention begins where."""
+    names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
+    numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
+    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
+    types = dict.fromkeys(names, INTS) | numbers
+    constants |= {"BLOCK_B": 256, "BLOCK_P": 16}
+    return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
 
 def skinny(capability: int, form: str = "plain") -> Compiled:
@@ -78,19 +89,21 @@ FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
 SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0, "BLOCK_B": 64}
 
 
-def decode(capability: int, cache: dict[str, str] = NO_CHANGE, stages: int = 5) -> Compiled:
+def decode(
+    capability: int, cache: dict[str, str] = NO_CHANGE, form: str = "plain", stages: int = 3
+) -> Compiled:
     """Decode attention of an 8B model."""
     return compile_kernel(
         decode_attention_kernel,
         {
             **ATTENTION,
             "partial_ptr": "*fp32",
-            "counter_ptr": INTS,
-            "min_units": "i32",
-            "num_tokens": "i32",
+            **dict.fromkeys(["counter_ptr", "runs_ptr"], INTS),
+            **dict.fromkeys(["min_units", "num_tokens"], "i32"),
             **cache,
         },
-        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "PRECISION": "tf32", "PDL": False},
+        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "BLOCK_D": 128, "FORM": form}
+        | {"PRECISION": "tf32", "PDL": False},
         capability,
         num_warps=4,
     )
@@ -98,7 +111,7 @@ def decode(capability: int, cache: dict[str, str] = NO_CHANGE, stages: int = 5) 
 
 def decode_fp8(capability: int) -> Compiled:
     """The same over a cache in FP8."""
-    return decode(capability, FP8_CACHE, stages=9)
+    return decode(capability, FP8_CACHE, "instruction", stages=4)
 
 
 def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
@@ -169,10 +182,11 @@ def norm_fp8(capability: int) -> Compiled:
 
 
 def silu_fp8(capability: int) -> Compiled:
-    """SiLU and rounding of rows of up to 32,768, as a 70B model has them."""
+    """SiLU and rounding of rows of 28,672, as a 70B model has them."""
     types = {"x_ptr": BF16, **ROUNDED, "width": "i32", "stride": "i32"}
-    constants = {"BY_TURNS": True, "HAS_SCALE": True, "BLOCK": 32768}
-    return compile_kernel(_silu_kernel, types, constants, capability, num_warps=16)
+    types["codes_ptr"] = types.pop("out_ptr")
+    constants = {"BLOCK": 1024, "STRETCHES": 28}
+    return compile_kernel(silu_fp8_kernel, types, constants, capability, num_warps=8)
 
 
 def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability: int) -> Compiled:
@@ -203,6 +217,7 @@ KERNELS = {
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,
     "decode": decode,
+    "plan": plan,
     "prefill": prefill,
     "tile_gemm": tile_gemm,
     "small": small,

@@ -19,6 +19,7 @@ KERNELS = {
     "skinny": ["80", "90"],
     "skinny_fp8": ["80", "89", "90", "100"],
     "decode": ["90"],
+    "plan": ["90"],
     "decode_fp8": ["90"],
     "prefill_fp8": ["90"],
     "turning_fp8": ["90"],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from quire.kernels import reference
 from quire.kernels.triton import tuning
 from quire.kernels.triton.tuning import library_is_faster, skinny_config, skinny_rule
 
@@ -56,16 +58,27 @@ def test_attention_computes_with_as_many_dimensions_as_products_take(
     assert tuning.padded_head_dim(torch.empty(1, 16, 2, head_dim, device="meta")) == padded
 
 
-def test_the_ways_of_attention_were_measured() -> None:
+def test_the_way_of_prefill_attention_was_measured() -> None:
     result = json.loads(RESULT.read_text())
     for head_dim, model, group in ((128, "8b", 4), (64, "1b", 4)):
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
         prefill = tuning.prefill_config(cache, group)
         for row in (row for row in result["prefill"] if row["model"] == model):
             assert dataclasses.asdict(prefill) in [way["config"] for way in row["ways"]]
-        for row in (row for row in result["decode"] if row["model"] == model):
-            decode = tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024)
-            assert dataclasses.asdict(decode) in [way["config"] for way in row["ways"]]
+
+
+def test_the_way_of_decode_attention_was_measured() -> None:
+    """Whatever keys and values are kept in."""
+    rows = json.loads(RESULT.with_name("gpu_decode.json").read_text())["decode"]
+    assert {(row["model"], row["kept"]) for row in rows} == set(
+        itertools.product(("8b", "1b"), ("bf16", "fp8"))
+    )
+    for row in rows:
+        dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
+        head_dim = 128 if row["model"] == "8b" else 64
+        cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
+        way = tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024)
+        assert dataclasses.asdict(way) in [each["config"] for each in row["ways"]]
 
 
 def test_large_tiles_are_for_gpus_that_have_room() -> None:

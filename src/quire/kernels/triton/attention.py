@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.tuning import (
     DecodeConfig,
     PrefillConfig,
@@ -32,6 +34,7 @@ class Plan:
     """Where each request's work begins, for one window and one way to cut it; on the device."""
 
     decode_tiles: Tensor  # int32 [B + 1]: tiles of keys of all decodes before each request
+    decode_runs: Tensor  # int32 [programs, 10]: where each program of the decodes' begins
     query_tiles: Tensor  # int32 [B + 1]: tiles of queries of all prefills before each request
 
 
@@ -48,8 +51,10 @@ def attention(
     decode = decode_config(k_cache, len(query), workspace(query.device).shared_memory)
     prefill = prefill_config(k_cache, group)
     window = sliding_window or 0
-    key = ("triton attention", window, decode.tile, prefill.rows // group)
-    plan = layout.once(key, lambda: make_plan(layout, window, decode.tile, prefill.rows // group))
+    key = ("triton attention", window, decode, prefill.rows // group)
+    plan = layout.once(
+        key, lambda: make_plan(layout, window, decode, prefill.rows // group, k_cache.shape[2])
+    )
     out = query.new_empty(query.shape)
     if layout.has_decodes:
         decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode)
@@ -79,18 +84,19 @@ def decode_attention(
     group = query.shape[1] // num_kv_heads
     num_requests = len(layout.seq_lens)
     space = workspace(query.device)
-    num_programs = config.per_sm * space.num_sms
+    num_programs = len(plan.decode_runs)
     part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
     assert num_requests * num_kv_heads <= NUM_COUNTERS
     decode_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
-        plan.decode_tiles, space.partials, space.counters,
+        plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
         num_requests, len(query), scale * _LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
-        BLOCK_B=_room(num_requests), PRECISION=_precision(query), PDL=pdl,
+        BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
+        FORM=_form(query, k_cache), PRECISION=_precision(query), PDL=pdl,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -137,30 +143,46 @@ def _precision(query: Tensor) -> str:
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 
-def make_plan(
-    layout: BatchLayout, window: int, key_tile: int, query_tile: int, *, decodes: bool = True
-) -> Plan:
-    """Work out a plan on the device. window: 0 for none; tiles in tokens.
+def _form(query: Tensor, k_cache: Tensor) -> str:
+    """How decodes take keys and values; float32 queries ask for more than float16 has."""
+    if k_cache.dtype != reference.FP8 or query.dtype == torch.float32:
+        return "plain"
+    return "instruction" if query.is_cuda else "numbers"
 
-    decodes: whether requests with one query token are work of decode attention.
+
+def make_plan(
+    layout: BatchLayout,
+    window: int,
+    decode: DecodeConfig | None,
+    query_tile: int,
+    num_kv_heads: int,
+) -> Plan:
+    """Work out a plan on the device. window: 0 for none; query_tile in tokens.
+
+    decode: None leaves requests with one query token to prefill attention, too.
     """
     num_requests = len(layout.seq_lens)
+    way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
+    num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
-    _plan_kernel[(1,)](
-        layout.query_start_loc, layout.seq_lens, starts[0], starts[1], num_requests,
-        KEY_TILE=key_tile, QUERY_TILE=query_tile, WINDOW=window, DECODES=decodes,
-        BLOCK_B=_room(num_requests),
+    runs = layout.seq_lens.new_empty(num_programs, 10)
+    plan_kernel[(triton.cdiv(num_programs, 16),)](
+        layout.query_start_loc, layout.seq_lens, starts[0], starts[1], runs,
+        num_requests, num_programs, way.min_units,
+        KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, DECODES=decode is not None,
+        NUM_KV_HEADS=num_kv_heads, BLOCK_B=_room(num_requests), BLOCK_P=16,
     )  # fmt: skip
-    return Plan(decode_tiles=starts[0], query_tiles=starts[1])
+    return Plan(decode_tiles=starts[0], decode_runs=runs, query_tiles=starts[1])
 
 
-@triton.jit(do_not_specialize=["num_requests"])
-def _plan_kernel(
-    query_start_ptr, seq_lens_ptr, decode_tiles_ptr, query_tiles_ptr, num_requests,
+@triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
+def plan_kernel(
+    query_start_ptr, seq_lens_ptr, decode_tiles_ptr, query_tiles_ptr, runs_ptr,
+    num_requests, num_programs, min_units,
     KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr, DECODES: tl.constexpr,
-    BLOCK_B: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Fill a `Plan`."""
+    """Fill a `Plan`: each program BLOCK_P of the runs, the first the tiles as well."""
     request = tl.arange(0, BLOCK_B)
     there = request < num_requests
     begin = tl.load(query_start_ptr + request, mask=there, other=0)
@@ -172,8 +194,48 @@ def _plan_kernel(
     key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
     decodes = there & (queries == 1) & DECODES
     key_tiles = tl.where(decodes, key_tiles, 0)
-    query_tiles = tl.where(there & (decodes == 0), tl.cdiv(queries, QUERY_TILE), 0)
-    tl.store(decode_tiles_ptr, 0)
-    tl.store(query_tiles_ptr, 0)
-    tl.store(decode_tiles_ptr + 1 + request, tl.cumsum(key_tiles, axis=0), mask=there)
-    tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)
+    ends = tl.cumsum(key_tiles, axis=0)
+    if tl.program_id(0) == 0:
+        query_tiles = tl.where(there & (decodes == 0), tl.cdiv(queries, QUERY_TILE), 0)
+        tl.store(decode_tiles_ptr, 0)
+        tl.store(query_tiles_ptr, 0)
+        tl.store(decode_tiles_ptr + 1 + request, ends, mask=there)
+        tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)
+    program = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    _store_runs(
+        runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, tl.sum(key_tiles) * NUM_KV_HEADS,
+        num_programs, min_units, NUM_KV_HEADS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_runs(
+    runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, num_units, num_programs, min_units,
+    NUM_KV_HEADS: tl.constexpr,
+):  # fmt: skip
+    """Of each program: begin and end of its run of units; of the first its request and key head,
+    their first unit and number of tiles, the request's token and length, and the first and last
+    program that have a share."""
+    busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
+    works = program < busy
+    busy = tl.maximum(busy, 1)
+    begin = tl.where(works, run_begin(program, busy, num_units), num_units)
+    end = tl.where(works, run_begin(program + 1, busy, num_units), num_units)
+    passed = ends[None, :] <= (begin // NUM_KV_HEADS)[:, None]  # [BLOCK_P, BLOCK_B]
+    request = tl.sum(passed.to(tl.int32), axis=1)
+    before = tl.max(tl.where(passed, ends[None, :], 0), axis=1)
+    num_tiles = tl.min(tl.where(passed, 2**30, ends[None, :]), axis=1) - before
+    head = (begin - before * NUM_KV_HEADS) // num_tiles
+    row_unit = before * NUM_KV_HEADS + head * num_tiles
+    run, there = runs_ptr + program * 10, program < num_programs
+    tl.store(run, begin, mask=there)
+    tl.store(run + 1, end, mask=there)
+    tl.store(run + 2, request, mask=there)
+    tl.store(run + 3, head, mask=there)
+    tl.store(run + 4, row_unit, mask=there)
+    tl.store(run + 5, num_tiles, mask=there)
+    tl.store(run + 6, tl.load(query_start_ptr + request, mask=works, other=0), mask=there)
+    tl.store(run + 7, tl.load(seq_lens_ptr + request, mask=works, other=0), mask=there)
+    units = tl.maximum(num_units, 1)
+    tl.store(run + 8, owner(row_unit, busy, units), mask=there)
+    tl.store(run + 9, owner(row_unit + num_tiles - 1, busy, units), mask=there)

@@ -4,8 +4,9 @@ Floor: the bytes of the visible keys and values over the memory's bandwidth. The
 share a key head are the rows of one product, so keys are read once. Units of work are tiles of keys
 of one (request, key head), shared evenly as `sharing` tells: short and long requests, few or many,
 need no other split, and a fixed grid serves any batch. Partial softmaxes are merged by whichever
-program is last. Keys and values in FP8 are widened to the queries' type. (FlashAttention: Dao et
-al., 2022; splitting the keys: Flash-Decoding, 2023.)
+program is last. For one request the floor is below the latency of a few loads one after another, so
+the step's plan tells each program where it begins, and blocks are looked up a tile ahead.
+(FlashAttention: Dao et al., 2022; splitting the keys: Flash-Decoding, 2023.)
 """
 
 from __future__ import annotations
@@ -14,80 +15,87 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.triton.sharing import arrive, owner, run_begin, slot
+from quire.kernels.triton.fp8_cache import LIFT, narrowed, widened
+from quire.kernels.triton.sharing import arrive, owner, slot
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_tokens", "stride_table", "min_units"])
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
-    partial_ptr, counter_ptr,
+    runs_ptr, partial_ptr, counter_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
     stride_kv_head, stride_table, stride_out_token, min_units,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_B: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     tiles [B + 1]: tiles of keys of all requests before each; none for those without a query or
-    with several. Tokens after the last request's are set to zeros. scale: of the scores, times
-    log2(e). WINDOW: keys that a query sees, 0 for all. min_units: fewer units are not worth a
-    program.
+    with several. runs [programs, 10]: where each program begins, as `plan_kernel` left it. Tokens
+    after the last request's are set to zeros. scale: of the scores, times log2(e). WINDOW: keys
+    that a query sees, 0 for all. min_units: fewer units are not worth a program. FORM: "plain", or
+    how `widened` takes keys and values in FP8.
     """
-    BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))
-    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
+    BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))  # 16: the least of tl.dot
     if PDL:
         gdc_wait()
-    requests = tl.arange(0, BLOCK_B)
-    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
-    num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
     program = tl.program_id(0)
     padding = tl.load(query_start_ptr + num_requests)
-    num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
-    begin = num_units
-    if program < num_programs:
-        begin = run_begin(program, num_programs, num_units)
-    end = num_units
-    if program < num_programs:
-        end = run_begin(program + 1, num_programs, num_units)
+    run = runs_ptr + program * 10
+    begin, end = tl.load(run), tl.load(run + 1)
+    request, head = tl.load(run + 2), tl.load(run + 3)
+    row_unit, num_tiles = tl.load(run + 4), tl.load(run + 5)  # units of this (request, head)
+    token, seq_len = tl.load(run + 6), tl.load(run + 7)
+    first, last = tl.load(run + 8), tl.load(run + 9)  # programs that share those units
     while begin < end:
-        # whose unit this is, from what is in registers: requests that end before it, and where
-        passed = ends <= begin // NUM_KV_HEADS
-        request = tl.sum(passed.to(tl.int32))
-        before = tl.max(tl.where(passed, ends, 0))
-        num_tiles = tl.min(tl.where(passed, 2**30, ends)) - before
-        head = (begin - before * NUM_KV_HEADS) // num_tiles
-        row_unit = before * NUM_KV_HEADS + head * num_tiles  # first unit of this (request, head)
         stop = tl.minimum(end, row_unit + num_tiles)
-        token = tl.load(query_start_ptr + request)
-        q = _load_query(
-            q_ptr + token * stride_q_token + head * GROUP * stride_q_head, stride_q_head,
-            GROUP, HEAD_DIM, BLOCK_G, BLOCK_D,
-        )  # fmt: skip
-        acc, m, s = _attend(
-            q, k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            block_table_ptr + request * stride_table, tl.load(seq_lens_ptr + request),
-            begin - row_unit, stop - row_unit, scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_G, BLOCK_D, PRECISION,
+        result, weight = _attend(
+            q_ptr + token * stride_q_token + head * GROUP * stride_q_head,
+            k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
+            block_table_ptr + request * stride_table, seq_len, begin - row_unit, stop - row_unit,
+            scale, stride_q_head, stride_block, stride_slot,
+            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_G, BLOCK_D, FORM, PRECISION,
         )  # fmt: skip
         if PDL:
             if stop == end:
                 gdc_launch_dependents()
-        first = owner(row_unit, num_programs, num_units)
-        last = owner(row_unit + num_tiles - 1, num_programs, num_units)
         out = out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM
         if first == last:
-            _store_heads(out, acc / s[:, None], GROUP, HEAD_DIM, BLOCK_G, BLOCK_D)
+            _store_heads(out, result, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D)
         else:
-            stats_ptr = partial_ptr + 2 * tl.num_programs(0) * (GROUP * BLOCK_D)
+            weights_ptr = partial_ptr + 2 * tl.num_programs(0) * (GROUP * BLOCK_D)
             mine = slot(program, first)
-            _leave(partial_ptr, stats_ptr, mine, acc, m, s, GROUP, BLOCK_G, BLOCK_D)
+            _leave(partial_ptr, weights_ptr, mine, result, weight, GROUP, BLOCK_G, BLOCK_D)
             counter = counter_ptr + request * NUM_KV_HEADS + head
             if arrive(counter, last - first + 1):
-                _merge(out, partial_ptr, stats_ptr, first, last, GROUP, HEAD_DIM, BLOCK_D)
+                _merge(out, partial_ptr, weights_ptr, first, last, GROUP, HEAD_DIM, BLOCK_D)
         begin = stop
+        if begin < end:
+            row_unit = begin
+            head += 1
+            if head == NUM_KV_HEADS:
+                head = 0
+                request, num_tiles = _request_of(
+                    tiles_ptr, begin // NUM_KV_HEADS, num_requests, BLOCK_B
+                )
+                token = tl.load(query_start_ptr + request)
+                seq_len = tl.load(seq_lens_ptr + request)
+            num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
+            num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
+            first, last = program, owner(row_unit + num_tiles - 1, num_programs, num_units)
     for spare in range(padding + program, num_tokens, tl.num_programs(0)):
         _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
+
+
+@triton.jit
+def _request_of(tiles_ptr, tile, num_requests, BLOCK_B: tl.constexpr):
+    """Whose first tile this is, and how many it has."""
+    requests = tl.arange(0, BLOCK_B)
+    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
+    passed = ends <= tile
+    return tl.sum(passed.to(tl.int32)), tl.min(tl.where(passed, 2**30, ends)) - tile
 
 
 @triton.jit
@@ -109,43 +117,70 @@ def _load_query(
 
 @triton.jit
 def _attend(
-    q, k_ptr, v_ptr, table_ptr, seq_len, tile_begin, tile_end, scale, stride_block, stride_slot,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_len, tile_begin, tile_end, scale, stride_q_head,
+    stride_block, stride_slot,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+    FORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over some of a request's visible tiles: (sum of p·v, maximum, sum of p).
+    """Online softmax over some of a request's visible tiles: (the mean of v, log2 of its weight).
 
     Every tile holds at least one visible key, so the maximum is finite.
     """
+    PAIRS: tl.constexpr = FORM != "plain"
+    WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a row in memory
+    if PAIRS:
+        k_ptr, v_ptr = k_ptr.to(tl.pointer_type(tl.int16)), v_ptr.to(tl.pointer_type(tl.int16))
+        stride_block, stride_slot = stride_block // 2, stride_slot // 2
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
     start = oldest // TILE
-    d = tl.arange(0, BLOCK_D)[None, :]
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    limit = tl.minimum(seq_len, (start + tile_end) * TILE)
+    keys = tl.arange(0, TILE)
+    d = tl.arange(0, WIDTH)[None, :]
+    ahead = (start + tile_begin) * TILE + keys
+    block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
+    q = _load_query(q_ptr, stride_q_head, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D)
+    acc = tl.zeros([BLOCK_G, WIDTH], tl.float32)
+    if PAIRS:
+        if q.dtype == tl.bfloat16:
+            q, factor = narrowed(q)
+            scale = (factor * scale)[:, None]
+        q, q_odd = tl.split(tl.reshape(q, [BLOCK_G, WIDTH, 2]))
+        acc_odd = acc
     m = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    s = tl.zeros([BLOCK_G], tl.float32)
+    s = tl.zeros([BLOCK_G, TILE], tl.float32)
     for tile in tl.range(start + tile_begin, start + tile_end, num_stages=STAGES):
-        positions = tile * TILE + tl.arange(0, TILE)
+        positions = tile * TILE + keys
         seen = (positions < seq_len) & (positions >= oldest)
-        block = tl.load(table_ptr + positions // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = (block * stride_block + positions % BLOCK_SIZE * stride_slot)[:, None] + d
+        place = (block.to(tl.int64) * stride_block + positions % BLOCK_SIZE * stride_slot)[:, None]
+        ahead = positions + TILE
+        block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
         inside = seen[:, None]
         if HEAD_DIM != BLOCK_D:
-            inside = inside & (d < HEAD_DIM)
-        k = tl.load(k_ptr + place, mask=inside, other=0.0)
-        scores = (
-            tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale
-        )  # [BLOCK_G, TILE]
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+            inside = inside & (d < HEAD_DIM * WIDTH // BLOCK_D)
+        k = tl.load(k_ptr + place + d, mask=inside, other=0)
+        v = tl.load(v_ptr + place + d, mask=inside, other=0)
+        if PAIRS:
+            k, k_odd = widened(k, FORM)
+            scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))
+        else:
+            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        scores = tl.where(seen[None, :], scores * scale, float("-inf"))  # [BLOCK_G, TILE]
         new_m = tl.maximum(m, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_m[:, None])
-        shrink = tl.exp2(m - new_m)
-        s = s * shrink + tl.sum(p, axis=1)
-        v = tl.load(v_ptr + place, mask=inside, other=0.0)
-        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
+        p = tl.exp2(scores - (new_m - LIFT)[:, None])
+        shrink = tl.exp2(m - new_m)[:, None]
+        s = s * shrink + p
+        if PAIRS:
+            v, v_odd = widened(v, FORM)
+            acc_odd = tl.dot(p.to(q.dtype), v_odd, acc_odd * shrink)
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink, input_precision=PRECISION)
         m = new_m
-    return acc, m, s
+    if PAIRS:
+        acc = tl.reshape(tl.join(acc, acc_odd), [BLOCK_G, BLOCK_D])
+    total = tl.sum(s, axis=1)
+    return acc * (1.0 / total)[:, None], m + tl.log2(total)
 
 
 @triton.jit
@@ -160,45 +195,57 @@ def _store_heads(
 
 @triton.jit
 def _leave(
-    partial_ptr, stats_ptr, slot, acc, m, s,
+    partial_ptr, weights_ptr, slot, result, weight,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Put a part in memory: [GROUP, BLOCK_D] there, GROUP maxima and GROUP sums here."""
+    """Put a part in memory: [GROUP, BLOCK_D] there, GROUP logarithms of weights here."""
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
-    place = (slot * GROUP + g[:, None]) * BLOCK_D + d[None, :]
-    tl.store(partial_ptr + place, acc, mask=(g < GROUP)[:, None])
-    tl.store(stats_ptr + slot * (2 * GROUP) + g, m, mask=g < GROUP)
-    tl.store(stats_ptr + slot * (2 * GROUP) + GROUP + g, s, mask=g < GROUP)
+    row = slot * GROUP + g
+    tl.store(partial_ptr + row[:, None] * BLOCK_D + d[None, :], result, mask=(g < GROUP)[:, None])
+    tl.store(weights_ptr + row, weight, mask=g < GROUP)
 
 
 @triton.jit
 def _merge(
-    out_ptr, partial_ptr, stats_ptr, first, last,
+    out_ptr, partial_ptr, weights_ptr, first, last,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The softmax over all parts, in their order, some at a time: out [GROUP, HEAD_DIM]."""
+    """The mean of all parts, in their order, some at a time: out [GROUP, HEAD_DIM].
+
+    A thread holds the same numbers of each part, so none are exchanged between threads.
+    """
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
-    CHUNK: tl.constexpr = max(1, 64 // ROWS)
-    g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    m = tl.full([ROWS], -1e30, tl.float32)
-    s = tl.zeros([ROWS], tl.float32)
-    for start in range(first, last + 1, CHUNK):
-        part = start + tl.arange(0, CHUNK)
-        there = (part <= last)[:, None] & (g < GROUP)[None, :]  # [CHUNK, ROWS]
-        row = (slot(part, first) * GROUP)[:, None] + g[None, :]
-        stats = stats_ptr + row + (slot(part, first) * GROUP)[:, None]
-        part_m = tl.load(stats, mask=there, other=-1e30, cache_modifier=".cg")
-        part_s = tl.load(stats + GROUP, mask=there, other=0.0, cache_modifier=".cg")
-        part_acc = tl.load(
-            partial_ptr + row[:, :, None] * BLOCK_D + d[None, None, :],
-            mask=there[:, :, None], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        new_m = tl.maximum(m, tl.max(part_m, axis=0))
-        weight = tl.exp2(part_m - new_m[None, :])
+    AT_ONCE: tl.constexpr = min(8, max(1, 8192 // (ROWS * BLOCK_D)))
+    begin = slot(first, first) * GROUP
+    acc, m = _part(partial_ptr + begin * BLOCK_D, weights_ptr + begin, GROUP, GROUP, BLOCK_D)
+    total = tl.full([ROWS, 1], 1.0, tl.float32)
+    for start in range(first + 1, last + 1, AT_ONCE):
+        begin = 2 * GROUP * start  # as `slot` says
+        parts_ptr, logs_ptr = partial_ptr + begin * BLOCK_D, weights_ptr + begin
+        results, weights = (), ()
+        new_m = m
+        for i in tl.static_range(AT_ONCE):
+            result, weight = _part(
+                parts_ptr + i * (2 * GROUP * BLOCK_D), logs_ptr + i * (2 * GROUP),
+                tl.minimum(last + 1 - start - i, 1) * GROUP, GROUP, BLOCK_D,
+            )  # fmt: skip
+            new_m = tl.maximum(new_m, weight)
+            results += (result,)  # type: ignore[assignment]
+            weights += (weight,)  # type: ignore[assignment]
         shrink = tl.exp2(m - new_m)
-        s = s * shrink + tl.sum(weight * part_s, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(weight[:, :, None] * part_acc, axis=0)
-        m = new_m
-    s = tl.where(g < GROUP, s, 1.0)
-    _store_heads(out_ptr, acc / s[:, None], GROUP, HEAD_DIM, ROWS, BLOCK_D)
+        acc, total, m = acc * shrink, total * shrink, new_m
+        for i in tl.static_range(AT_ONCE):
+            weight = tl.exp2(weights[i] - m)
+            acc += weight * results[i]
+            total += weight
+    _store_heads(out_ptr, acc * (1.0 / total), GROUP, HEAD_DIM, ROWS, BLOCK_D)
+
+
+@triton.jit
+def _part(partial_ptr, weights_ptr, rows, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
+    """What `_leave` left: ([ROWS, BLOCK_D], [ROWS, 1]), without any weight from `rows` on."""
+    g = tl.arange(0, triton.next_power_of_2(GROUP))[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = g < rows
+    result = tl.load(partial_ptr + g * BLOCK_D + d, mask=inside, other=0.0, cache_modifier=".cg")
+    return result, tl.load(weights_ptr + g, mask=inside, other=-1e30, cache_modifier=".cg")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows
-from quire.kernels.triton.skinny_kernel import to_fp8
+from quire.kernels.triton.skinny_kernel import fp8_scale, to_fp8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -105,45 +105,70 @@ def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
     out = x.new_empty(tokens, width)
     block = min(1024, triton.next_power_of_2(width))
     _silu_kernel[(tokens, triton.cdiv(width, block))](
-        x, out, None, width, x.stride(0),
-        BLOCK=block, BY_TURNS=by_turns, HAS_SCALE=False, num_warps=4,
-    )  # fmt: skip
+        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, num_warps=4
+    )
     return out
 
 
+@triton.jit
+def _silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr):
+    token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    i = start + tl.arange(0, BLOCK)
+    inside = i < width
+    x_ptr += token * stride
+    if BY_TURNS:
+        out = _silu_of_pairs(x_ptr, start, width, BLOCK)
+    else:
+        gate = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + width + i, mask=inside, other=0.0).to(tl.float32)
+        out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + token * width + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr):
+    """silu(gate) · up of a stretch of a row of pairs, float32 [BLOCK]; 0 from width on."""
+    i = 2 * start + tl.arange(0, 2 * BLOCK)
+    pairs = tl.load(x_ptr + i, mask=i < 2 * width, other=0.0)
+    gate, up = tl.split(tl.reshape(pairs.to(tl.float32), [BLOCK, 2]))
+    return gate * tl.sigmoid(gate) * up
+
+
 def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
-    """The same by turns, as `reference.quantize_rows` rounds it: a program holds a whole row."""
+    """The same by turns, as `reference.quantize_rows` rounds it."""
     width = x.shape[1] // 2
     assert x.stride(1) == 1
     rows = _empty_rows(x, width)
-    block = triton.next_power_of_2(width)
-    _silu_kernel[(len(x), 1)](
+    block = min(1024, triton.next_power_of_2(width))
+    silu_fp8_kernel[(len(x),)](
         x, rows.codes, rows.scale, width, x.stride(0),
-        BLOCK=block, BY_TURNS=True, HAS_SCALE=True, num_warps=_warps(block),
+        BLOCK=block, STRETCHES=triton.cdiv(width, block), num_warps=8,
     )  # fmt: skip
     return rows
 
 
 @triton.jit
-def _silu_kernel(
-    x_ptr, out_ptr, scale_ptr, width, stride,
-    BLOCK: tl.constexpr, BY_TURNS: tl.constexpr, HAS_SCALE: tl.constexpr,
-):  # fmt: skip
+def silu_fp8_kernel(
+    x_ptr, codes_ptr, scale_ptr, width, stride, BLOCK: tl.constexpr, STRETCHES: tl.constexpr
+):
+    """A row, some of it at a time: 16-bit results wait in registers for the largest of them.
+
+    As one block the row had float32 intermediates of all its length, a program a multiprocessor.
+    """
     token = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < width
-    if BY_TURNS:
-        j = tl.program_id(1) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
-        pairs = tl.load(x_ptr + token * stride + j, mask=j < 2 * width, other=0.0)
-        gate, up = tl.split(tl.reshape(pairs.to(tl.float32), [BLOCK, 2]))
-    else:
-        gate = tl.load(x_ptr + token * stride + i, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(x_ptr + token * stride + width + i, mask=inside, other=0.0).to(tl.float32)
-    out = (gate * tl.sigmoid(gate) * up).to(x_ptr.dtype.element_ty)
-    if HAS_SCALE:
-        _store_fp8(out_ptr + token * width, scale_ptr + token, out, width, BLOCK)
-    else:
-        tl.store(out_ptr + token * width + i, out, mask=inside)
+    results = ()
+    largest = tl.zeros([BLOCK], tl.float32)
+    for stretch in tl.static_range(STRETCHES):
+        out = _silu_of_pairs(x_ptr + token * stride, stretch * BLOCK, width, BLOCK)
+        out = out.to(x_ptr.dtype.element_ty)
+        largest = tl.maximum(largest, tl.abs(out.to(tl.float32)))
+        results += (out,)  # type: ignore[assignment]
+    scale = fp8_scale(tl.max(largest))
+    for stretch in tl.static_range(STRETCHES):
+        i = stretch * BLOCK + tl.arange(0, BLOCK)
+        codes = (results[stretch].to(tl.float32) * (1.0 / scale)).to(tl.float8e4nv)
+        tl.store(codes_ptr + token * width + i, codes, mask=i < width)
+    tl.store(scale_ptr + token, scale)
 
 
 def quantize_rows(x: Tensor) -> Fp8Rows:

@@ -132,7 +132,7 @@ def attention(
     tile = config.rows // (query.shape[1] // k_cache.shape[2])
 
     def plan() -> Plan:
-        return make_plan(layout, window, config.tile, tile, decodes=False)
+        return make_plan(layout, window, None, tile, k_cache.shape[2])
 
     out = torch.zeros_like(query)  # also of padding, so that nothing downstream meets a NaN
     shared = layout.once(("invariant attention", window, tile), plan)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.fp8_cache import LIFT, narrowed
+
 
 @triton.jit(do_not_specialize=["num_requests", "stride_table"])
 def prefill_attention_kernel(
@@ -51,6 +53,10 @@ def prefill_attention_kernel(
         mask=there,
         other=0.0,
     )
+    row_scale = tl.full([ROWS], scale, tl.float32)
+    if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
+        q, factor = narrowed(q)
+        row_scale *= factor
     position = seq_len - num_queries + query  # [ROWS]
     lowest = seq_len - num_queries + first_query
     highest = tl.minimum(lowest + TOKENS, seq_len)  # one beyond the last query's position
@@ -70,17 +76,17 @@ def prefill_attention_kernel(
     if WINDOW > 0:
         acc, m, s = _attend(
             acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
-            scale, stride_block, stride_slot,
+            row_scale, stride_block, stride_slot,
             HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
         )  # fmt: skip
     acc, m, s = _attend(
         acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
-        scale, stride_block, stride_slot,
+        row_scale, stride_block, stride_slot,
         HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
     )  # fmt: skip
     acc, m, s = _attend(
         acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
-        scale, stride_block, stride_slot,
+        row_scale, stride_block, stride_slot,
         HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
     )  # fmt: skip
     s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
@@ -119,7 +125,7 @@ def _attend(
                 seen = seen & (keys[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, -1e38)
         new_m = tl.maximum(m, tl.max(scores, axis=1) * scale)
-        p = tl.exp2(scores * scale - new_m[:, None])
+        p = tl.exp2(scores * scale[:, None] - (new_m - LIFT)[:, None])
         shrink = tl.exp2(m - new_m)
         s = s * shrink + tl.sum(p, axis=1)
         if HEAD_DIM != BLOCK_D:

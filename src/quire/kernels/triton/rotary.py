@@ -49,7 +49,7 @@ def rotary_write_kv(
         *k_cache.stride()[:3],
         HEADS=out.shape[1], KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[1] // 2,
         BLOCK_SIZE=k_cache.shape[1], HAS_NORMS=norms is not None,
-        num_warps=max(1, min(8, triton.next_power_of_2(out.shape[1]) // 4)),
+        num_warps=max(1, min(4, triton.next_power_of_2(out.shape[1]) // 4)),
     )  # fmt: skip
     return out
 

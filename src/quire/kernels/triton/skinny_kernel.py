@@ -140,10 +140,16 @@ def _multiply(
 def to_fp8(x):
     """`reference.quantize_rows`: x [M, K] → codes [M, K], scale [M]."""
     x = x.to(tl.float32)
-    wanted = tl.maximum(tl.max(tl.abs(x), axis=1) / 448.0, 2.0**-100)
-    bits = (wanted.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-    scale = bits.to(tl.float32, bitcast=True)
+    scale = fp8_scale(tl.max(tl.abs(x), axis=1))
     return (x * (1.0 / scale)[:, None]).to(tl.float8e4nv), scale
+
+
+@triton.jit
+def fp8_scale(largest):
+    """Of rows whose largest magnitudes these are."""
+    wanted = tl.maximum(largest / 448.0, 2.0**-100)
+    bits = (wanted.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
