@@ -48,7 +48,7 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_config(k_cache, len(query), workspace(query.device).shared_memory)
+    decode = decode_config(k_cache, len(query))
     prefill = prefill_config(k_cache, group)
     window = sliding_window or 0
     key = ("triton attention", window, decode, prefill.rows // group)
