@@ -89,6 +89,18 @@ def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
     assert work.launched == [("forward", 8), ("finish", 8)]
 
 
+def test_steps_that_share_prefixes_have_recordings_of_their_own() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=True, shares_prefixes=True)
+    cleared: list[StepSize] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    graphs.record_all(cleared.append)
+    assert [size.num_tokens for size in cleared if size.has_shared] == [8, 4]
+    assert len(graphs._recordings) == sizes.num_graphs
+    assert graphs.replays(sizes.of(5, 5, False, has_shared=True))
+    assert graphs.replays(sizes.of(5, 5, False))
+    assert not any(size.has_shared for size in cleared if size.has_prefills)
+
+
 def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
     work, sizes = Work(), StepSizes(8, 200, pads_mixed=False)
     graphs = StepGraphs(work, sizes, None)

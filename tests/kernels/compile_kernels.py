@@ -31,7 +31,7 @@ def plan(capability: int) -> Compiled:
     """Which program of attention begins where."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
-    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
+    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8}
     types = dict.fromkeys(names, INTS) | numbers
     constants |= {"BLOCK_B": 256, "BLOCK_P": 16}
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)

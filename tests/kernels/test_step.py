@@ -22,7 +22,7 @@ def test_sections_begin_where_16_bytes_do_and_do_not_overlap() -> None:
     buffer = np.arange(sections.size + 10, dtype=np.int32)
     cut = sections.cut(buffer)
     parts = [getattr(cut, name) for name in type(cut).__slots__]
-    assert [len(part) for part in parts] == [4, 7, 6, 6, 6, 6, 7, 7, 5]
+    assert [len(part) for part in parts] == [4, 7, 6, 6, 6, 6, 6, 17 * 16, 17, 7, 7, 5]
     assert all(part.flat[0] % 4 == 0 for part in parts)
     assert (
         len(np.unique(np.concatenate([part.ravel() for part in parts]))) == sum(map(len, parts)) + 5

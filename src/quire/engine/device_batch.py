@@ -16,9 +16,10 @@ from torch import Tensor
 from quire.core.step import ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
 from quire.engine.pinned import PinnedBuffers
+from quire.engine.shared_prefixes import SharedTiles
 from quire.engine.step_sizes import StepSize
 from quire.kernels.dispatch import Kernels
-from quire.kernels.layout import BatchLayout
+from quire.kernels.layout import BatchLayout, SharedPrefixes
 from quire.kernels.step_layout import Step, StepSections
 from quire.sampling.arrays import Ints
 
@@ -46,14 +47,26 @@ class DeviceSamples:
 
 
 class DeviceBatch:
-    """R rows on the device. batch: the same rows on the host. max_num_tokens: of a step."""
+    """R rows on the device. batch: the same rows on the host. max_num_tokens: of a step.
+
+    shares_prefixes: tell attention which requests begin with the same blocks.
+    """
 
     def __init__(
-        self, batch: InputBatch, max_num_tokens: int, kernels: Kernels, device: torch.device
+        self,
+        batch: InputBatch,
+        max_num_tokens: int,
+        kernels: Kernels,
+        device: torch.device,
+        *,
+        shares_prefixes: bool = False,
     ) -> None:
         self._batch = batch
         self._kernels = kernels
         self._num_rows, num_blocks = batch.block_table.shape
+        num_tiles = StepSections(0, self._num_rows).num_shared_tiles
+        self._shared = SharedTiles(self._num_rows, num_tiles, batch.block_size)
+        self._shares_prefixes = shares_prefixes
         self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
         most = StepSections(max_num_tokens, self._num_rows).size
@@ -72,8 +85,18 @@ class DeviceBatch:
         np.cumsum(counts, out=query_start[1:])
         return StepOrder(scheduled=scheduled, rows=rows[places], query_start=query_start)
 
+    def find_shared(self, order: StepOrder) -> bool:
+        """Whether some of the requests that have one token begin with the same blocks."""
+        if not self._shares_prefixes:
+            return False
+        decodes = np.flatnonzero(np.diff(order.query_start) == 1)
+        rows, batch = order.rows[decodes], self._batch
+        starts = _starts(order.scheduled)[decodes]
+        self._shared.update(rows, batch.tenancies[rows], starts, batch.block_table)
+        return self._shared.num_tiles > 0
+
     def send(self, order: StepOrder, size: StepSize, due: Ints, on_device: Ints) -> None:
-        """Start the copy of a step.
+        """Start the copy of a step, with the prefixes that were found last.
 
         due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
         on_device [D]: the rows for which the device is to draw, -1 for the others.
@@ -86,6 +109,7 @@ class DeviceBatch:
         step.block_changes[: len(changes)] = changes
         self._fill_tokens(step, order)
         self._fill_samples(step, order, due, on_device)
+        self._fill_shared(step)
         length = sections.size + changes.size
         self._packed[:length].copy_(buffer[:length], non_blocking=True)
 
@@ -95,6 +119,7 @@ class DeviceBatch:
         step: Step[Tensor] = self._sections(size).cut(self._packed)
         step.token_rows.fill_(-1)
         step.sample_rows.fill_(-1)
+        step.shared_places.fill_(-1)
 
     def build(self, size: StepSize) -> DeviceStep:
         """What follows the copy: the kernels that make a model's inputs of it."""
@@ -112,6 +137,7 @@ class DeviceBatch:
             slot_mapping=inputs[2],
             has_decodes=True,
             has_prefills=size.has_prefills,
+            shared=self._shared_prefixes(step, size),
         )
         return DeviceStep(input_ids=inputs[0], positions=inputs[1], layout=layout)
 
@@ -123,6 +149,17 @@ class DeviceBatch:
             rows=step.sample_rows[:count],
             positions=step.sample_positions[:count],
             step_len=step.query_start_loc[-1:],
+        )
+
+    def _shared_prefixes(self, step: Step[Tensor], size: StepSize) -> SharedPrefixes | None:
+        """Where there are some; or in a step with prompts, which a launch a layer costs little."""
+        if not size.has_shared and not (size.has_prefills and self._shares_prefixes):
+            return None
+        return SharedPrefixes(
+            num_tiles=step.header[1:2],
+            places=step.shared_places,
+            rows=step.shared_rows,
+            lens=step.shared_lens,
         )
 
     def _sections(self, size: StepSize) -> StepSections:
@@ -165,6 +202,12 @@ class DeviceBatch:
         step.sample_rows[count:] = -1
         step.sample_positions[:count] = step.seq_lens[order.rows[due]]
         step.sample_positions[count:] = 0
+
+    def _fill_shared(self, step: HostStep) -> None:
+        step.header[1] = self._shared.num_tiles
+        step.shared_places[:] = self._shared.places
+        step.shared_rows[:] = self._shared.rows.reshape(-1)
+        step.shared_lens[:] = self._shared.lens
 
 
 def _starts(scheduled: list[ScheduledRequest]) -> Ints:

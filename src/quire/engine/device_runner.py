@@ -54,7 +54,8 @@ class DeviceRunner:
     """One rank's steps on a device that works while the host goes on.
 
     max_num_tokens: of a step. num_rehearsed: see `ModelWork`. record: makes graphs of parts of
-    steps; None: kernels are launched one by one.
+    steps; None: kernels are launched one by one. shares_prefixes: whether requests may hold the
+    same blocks.
     """
 
     def __init__(
@@ -70,12 +71,18 @@ class DeviceRunner:
         *,
         num_rehearsed: int,
         record: Record | None,
+        shares_prefixes: bool = False,
     ) -> None:
         self._model = model
         self._running = running
         self._sampler = sampler
-        self._batch = DeviceBatch(running.batch, max_num_tokens, kernels, device)
-        self._sizes = StepSizes(limits.max_num_seqs, max_num_tokens, pads_mixed=record is not None)
+        self._batch = DeviceBatch(
+            running.batch, max_num_tokens, kernels, device, shares_prefixes=shares_prefixes
+        )
+        self._sizes = StepSizes(
+            limits.max_num_seqs, max_num_tokens,
+            pads_mixed=record is not None, shares_prefixes=shares_prefixes,
+        )  # fmt: skip
         work = ModelWork(
             model, kv_caches, self._batch, sampler, kernels, running.beat,
             has_head=limits.generates, num_rehearsed=num_rehearsed,
@@ -112,7 +119,8 @@ class DeviceRunner:
         if draws_on_host:
             self._settle()  # wishes depend on all the tokens before
         num_tokens = int(order.query_start[-1])
-        size = self._sizes.of(num_tokens, len(due), num_tokens > len(order.rows))
+        has_prefills, has_shared = num_tokens > len(order.rows), self._batch.find_shared(order)
+        size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared)
         self._batch.send(order, size, due, rows)
         tensors = self._graphs.run(size)
         outcome = tensors.outcome[: 2 * size.num_samples + num_tokens]

@@ -177,7 +177,10 @@ def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> in
     if config.device.enforce_eager:
         return 0
     num_rows, num_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-    sizes = StepSizes(num_rows, num_tokens, pads_mixed=True)
+    sizes = StepSizes(
+        num_rows, num_tokens,
+        pads_mixed=True, shares_prefixes=config.cache.enable_prefix_caching,
+    )  # fmt: skip
     most_tokens = max(sizes.mixed[-1], num_rows)
     activations = activation_bytes(shape, most_tokens, item)
     hidden = most_tokens * shape.hidden_size * item

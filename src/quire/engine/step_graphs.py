@@ -22,8 +22,9 @@ from quire.engine.step_sizes import StepSize, StepSizes
 
 logger = logging.getLogger(__name__)
 
-# A decode of so many tokens; layers of so many; draws for so many samples.
-Part = tuple[Literal["decode", "layers", "draw"], int]
+# A decode of so many tokens, without and with prefixes that are shared; layers of so many; draws
+# for so many samples.
+Part = tuple[Literal["decode", "shared decode", "layers", "draw"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class StepGraphs:
         if self._record is None:
             return []
         parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
+        parts += [("shared decode", count) for count in self._sizes.shared_decodes]
         parts += [("layers", count) for count in self._sizes.mixed]
         parts.sort(key=lambda part: part[1], reverse=True)
         return parts + [("draw", count) for count in reversed(self._sizes.samples)]
@@ -124,7 +126,7 @@ class StepGraphs:
             assert self._hidden is not None, "layers come first"
             return self._work.finish(self._hidden, count)
         hidden = self._work.forward(_size_of(part), is_rehearsal=is_rehearsal)
-        if kind == "decode":
+        if kind != "layers":
             return self._work.finish(hidden, count)
         if self._hidden is None:  # the largest comes first
             self._hidden = torch.empty_like(hidden)
@@ -136,9 +138,10 @@ def _parts_of(size: StepSize) -> list[Part]:
     """In the order of their launches."""
     if size.has_prefills:
         return [("layers", size.num_tokens), ("draw", size.num_samples)]
-    return [("decode", size.num_tokens)]
+    return [("shared decode" if size.has_shared else "decode", size.num_tokens)]
 
 
 def _size_of(part: Part) -> StepSize:
     """The step that a part begins with."""
-    return StepSize(part[1], part[1], has_prefills=part[0] == "layers")
+    kind, count = part
+    return StepSize(count, count, has_prefills=kind == "layers", has_shared=kind == "shared decode")

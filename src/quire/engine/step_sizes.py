@@ -17,6 +17,7 @@ _DECODES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32
 # that is nearly free. Above the largest, steps keep a GPU busy for longer than the launches of
 # their kernels take.
 _MIXED = [16, 32, *range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 8193, 256)]
+_LEAST_SHARING = 4  # requests with the same beginning, see shared_prefixes.py
 _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
 
@@ -25,12 +26,13 @@ class StepSize:
     """What a step's kernels are launched for; with the same size the same kernels serve any step.
 
     num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
-    token.
+    token; has_shared: whether, of such a step, some requests begin with the same blocks.
     """
 
     num_tokens: int
     num_samples: int
     has_prefills: bool
+    has_shared: bool = False
 
 
 class StepSizes:
@@ -38,24 +40,36 @@ class StepSizes:
 
     max_num_seqs: most requests, and so samples, and tokens of a step without parts of prompts.
     max_num_tokens: of any step, no fewer. pads_mixed: whether steps with parts of prompts are
-    padded, too; else there are no sizes for them.
+    padded, too; else there are no sizes for them. shares_prefixes: whether requests may begin with
+    the same blocks.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_tokens: int, *, pads_mixed: bool) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        *,
+        pads_mixed: bool,
+        shares_prefixes: bool = False,
+    ) -> None:
         self.decodes = _up_to(max_num_seqs, _DECODES)
+        self.shared_decodes = [n for n in self.decodes if shares_prefixes and n >= _LEAST_SHARING]
         self.mixed = _up_to(min(max_num_tokens, _MIXED[-1]), _MIXED) if pads_mixed else []
         self.samples = _up_to(max_num_seqs, _SAMPLES)
 
     @property
     def num_graphs(self) -> int:
         """All that are recorded: whole decodes, and the two parts of other steps."""
-        return len(self.decodes) + len(self.mixed) + len(self.samples)
+        decodes = len(self.decodes) + len(self.shared_decodes)
+        return decodes + len(self.mixed) + len(self.samples)
 
-    def of(self, num_tokens: int, num_samples: int, has_prefills: bool) -> StepSize:
+    def of(
+        self, num_tokens: int, num_samples: int, has_prefills: bool, has_shared: bool = False
+    ) -> StepSize:
         """The size that a step of so many tokens runs at."""
         if not has_prefills:
             padded = _next(num_tokens, self.decodes)
-            return StepSize(padded, padded, has_prefills=False)
+            return StepSize(padded, padded, has_prefills=False, has_shared=has_shared)
         if self.mixed and num_tokens <= self.mixed[-1]:
             num_tokens = _next(num_tokens, self.mixed)
         return StepSize(num_tokens, _next(num_samples, self.samples), has_prefills=True)

@@ -24,6 +24,23 @@ from torch import Tensor
 Ints = npt.NDArray[np.int64]
 
 
+SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
+SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Requests with one query token whose block tables begin alike, by tiles of SHARED_MEMBERS.
+
+    Nothing depends on it but how often keys are read: all of it is in the block tables, too.
+    """
+
+    num_tiles: Tensor  # int32 [1], in use
+    places: Tensor  # int32 [B], each request's in `rows`; -1 for one that shares nothing
+    rows: Tensor  # int32 [C * SHARED_MEMBERS], which request stands there; -1 for none
+    lens: Tensor  # int32 [C], tokens that all of a tile's requests begin with
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """B requests, T tokens, and where their keys and values are.
@@ -39,6 +56,7 @@ class BatchLayout:
     slot_mapping: Tensor  # int64 [T], where each token's key and value go; -1 for nowhere
     has_decodes: bool  # whether some request may have one query token
     has_prefills: bool  # whether some request may have more
+    shared: SharedPrefixes | None = None  # where it may pay
     query_lens_host: list[int] = field(default_factory=list)  # B
     seq_lens_host: list[int] = field(default_factory=list)  # B
     block_size: int = 0  # as far as host lists are there

@@ -16,8 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from quire.kernels.layout import SHARED_MEMBERS
+
 Buffer = TypeVar("Buffer", Tensor, npt.NDArray[np.int32])
 
+_MORE_GROUPS = 16  # of requests with a shared prefix, in a step
 _ALIGNMENT = 4  # numbers of int32: kernels load 16 bytes at a time from where a section begins
 
 
@@ -25,12 +28,15 @@ _ALIGNMENT = 4  # numbers of int32: kernels load 16 bytes at a time from where a
 class Step(Generic[Buffer]):
     """The sections of one step, views of its buffer; all int32."""
 
-    header: Buffer  # [4], the number of block changes first
+    header: Buffer  # [4], the numbers of block changes and of tiles of shared prefixes
     query_start_loc: Buffer  # [R + 1], first token of each row, then their number
     seq_lens: Buffer  # [R], tokens in the cache after the step; 0 for a row that does not run
     sample_tokens: Buffer  # [R], after which of the T tokens one is drawn
     sample_rows: Buffer  # [R], whose it is; -1 where none is drawn on the device
     sample_positions: Buffer  # [R], where the drawn token will stand in its row
+    shared_places: Buffer  # [R], see `SharedPrefixes`, whose tiles are C
+    shared_rows: Buffer  # [C * SHARED_MEMBERS]
+    shared_lens: Buffer  # [C]
     token_ids: Buffer  # [T], -1: the token drawn last for this row
     token_rows: Buffer  # [T], -1 beyond the last token
     block_changes: Buffer  # [..., 2], a place in the flattened block table and the block's id
@@ -46,8 +52,14 @@ class StepSections:
     @property
     def lengths(self) -> list[int]:
         """Numbers in each section but the last, which takes the rest of the buffer."""
-        rows, tokens = self.num_rows, self.num_tokens
-        return [4, rows + 1, rows, rows, rows, rows, tokens, tokens]
+        rows, tokens, tiles = self.num_rows, self.num_tokens, self.num_shared_tiles
+        shared = [rows, tiles * SHARED_MEMBERS, tiles]
+        return [4, rows + 1, rows, rows, rows, rows, *shared, tokens, tokens]
+
+    @property
+    def num_shared_tiles(self) -> int:
+        """Room for all rows in one group, or in some that each leave a tile unfilled."""
+        return -(-self.num_rows // SHARED_MEMBERS) + _MORE_GROUPS
 
     @property
     def size(self) -> int:

@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.layout import BatchLayout
+from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.shared_attention import SharedParts, shared_attention
 from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.tuning import (
     DecodeConfig,
@@ -48,7 +49,7 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_config(k_cache, len(query))
+    decode = decode_config(k_cache, len(query), workspace(query.device).shared_memory)
     prefill = prefill_config(k_cache, group)
     window = sliding_window or 0
     key = ("triton attention", window, decode, prefill.rows // group)
@@ -57,7 +58,11 @@ def attention(
     )
     out = query.new_empty(query.shape)
     if layout.has_decodes:
-        decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode)
+        shared = None
+        if layout.shared is not None and not window:
+            log2_scale, precision = scale * _LOG2_E, _precision(query)
+            shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
+        decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared)
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
     return out
@@ -73,10 +78,13 @@ def decode_attention(
     window: int,
     out: Tensor,
     config: DecodeConfig,
+    shared: SharedParts | None = None,
     *,
     pdl: bool = False,
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
+
+    shared: what is known of the prefixes that several of them begin with.
 
     Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
     """
@@ -91,14 +99,23 @@ def decode_attention(
     decode_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
+        *_shared_operands(layout, shared),
         num_requests, len(query), scale * _LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
         BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
         FORM=_form(query, k_cache), PRECISION=_precision(query), PDL=pdl,
+        HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
+
+
+def _shared_operands(layout: BatchLayout, shared: SharedParts | None) -> tuple[Tensor | None, ...]:
+    """As the kernel takes them."""
+    if layout.shared is None or shared is None:
+        return (None,) * 5
+    return layout.shared.places, layout.shared.lens, shared.sums, shared.stats, shared.plan
 
 
 def prefill_attention(
@@ -153,34 +170,38 @@ def _form(query: Tensor, k_cache: Tensor) -> str:
 def make_plan(
     layout: BatchLayout,
     window: int,
-    decode: DecodeConfig | None,
+    decode: DecodeConfig,
     query_tile: int,
     num_kv_heads: int,
+    *,
+    decodes: bool = True,
 ) -> Plan:
     """Work out a plan on the device. window: 0 for none; query_tile in tokens.
 
-    decode: None leaves requests with one query token to prefill attention, too.
+    decodes: whether requests with one query token are work of decode attention.
     """
     num_requests = len(layout.seq_lens)
-    way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
-    num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
+    num_programs = decode.per_sm * workspace(layout.seq_lens.device).num_sms
+    shared = layout.shared if not window else None
+    places, lens = (None, None) if shared is None else (shared.places, shared.lens)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     runs = layout.seq_lens.new_empty(num_programs, 10)
     plan_kernel[(triton.cdiv(num_programs, 16),)](
-        layout.query_start_loc, layout.seq_lens, starts[0], starts[1], runs,
-        num_requests, num_programs, way.min_units,
-        KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, DECODES=decode is not None,
-        NUM_KV_HEADS=num_kv_heads, BLOCK_B=_room(num_requests), BLOCK_P=16,
+        layout.query_start_loc, layout.seq_lens, places, lens, starts[0], starts[1], runs,
+        num_requests, num_programs, decode.min_units,
+        KEY_TILE=decode.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
+        DECODES=decodes, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
     )  # fmt: skip
     return Plan(decode_tiles=starts[0], decode_runs=runs, query_tiles=starts[1])
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
 def plan_kernel(
-    query_start_ptr, seq_lens_ptr, decode_tiles_ptr, query_tiles_ptr, runs_ptr,
-    num_requests, num_programs, min_units,
-    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr, DECODES: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
+    query_start_ptr, seq_lens_ptr, places_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
+    runs_ptr, num_requests, num_programs, min_units,
+    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Fill a `Plan`: each program BLOCK_P of the runs, the first the tiles as well."""
     request = tl.arange(0, BLOCK_B)
@@ -191,6 +212,9 @@ def plan_kernel(
     oldest = tl.zeros_like(seq_len)
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
+    if places_ptr is not None:
+        place = tl.load(places_ptr + request, mask=there, other=-1)
+        oldest = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
     key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
     decodes = there & (queries == 1) & DECODES
     key_tiles = tl.where(decodes, key_tiles, 0)

@@ -17,12 +17,18 @@ from typing import Any
 import triton
 
 from quire.kernels.triton.decode_attention import decode_attention_kernel
-from quire.kernels.triton.elementwise import _norm_kernel, _quantize_kernel, _silu_kernel
+from quire.kernels.triton.elementwise import (
+    _norm_kernel,
+    _quantize_kernel,
+    _silu_kernel,
+    silu_fp8_kernel,
+)
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _angles_kernel, _rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling_filters import open_bin_kernel
+from quire.kernels.triton.shared_attention import shared_attention_kernel
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.step import _finish_step_kernel
 
@@ -30,8 +36,9 @@ _MOST_THREADS = 16
 # All but those that write what others take for indices.
 _LONG = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
-    _norm_kernel, _silu_kernel, _quantize_kernel, _rotary_write_kv_kernel, _angles_kernel,
-    peaks_kernel, weigh_kernel, open_bin_kernel, _finish_step_kernel,
+    shared_attention_kernel, _norm_kernel, _silu_kernel, silu_fp8_kernel, _quantize_kernel,
+    _rotary_write_kv_kernel, _angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel,
+    _finish_step_kernel,
 )  # fmt: skip
 
 

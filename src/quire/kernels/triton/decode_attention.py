@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.fp8_cache import LIFT, narrowed, widened
+from quire.kernels.triton.shared_attention import with_shared_part
 from quire.kernels.triton.sharing import arrive, owner, slot
 
 
@@ -23,12 +24,13 @@ from quire.kernels.triton.sharing import arrive, owner, slot
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     runs_ptr, partial_ptr, counter_ptr,
+    places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
     stride_kv_head, stride_table, stride_out_token, min_units,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, HAS_SHARED: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
@@ -51,13 +53,23 @@ def decode_attention_kernel(
     first, last = tl.load(run + 8), tl.load(run + 9)  # programs that share those units
     while begin < end:
         stop = tl.minimum(end, row_unit + num_tiles)
+        place, num_shared = -1, 0
+        if HAS_SHARED:
+            place = tl.load(places_ptr + request)
+            num_shared = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
         result, weight = _attend(
             q_ptr + token * stride_q_token + head * GROUP * stride_q_head,
             k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
-            block_table_ptr + request * stride_table, seq_len, begin - row_unit, stop - row_unit,
-            scale, stride_q_head, stride_block, stride_slot,
+            block_table_ptr + request * stride_table, seq_len, num_shared,
+            begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
             GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_G, BLOCK_D, FORM, PRECISION,
         )  # fmt: skip
+        if HAS_SHARED:
+            if (begin == row_unit) & (place >= 0):
+                result, weight = with_shared_part(
+                    result, weight, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, place, head,
+                    NUM_KV_HEADS, GROUP, BLOCK_G, BLOCK_D, MEMBERS,
+                )  # fmt: skip
         if PDL:
             if stop == end:
                 gdc_launch_dependents()
@@ -117,22 +129,23 @@ def _load_query(
 
 @triton.jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, table_ptr, seq_len, tile_begin, tile_end, scale, stride_q_head,
-    stride_block, stride_slot,
+    q_ptr, k_ptr, v_ptr, table_ptr, seq_len, num_shared, tile_begin, tile_end, scale,
+    stride_q_head, stride_block, stride_slot,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
     FORM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over some of a request's visible tiles: (the mean of v, log2 of its weight).
 
-    Every tile holds at least one visible key, so the maximum is finite.
+    Every tile holds at least one visible key, so the maximum is finite. num_shared: keys at the
+    beginning that are seen elsewhere.
     """
     PAIRS: tl.constexpr = FORM != "plain"
     WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a row in memory
     if PAIRS:
         k_ptr, v_ptr = k_ptr.to(tl.pointer_type(tl.int16)), v_ptr.to(tl.pointer_type(tl.int16))
         stride_block, stride_slot = stride_block // 2, stride_slot // 2
-    oldest = 0
+    oldest = num_shared
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
     start = oldest // TILE

@@ -1,0 +1,87 @@
+"""Keys that several requests begin with are read once, and the result is as if each read them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from test_triton_kernels import DTYPES, ON_GPU, close, moved
+from torch import Tensor
+from twins import device_case
+
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.layout import SHARED_MEMBERS, SHARED_TOKENS, SharedPrefixes
+
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+BLOCK_SIZE = 16
+GROUPS = [(list(range(1, 19)), 2), (list(range(20, 25)), 3)]  # rows, and 128s of tokens they share
+
+
+def shared_case(heads: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, ...]:
+    """26 rows, one of which does not run, one has a part of a prompt, and 23 share prefixes."""
+    queries = [1] * 26
+    queries[0], queries[19] = 0, 3
+    lens = [5 + 7 * row for row in range(26)]
+    for rows, length in GROUPS:
+        for row in rows:
+            lens[row] = length * SHARED_TOKENS + 1 + 3 * row
+    query, k_cache, v_cache, layout, *rest = device_case(
+        queries, lens, heads, None, dtype, padding=1, block_size=BLOCK_SIZE
+    )
+    places = torch.full([26], -1, dtype=torch.int32)
+    stands = torch.full([5 * SHARED_MEMBERS], -1, dtype=torch.int32)
+    tile_lens = torch.zeros(5, dtype=torch.int32)
+    tile = 0
+    for rows, length in GROUPS:
+        num_blocks = length * SHARED_TOKENS // BLOCK_SIZE
+        layout.block_table[rows, :num_blocks] = layout.block_table[rows[0], :num_blocks].clone()
+        for begin in range(0, len(rows), SHARED_MEMBERS):
+            part = torch.tensor(rows[begin : begin + SHARED_MEMBERS], dtype=torch.int32)
+            first = tile * SHARED_MEMBERS
+            stands[first : first + len(part)] = part
+            places[part] = torch.arange(first, first + len(part), dtype=torch.int32)
+            tile_lens[tile] = length * SHARED_TOKENS
+            tile += 1
+    shared = SharedPrefixes(torch.tensor([tile], dtype=torch.int32), places, stands, tile_lens)
+    layout = dataclasses.replace(layout, shared=shared, _worked_out={})
+    return query, k_cache, v_cache, layout, *rest
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    "heads", [(4, 1, 16), (7, 1, 16), (4, 2, 24)] + ([(32, 8, 128), (32, 8, 64)] * ON_GPU), ids=str
+)
+def test_attention_equals_its_twin(heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    case = shared_case(heads, dtype)
+    mine = kernels_for("cuda").attention(*map(moved, case))
+    close(mine[:-1], reference.attention(*case)[:-1])
+
+
+def test_shared_keys_are_read_where_the_first_of_the_tile_has_them() -> None:
+    """So others' tables are not read there: what they hold does not matter."""
+    query, k_cache, v_cache, layout, *rest = shared_case((4, 1, 16), torch.float32)
+    expected = reference.attention(query, k_cache, v_cache, layout, *rest)
+    for rows, length in GROUPS:
+        others = [row for n, row in enumerate(rows) if n % SHARED_MEMBERS]
+        layout.block_table[others, : length * SHARED_TOKENS // BLOCK_SIZE] = 0
+    case = moved(query), moved(k_cache), moved(v_cache), on_device(layout), *rest
+    close(kernels_for("cuda").attention(*case)[:-1], expected[:-1])
+
+
+def on_device(layout: Any) -> Any:
+    """Nested dataclasses, too."""
+    shared = moved(layout.shared)
+    plain = moved(dataclasses.replace(layout, shared=None, _worked_out={}))
+    return dataclasses.replace(plain, shared=shared, _worked_out={})
+
+
+def test_a_window_leaves_shared_prefixes_out() -> None:
+    query, k_cache, v_cache, layout, scale, _ = shared_case((4, 1, 16), torch.float32)
+    mine = kernels_for("cuda").attention(
+        *map(moved, (query, k_cache, v_cache)), on_device(layout), scale, 50
+    )
+    twin: Tensor = reference.attention(query, k_cache, v_cache, layout, scale, 50)
+    close(mine[:-1], twin[:-1])
