@@ -107,7 +107,7 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
             rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
             if not rows:
                 continue
-            rule = asdict(tuning.decode_config(caches[0][0], len(lens), SHARED_MEMORY))
+            rule = asdict(tuning.decode_config(caches[0][0], len(lens)))
             rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
             best, num_bytes = rows[0], kv_bytes(model, lens, kept)
             share = num_bytes / best["us"] * 1e6 / args.bandwidth

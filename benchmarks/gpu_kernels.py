@@ -44,15 +44,6 @@ def main() -> None:
         measure(args)
 
 
-def save(part: str, measured: dict[str, Any], folder: Path, name: str) -> Path:
-    """What was measured so far; decodes, of which there are many ways, to a file of their own."""
-    if part == "decode":
-        rows = {"decode": measured.pop(part)}
-        kept = {key: value for key, value in measured.items() if key not in PARTS}
-        return record.save("gpu_decode", kept | rows, folder)
-    return record.save(name, measured, folder)
-
-
 def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
@@ -73,7 +64,7 @@ def measure(args: argparse.Namespace) -> None:
         try:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
-            path = save(part, measured, args.results, args.name)
+            path = record.save(args.name, measured, args.results)
         if part == "gemm" and args.tune:
             write_table(measured)
         torch.cuda.empty_cache()

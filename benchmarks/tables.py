@@ -291,7 +291,7 @@ def _taken(row: Result, part: str) -> float:
     dtype = reference.FP8 if row.get("kept") == "fp8" else torch.bfloat16
     cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
     if part == "decode":
-        way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0]), 227 * 1024))
+        way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0])))
     else:
         way = asdict(tuning.prefill_config(cache, 4))
     return next(float(each["us"]) for each in row["ways"] if each["config"] == way)

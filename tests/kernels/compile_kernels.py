@@ -31,9 +31,10 @@ def plan(capability: int) -> Compiled:
     """Which program of attention begins where."""
     names = ["query_start_ptr", "seq_lens_ptr", "decode_tiles_ptr", "query_tiles_ptr", "runs_ptr"]
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
-    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8}
+    constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
+    constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16}
+    names += ["places_ptr", "lens_ptr"]
     types = dict.fromkeys(names, INTS) | numbers
-    constants |= {"BLOCK_B": 256, "BLOCK_P": 16}
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
 
@@ -85,6 +86,8 @@ ATTENTION = {
     "scale": "fp32",
 }
 NO_CHANGE: dict[str, str] = {}
+SHARED = ["places_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr", "shared_plan_ptr"]
+NOTHING_SHARED = dict.fromkeys(SHARED) | {"HAS_SHARED": False, "MEMBERS": 16}
 FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
 SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0, "BLOCK_B": 64}
 
@@ -103,7 +106,8 @@ def decode(
             **cache,
         },
         {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "BLOCK_D": 128, "FORM": form}
-        | {"PRECISION": "tf32", "PDL": False},
+        | {"PRECISION": "tf32", "PDL": False}
+        | NOTHING_SHARED,
         capability,
         num_warps=4,
     )

@@ -49,7 +49,7 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_config(k_cache, len(query), workspace(query.device).shared_memory)
+    decode = decode_config(k_cache, len(query))
     prefill = prefill_config(k_cache, group)
     window = sliding_window or 0
     key = ("triton attention", window, decode, prefill.rows // group)
@@ -170,27 +170,26 @@ def _form(query: Tensor, k_cache: Tensor) -> str:
 def make_plan(
     layout: BatchLayout,
     window: int,
-    decode: DecodeConfig,
+    decode: DecodeConfig | None,
     query_tile: int,
     num_kv_heads: int,
-    *,
-    decodes: bool = True,
 ) -> Plan:
     """Work out a plan on the device. window: 0 for none; query_tile in tokens.
 
-    decodes: whether requests with one query token are work of decode attention.
+    decode: None leaves requests with one query token to prefill attention, too.
     """
     num_requests = len(layout.seq_lens)
-    num_programs = decode.per_sm * workspace(layout.seq_lens.device).num_sms
+    way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
+    num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
     shared = layout.shared if not window else None
     places, lens = (None, None) if shared is None else (shared.places, shared.lens)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     runs = layout.seq_lens.new_empty(num_programs, 10)
     plan_kernel[(triton.cdiv(num_programs, 16),)](
         layout.query_start_loc, layout.seq_lens, places, lens, starts[0], starts[1], runs,
-        num_requests, num_programs, decode.min_units,
-        KEY_TILE=decode.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
-        DECODES=decodes, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
+        num_requests, num_programs, way.min_units,
+        KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
+        DECODES=decode is not None, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
     )  # fmt: skip
     return Plan(decode_tiles=starts[0], decode_runs=runs, query_tiles=starts[1])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton.attention import Plan, make_plan, prefill_attention
-from quire.kernels.triton.tuning import DecodeConfig, prefill_config
+from quire.kernels.triton.tuning import prefill_config
 from quire.kernels.triton.workspace import workspace
 
 
@@ -127,14 +127,12 @@ def attention(
     sliding_window: int | None,
 ) -> Tensor:
     """Twin of `reference.attention`, with the kernel of prompts for every token."""
-    num_kv_heads = k_cache.shape[2]
-    config = prefill_config(k_cache, query.shape[1] // num_kv_heads)
+    config = prefill_config(k_cache, query.shape[1] // k_cache.shape[2])
     window = sliding_window or 0
-    tile = config.rows // (query.shape[1] // num_kv_heads)
-    none = DecodeConfig(tile=config.tile, stages=1)
+    tile = config.rows // (query.shape[1] // k_cache.shape[2])
 
     def plan() -> Plan:
-        return make_plan(layout, window, none, tile, num_kv_heads, decodes=False)
+        return make_plan(layout, window, None, tile, k_cache.shape[2])
 
     out = torch.zeros_like(query)  # also of padding, so that nothing downstream meets a NaN
     shared = layout.once(("invariant attention", window, tile), plan)
