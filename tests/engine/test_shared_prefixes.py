@@ -5,9 +5,14 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
+from quire.engine.device_batch import DeviceBatch
+from quire.engine.input_batch import InputBatch
 from quire.engine.shared_prefixes import (
     LEAST_MEMBERS,
     LEAST_TOKENS,
@@ -16,8 +21,10 @@ from quire.engine.shared_prefixes import (
     _largest_rectangle,
     find_groups,
 )
+from quire.kernels.dispatch import kernels_for
 from quire.kernels.layout import SHARED_TOKENS
 
+CPU = torch.device("cpu")
 WIDTH = 12
 BLOCK = SHARED_TOKENS  # tokens of a block: lengths in blocks are lengths in units of sharing
 
@@ -139,3 +146,40 @@ def test_groups_without_room_are_left_out() -> None:
     shared.update(rows, rows, np.full(len(rows), 8 * BLOCK), tables)
     assert shared.num_tiles == 2
     assert (shared.places >= 0).sum() == 7 + 6  # the largest two
+
+
+def test_what_a_row_held_before_is_not_taken_for_its_new_requests_prefix() -> None:
+    """A prompt that is cached but for its last token brings its blocks with its first decode."""
+    block_size, num_blocks = 16, LEAST_TOKENS // 16
+    shared, other = list(range(num_blocks)), list(range(100, 100 + num_blocks))
+    batch = InputBatch(max_num_seqs=6, max_model_len=2048, block_size=block_size, device=CPU)
+    device_batch = DeviceBatch(batch, 64, kernels_for("meta"), CPU, shares_prefixes=True)
+
+    def step(names: list[str], blocks: dict[str, list[int]]) -> bool:
+        for name in blocks:
+            sampling = SamplingParams()
+            batch.add(
+                NewRequest(
+                    request_id=name, token_ids=[1] * (LEAST_TOKENS + 1), sampling=sampling,
+                    num_prompt_tokens=LEAST_TOKENS + 1, bad_words_ids=[], eos_token_ids=[],
+                )
+            )  # fmt: skip
+        scheduled = [
+            ScheduledRequest(
+                request_id=name, start=LEAST_TOKENS, num_tokens=1, samples=True,
+                new_block_ids=blocks.get(name, []),
+            )
+            for name in names
+        ]  # fmt: skip
+        plan = SchedulerOutput(step_id=0, removed_ids=[], new_requests=[], scheduled=scheduled)
+        return device_batch.take(device_batch.order(plan))
+
+    names = ["a", "b", "c", "d"]
+    own = {name: [*shared, 200 + i] for i, name in enumerate(names)}
+    assert step(names, own)
+    assert (device_batch._shared.places >= 0).sum() == 4
+    batch.remove("d")
+    assert not step(["a", "b", "c", "e"], {"e": [*other, 300]})
+    assert (device_batch._shared.places == -1).all()
+    batch.remove("e")
+    assert step(["a", "b", "c", "f"], {"f": [*shared, 301]})

@@ -67,6 +67,7 @@ class DeviceBatch:
         num_tiles = StepSections(0, self._num_rows).num_shared_tiles
         self._shared = SharedTiles(self._num_rows, num_tiles, batch.block_size)
         self._shares_prefixes = shares_prefixes
+        self._changes = np.empty((0, 2), np.int32)  # of the block table, by the step taken last
         self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
         most = StepSections(max_num_tokens, self._num_rows).size
@@ -85,8 +86,12 @@ class DeviceBatch:
         np.cumsum(counts, out=query_start[1:])
         return StepOrder(scheduled=scheduled, rows=rows[places], query_start=query_start)
 
-    def find_shared(self, order: StepOrder) -> bool:
-        """Whether some of the requests that have one token begin with the same blocks."""
+    def take(self, order: StepOrder) -> bool:
+        """Note the new blocks of a step, and tell whether some requests begin with the same ones.
+
+        In that order: what a row held for its last request must not be taken for this one's.
+        """
+        self._changes = self._note_blocks(order)
         if not self._shares_prefixes:
             return False
         decodes = np.flatnonzero(np.diff(order.query_start) == 1)
@@ -96,7 +101,7 @@ class DeviceBatch:
         return self._shared.num_tiles > 0
 
     def send(self, order: StepOrder, size: StepSize, due: Ints, on_device: Ints) -> None:
-        """Start the copy of a step, with the prefixes that were found last.
+        """Start the copy of the step that was taken last.
 
         due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
         on_device [D]: the rows for which the device is to draw, -1 for the others.
@@ -104,7 +109,7 @@ class DeviceBatch:
         buffer = self._buffers.take()
         sections = self._sections(size)
         step = sections.cut(buffer.numpy())
-        changes = self._note_blocks(order)
+        changes = self._changes
         step.header[0] = len(changes)
         step.block_changes[: len(changes)] = changes
         self._fill_tokens(step, order)

@@ -119,7 +119,7 @@ class DeviceRunner:
         if draws_on_host:
             self._settle()  # wishes depend on all the tokens before
         num_tokens = int(order.query_start[-1])
-        has_prefills, has_shared = num_tokens > len(order.rows), self._batch.find_shared(order)
+        has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)
         size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared)
         self._batch.send(order, size, due, rows)
         tensors = self._graphs.run(size)
