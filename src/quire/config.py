@@ -221,6 +221,11 @@ class EngineConfig:
             "leave one of the two out",
         )
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether kernels may read what requests have in common once for all of them."""
+        return self.cache.enable_prefix_caching and not self.device.batch_invariant
+
     def settled(self, device_type: str) -> EngineConfig:
         """With what depends on the device filled in; device_type: "cpu" or "cuda".
 

@@ -12,6 +12,7 @@ from quire.config import EngineConfig
 from quire.core.output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import AsyncEngine
+from quire.engine.input_processor import PreparedRequest
 from quire.errors import CheckpointError, EngineError, InvalidRequestError
 
 
@@ -182,5 +183,30 @@ def test_a_view_of_the_engine_whether_it_works_or_not(tiny_model: Path) -> None:
         assert sum(state > 0 for state in views[0].block_states) >= 3
         assert views[0].steps[0].num_prefill_tokens == 40
         await stream.aclose()
+
+    run(tiny_model, scenario)
+
+
+def test_a_request_that_cannot_be_followed_fails_alone(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of one turn of the loop are sent together; none waits for the mishap of another."""
+
+    async def scenario(engine: AsyncEngine) -> None:
+        follow = engine._outputs.add
+
+        def fail_for_some(prepared: PreparedRequest, arrival: float) -> None:
+            if len(prepared.prompt_token_ids) == 2:
+                raise RuntimeError("cannot be followed")
+            follow(prepared, arrival)
+
+        monkeypatch.setattr(engine._outputs, "add", fail_for_some)
+        answers = await asyncio.gather(
+            *(collect(engine, [5] * length, sampling(3)) for length in (1, 2, 3)),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[1], EngineError)
+        assert all(len(answers[i].outputs[0].token_ids) == 3 for i in (0, 2))
+        assert len((await collect(engine, [5], sampling(3))).outputs[0].token_ids) == 3
 
     run(tiny_model, scenario)

@@ -14,6 +14,7 @@ from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
 from quire.config import EngineConfig
+from quire.engine.null import start_null_engine
 from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
@@ -121,3 +122,15 @@ def test_nothing_is_fused_whose_way_depends_on_the_rows() -> None:
 def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         EngineConfig.from_options(**options).settled("cpu")
+
+
+def test_an_engine_without_a_model_refuses_it_too() -> None:
+    config = EngineConfig.from_options(load_format="null", batch_invariant=True)
+    with pytest.raises(ConfigError, match="batch_invariant is for GPUs"):
+        start_null_engine(config)
+
+
+def test_nothing_is_looked_for_that_such_kernels_would_not_use() -> None:
+    assert EngineConfig.from_options().shares_prefixes
+    assert not EngineConfig.from_options(batch_invariant=True).shares_prefixes
+    assert not EngineConfig.from_options(enable_prefix_caching=False).shares_prefixes

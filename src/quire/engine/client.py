@@ -286,14 +286,30 @@ class AsyncEngine:
         """Follow what waits and is still wanted, and send it."""
         unsent, self._unsent = self._unsent, []
         wanted = [item for item in unsent if item[0].request_id in self._mailboxes]
-        for prepared, arrival in wanted:
-            self._outputs.add(prepared, arrival)
-        for prepared, _ in wanted:
-            try:
-                for message in prepared.messages:
-                    self._link.send(message)
-            except InvalidRequestError as error:  # it is too large for the way
-                self._put(prepared.request_id, error)
+        followed = [
+            prepared
+            for prepared, arrival in wanted
+            if self._attempt(prepared, partial(self._outputs.add, prepared, arrival))
+        ]
+        for prepared in followed:
+            self._attempt(prepared, partial(self._send_messages, prepared))
+
+    def _send_messages(self, prepared: PreparedRequest) -> None:
+        for message in prepared.messages:
+            self._link.send(message)
+
+    def _attempt(self, prepared: PreparedRequest, step: Callable[[], None]) -> bool:
+        """Whether it went well; else the caller is told, and the others of this turn go on."""
+        try:
+            step()
+        except InvalidRequestError as error:  # it is too large for the way
+            self._put(prepared.request_id, error)
+        except Exception:
+            logger.exception("a request could not be sent")
+            self._put(prepared.request_id, EngineError("the request could not be sent"))
+        else:
+            return True
+        return False
 
     def _check_can_run(self) -> None:
         if self._failure is not None:

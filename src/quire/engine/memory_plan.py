@@ -179,7 +179,7 @@ def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> in
     num_rows, num_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
     sizes = StepSizes(
         num_rows, num_tokens,
-        pads_mixed=True, shares_prefixes=config.cache.enable_prefix_caching,
+        pads_mixed=True, shares_prefixes=config.shares_prefixes,
     )  # fmt: skip
     most_tokens = max(sizes.mixed[-1], num_rows)
     activations = activation_bytes(shape, most_tokens, item)

@@ -28,6 +28,7 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
+    config = config.settled("cpu")
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     max_model_len = config.model.max_model_len or shape.max_position_embeddings
@@ -46,7 +47,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
-    scheduler = Scheduler(config.scheduler.settled("cpu"), kv, limits.max_model_len)
+    scheduler = Scheduler(config.scheduler, kv, limits.max_model_len)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,

@@ -51,7 +51,7 @@ def make_executor(
         device,
         num_rehearsed=layers_of_all_kinds(shape.sliding_windows),
         record=None if config.device.enforce_eager else cuda_graphs(),
-        shares_prefixes=config.cache.enable_prefix_caching,
+        shares_prefixes=config.shares_prefixes,
     )
     runner.prepare(compiling_ahead(device.type))
     return OverlappedExecutor(runner, runner.step_sizes)

@@ -55,14 +55,20 @@ class SharedTiles:
         known = rows.tobytes() + tenancies.tobytes()
         if known == self._known:
             return
-        self._known = known
+        self._known = b""
         self.places[:], self.rows[:], self.lens[:], self.num_tiles = -1, -1, 0, 0
-        longest = int(starts.max(initial=0)) // self._block_size
-        for group in find_groups(
-            tables[rows, :longest], starts // self._block_size, self._block_size
-        ):
+        for group in self._find(rows, starts, tables):
             if self.num_tiles + group.num_tiles <= len(self.lens):
                 self._add(rows[group.members], group.num_tokens)
+        self._known = known
+
+    def _find(self, rows: Ints, starts: Ints, tables: npt.NDArray[np.int32]) -> list[Group]:
+        if len(rows) < LEAST_MEMBERS:
+            return []
+        # no group is longer than the shortest of its members, of which there are so many
+        longest = int(np.partition(starts, -LEAST_MEMBERS)[-LEAST_MEMBERS]) // self._block_size
+        num_full = np.minimum(starts // self._block_size, longest)
+        return find_groups(tables[rows, :longest], num_full, self._block_size)
 
     def _add(self, rows: Ints, num_tokens: int) -> None:
         first = self.num_tiles * SHARED_MEMBERS

@@ -1,7 +1,7 @@
 """Keys and values in FP8 on the way to the tensor cores.
 
 There they become float16, for which the hardware has an instruction, exactly; to bfloat16 it takes
-four, one of them at an eighth of the rate. So queries in bfloat16 become float16 as well.
+several, one of them at an eighth of the rate. So queries in bfloat16 become float16 as well.
 """
 
 from __future__ import annotations
