@@ -7,17 +7,16 @@ python benchmarks/tables.py --check    # only tell whether they are up to date
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
+from gpu_tables import gpu_chain, gpu_decode, gpu_invariance, gpu_kernels
 from serving_table import serving, step_profile
 
 ROOT = Path(__file__).parents[1]
@@ -198,105 +197,6 @@ def api_fuzz(result: Result) -> str:
     return "\n".join(lines)
 
 
-def gpu_kernels(result: Result) -> str:
-    """Times of each kernel beside the library's, of the models' products, and of attention."""
-    bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["product"], row["m"]): row for row in result["gemm"]}
-    rows = sorted({row["m"] for row in result["gemm"]})
-    lines = [
-        f"Products, us of the best way / of the library, by rows; **bold** where that was faster "
-        f"(reading alone: {bandwidth / 1e12:.2f} TB/s):",
-        "",
-        f"| model, product | [N, K] | {' | '.join(map(str, rows))} |",
-        f"|---|---|{'---|' * len(rows)}",
-    ]
-    for model, product in dict.fromkeys((model, product) for model, product, _ in figures):
-        cells = []
-        for m in rows:
-            row = figures[model, product, m]
-            ours, library = row["ways"][0]["us"], row["library_us"]
-            mark = "**" if library < ours else ""
-            cells.append(f"{mark}{ours:.1f} / {library:.1f}{mark}")
-        lines.append(f"| {model} {product} | {row['n']}, {row['k']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_gpu_prefill(result)])
-
-
-def gpu_chain(result: Result) -> str:
-    """All layers' products one after the other, launched early and not."""
-    lines = [
-        "| model | rows | ms | each launched when the one before has ended | of the bandwidth |",
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(result["chain"], key=lambda row: (row["model"] == "1b", row["m"])):
-        cells = [_named(row), str(row["m"]), f"{row['pdl_us'] / 1e3:.2f}"]
-        cells += [f"{row['us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _named(row: Result) -> str:
-    """The model, and the form of its weights where it is not the usual one."""
-    return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")
-
-
-def gpu_decode(result: Result) -> str:
-    """Attention of decodes by the best way of each case and by the one way that serves all."""
-    lines = [
-        "Attention of decodes, us a layer and share of the bandwidth, by requests x keys: as the "
-        "engine takes them, in brackets the best of all ways that were tried:",
-        "",
-        "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |",
-        "|---|---|---|---|---|",
-    ]
-    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["decode"]}
-    for batch in dict.fromkeys(batch for batch, *_ in rows):
-        cells = [batch]
-        for model, kept in itertools.product(("8b", "1b"), ("bf16", "fp8")):
-            row = rows[batch, model, kept]
-            best, us = row["ways"][0]["us"], _taken(row, "decode")
-            cells.append(f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _gpu_prefill(result: Result) -> list[str]:
-    """Attention of prefill chunks by the best way of each case and by the one that serves all."""
-    lines = [
-        "Attention of prefill chunks, a layer, TFLOP/s; the library is cuDNN through PyTorch, "
-        "which has no form for chunks on cached prefixes:",
-        "",
-        "| | 8b | as taken | library | 1b | as taken | library |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    prefills = {(row["batch"], row["model"]): row for row in result["prefill"]}
-    for batch in dict.fromkeys(batch for batch, _ in prefills):
-        cells = [batch]
-        for model in ("8b", "1b"):
-            row = prefills[batch, model]
-            work = row["tflops"] * row["ways"][0]["us"]
-            library = f"{work / row['library_us']:.0f}" if row["library_us"] else ""
-            cells += [f"{row['tflops']:.0f}", f"{work / _taken(row, 'prefill'):.0f}", library]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _taken(row: Result, part: str) -> float:
-    """Microseconds of the way that the engine takes."""
-    import torch
-
-    from quire.kernels import reference
-    from quire.kernels.triton import tuning
-
-    head_dim = 128 if row["model"] == "8b" else 64
-    dtype = reference.FP8 if row.get("kept") == "fp8" else torch.bfloat16
-    cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-    if part == "decode":
-        way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0])))
-    else:
-        way = asdict(tuning.prefill_config(cache, 4))
-    return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
-
-
 def source(name: str, result: Result, up: str) -> str:
     """Where the figures come from. up: from the document's folder to the repository's."""
     hardware, versions = result["hardware"], result["versions"]
@@ -322,26 +222,6 @@ def quantization_quality(result: Result) -> str:
         cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
         cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{row['mean_cosine']:.4f}"]
         lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
-    return "\n".join(lines)
-
-
-def gpu_invariance(result: Result) -> str:
-    """What batch-invariant kernels cost, beside the usual ones."""
-    lines = [
-        "Random weights, bfloat16, temperature 0; answers that are not the same alone and among "
-        "others, and how long steps take:",
-        "",
-        "| model | kernels | answers that differ | prefill of 1,950, ms | decode of 1 | of 64 |",
-        "|---|---|---|---|---|---|",
-    ]
-    usual = {row["shape"]: row["ms"] for row in result["rows"] if not row["batch_invariant"]}
-    for row in result["rows"]:
-        name = "batch-invariant" if row["batch_invariant"] else "usual"
-        cells = [row["shape"], name, f"{row['differing']} of {row['compared']}"]
-        for what, ms in row["ms"].items():
-            ratio = f" ({ms / usual[row['shape']][what]:.2f})" if row["batch_invariant"] else ""
-            cells.append(f"{ms:.2f}{ratio}")
-        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
