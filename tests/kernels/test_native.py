@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels import reference
+from quire.kernels import reference, reference_step
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
 
@@ -59,7 +59,7 @@ def test_highest(size: int) -> None:
     logits[1] = -torch.inf
     logits[2, size // 2] = torch.inf
     ids, peaks = kernels_for("cpu").highest(logits)
-    expected_ids, expected_peaks = reference.highest(logits)
+    expected_ids, expected_peaks = reference_step.highest(logits)
     assert ids.tolist() == expected_ids.tolist()
     assert peaks.tolist() == expected_peaks.tolist()
     for place in {0, size // 2, size - 1}:  # NaN, wherever it is
@@ -76,10 +76,10 @@ def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
     places = torch.tensor([4, 0, 3, 2])
     peaks, slopes = logits[places].amax(1), torch.tensor([1.44, 1.44, 0.2, 90.0])
     args = (logits, places, peaks, slopes)
-    assert torch.equal(kernels_for("cpu").block_masses(*args), reference.block_masses(*args))
+    assert torch.equal(kernels_for("cpu").block_masses(*args), reference_step.block_masses(*args))
     logits[3, 70] = torch.nan
     found = kernels_for("cpu").block_maxima(logits, places)
-    expected = reference.block_maxima(logits, places)
+    expected = reference_step.block_maxima(logits, places)
     assert torch.equal(found.nan_to_num(7e37), expected.nan_to_num(7e37))
     assert found[2, 1].isnan()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from twins import packed_step
 
-from quire.kernels import reference
+from quire.kernels import reference_step
 from quire.kernels.step_layout import StepSections
 from quire.kernels.triton import step
 
@@ -35,7 +35,7 @@ def test_inputs_join_what_was_sent_with_what_was_drawn() -> None:
     expected_table = block_table.clone()
     for place, block_id in sent_step.block_changes[: int(sent_step.header[0])].tolist():
         expected_table.view(-1)[place] = block_id
-    reference.build_inputs(packed, sections, last_tokens, block_table, inputs, block_size)
+    reference_step.build_inputs(packed, sections, last_tokens, block_table, inputs, block_size)
     assert torch.equal(block_table, expected_table)
     ids, positions, slots = inputs.tolist()
     token = 0
@@ -53,7 +53,7 @@ def test_inputs_join_what_was_sent_with_what_was_drawn() -> None:
     assert set(ids[token:]) == set(positions[token:]) == {0}
 
 
-@pytest.mark.parametrize("finish_step", [reference.finish_step, step.finish_step])
+@pytest.mark.parametrize("finish_step", [reference_step.finish_step, step.finish_step])
 def test_only_rows_with_a_drawn_token_keep_it(finish_step: Callable[..., Tensor]) -> None:
     rows = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     drawn = torch.tensor([70, 80, 90], dtype=torch.int32, device=DEVICE)

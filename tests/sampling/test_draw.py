@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from quire.kernels.reference import BLOCK
+from quire.kernels.reference_step import BLOCK
 from quire.kernels.sampling import WEIGHT_BITS
 from quire.sampling.blocks import Rows
 from quire.sampling.draw import draw_any, draw_filtered

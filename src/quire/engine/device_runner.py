@@ -44,7 +44,7 @@ class PendingStep:
     rows: Ints  # [D] their rows; -1 where the host draws
     tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
     num_samples: int  # S
-    outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference.finish_step
+    outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference_step.finish_step
     arrival: torch.cuda.Event | None
     replayed: bool
     output: ModelRunnerOutput | None = None

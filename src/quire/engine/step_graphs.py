@@ -33,7 +33,7 @@ class StepTensors:
 
     hidden: Tensor  # [N, H], the step's tokens first
     logits: Tensor | None  # float32 [S, V]; None for a model without a head, and without samples
-    outcome: Tensor  # int32 [2 S + N], see kernels.reference.finish_step
+    outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
 
 
 class StepWork(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference, reference_step
 from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise, native
 from quire.kernels.cpu import matmul as cpu_matmul
@@ -62,16 +62,16 @@ TABLE: Table = {
     "to_int4": {"reference": reference.to_int4},
     "prepare_int4": {"reference": reference.prepare_int4},
     "linear_int4": {"reference": reference.linear_int4, "cpu": cpu_matmul.linear_int4},
-    "build_inputs": {"reference": reference.build_inputs},
-    "finish_step": {"reference": reference.finish_step},
-    "finite_rows": {"reference": reference.finite_rows},
-    "highest": {"reference": reference.highest},
+    "build_inputs": {"reference": reference_step.build_inputs},
+    "finish_step": {"reference": reference_step.finish_step},
+    "finite_rows": {"reference": reference_step.finite_rows},
+    "highest": {"reference": reference_step.highest},
     "block_maxima": {
-        "reference": reference.block_maxima,
+        "reference": reference_step.block_maxima,
         "cpu": elementwise.block_maxima,
     },
     "block_masses": {
-        "reference": reference.block_masses,
+        "reference": reference_step.block_masses,
         "cpu": elementwise.block_masses,
     },
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels import sampling
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.reference import BLOCK
+from quire.kernels.reference_step import BLOCK
 from quire.sampling.arrays import Floats, Ints, Logits
 
 _CPU_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from quire.kernels import sampling
-from quire.kernels.reference import BLOCK
+from quire.kernels.reference_step import BLOCK
 from quire.sampling.arrays import Flags, Floats, Ints, Logits
 from quire.sampling.blocks import Rows
 from quire.sampling.ranking import ranked

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kernels.reference import BLOCK
+from quire.kernels.reference_step import BLOCK
 from quire.sampling.arrays import Ints, Logits
 from quire.sampling.blocks import Rows
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from quire.kernels import sampling
 from quire.kernels.operands import HeadNorms
-from quire.kernels.reference import BLOCK, write_cache
+from quire.kernels.reference import write_cache
+from quire.kernels.reference_step import BLOCK
 
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 _CHUNK = 1 << 14  # where more than two tensors of them are
@@ -76,12 +77,12 @@ def rotary_write_kv(
 
 
 def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
-    """Twin of `reference.block_maxima`."""
+    """Twin of `reference_step.block_maxima`."""
     return torch.cat([_in_blocks(rows).amax(-1) for rows in _few(logits, places)])
 
 
 def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """Twin of `reference.block_masses`."""
+    """Twin of `reference_step.block_masses`."""
     masses = []
     begin = 0
     for rows in _few(logits, places):

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference_step
 from quire.kernels.cpu import elementwise
 from quire.kernels.cpu.native import DTYPES, compiled
 
@@ -34,18 +34,18 @@ class RowsArgs(ctypes.Structure):
 
 
 def finite_rows(x: Tensor) -> Tensor:
-    """Twin of `reference.finite_rows`."""
+    """Twin of `reference_step.finite_rows`."""
     if x.dtype not in DTYPES or not x.is_contiguous():
-        return reference.finite_rows(x)
+        return reference_step.finite_rows(x)
     out = torch.empty(len(x), dtype=torch.bool)
     _call("finite_rows", x, len(x), out=out.data_ptr())
     return out
 
 
 def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of `reference.highest`."""
+    """Twin of `reference_step.highest`."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
-        return reference.highest(logits)
+        return reference_step.highest(logits)
     ids = torch.empty(len(logits), dtype=torch.int64)
     peaks = torch.empty(len(logits), dtype=torch.float32)
     _call("highest", logits, len(logits), out=peaks.data_ptr(), ids=ids.data_ptr())
@@ -53,19 +53,19 @@ def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
-    """Twin of `reference.block_maxima`."""
+    """Twin of `reference_step.block_maxima`."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         return elementwise.block_maxima(logits, places)
-    out = torch.empty(len(places), logits.shape[1] // reference.BLOCK)
+    out = torch.empty(len(places), logits.shape[1] // reference_step.BLOCK)
     _call("block_maxima", logits, len(places), places=places.data_ptr(), out=out.data_ptr())
     return out
 
 
 def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """Twin of `reference.block_masses`."""
+    """Twin of `reference_step.block_masses`."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         return elementwise.block_masses(logits, places, peaks, slopes)
-    out = torch.empty(len(places), logits.shape[1] // reference.BLOCK, dtype=torch.int64)
+    out = torch.empty(len(places), logits.shape[1] // reference_step.BLOCK, dtype=torch.int64)
     _call(
         "block_masses", logits, len(places), places=places.data_ptr(), peaks=peaks.data_ptr(),
         slopes=slopes.data_ptr(), out=out.data_ptr(),

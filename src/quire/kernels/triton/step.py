@@ -26,7 +26,7 @@ def build_inputs(
     inputs: Tensor,
     block_size: int,
 ) -> None:
-    """Twin of `reference.build_inputs`."""
+    """Twin of `reference_step.build_inputs`."""
     num_tokens = sections.num_tokens
     step = sections.cut(packed)
     _change_blocks_kernel[(_NUM_WRITERS,)](
@@ -81,7 +81,7 @@ def finish_step(
     rows: Tensor,
     last_tokens: Tensor,
 ) -> Tensor:
-    """Twin of `reference.finish_step`. Its launch depends on the shapes alone."""
+    """Twin of `reference_step.finish_step`. Its launch depends on the shapes alone."""
     num_samples, (num_tokens, size) = len(rows), hidden.shape
     outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
     _finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](

@@ -1,0 +1,102 @@
+"""The plain PyTorch twins of what surrounds a model in a step: its inputs, its outcome, the draw.
+
+Owns what these operations mean; see reference.py for those of the model itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels import sampling
+from quire.kernels.step_layout import StepSections
+
+BLOCK = 64  # logits that the sampler looks at together
+
+
+def build_inputs(
+    packed: Tensor,
+    sections: StepSections,
+    last_tokens: Tensor,
+    block_table: Tensor,
+    inputs: Tensor,
+    block_size: int,
+) -> None:
+    """Apply a step's changes to the block table, and fill in what each of its T tokens needs.
+
+    packed: int32, a step as `sections` cut it; last_tokens int32 [R]; block_table int32 [R, N];
+    inputs int64 [3, T]: token ids, positions, and slots, which are 0, 0 and -1 beyond the last
+    token.
+    """
+    step = sections.cut(packed)
+    _change_blocks(block_table, step.block_changes, int(step.header[0]))
+    rows = step.token_rows.long()
+    there = rows >= 0
+    rows = rows.clamp(min=0)
+    drawn = there & (step.token_ids < 0)
+    ids = torch.where(drawn, last_tokens[rows], step.token_ids).long()
+    tokens = torch.arange(len(rows), device=rows.device)
+    # the last token of a row is at its length - 1
+    positions = step.seq_lens[rows] - step.query_start_loc[rows + 1] + tokens
+    positions = torch.where(there, positions, 0)
+    blocks = block_table[rows, positions // block_size].long()
+    slots = blocks * block_size + positions % block_size
+    inputs.copy_(
+        torch.stack([torch.where(there, ids, 0), positions, torch.where(there, slots, -1)])
+    )
+
+
+def _change_blocks(block_table: Tensor, changes: Tensor, count: int) -> None:
+    """changes int32 [..., 2]: a place in the flattened table, and the block's id."""
+    table = block_table.view(-1)
+    table[changes[:count, 0].long()] = changes[:count, 1]
+
+
+def finish_step(
+    hidden: Tensor,
+    step_len: Tensor,
+    drawn: Tensor,
+    failed: Tensor,
+    rows: Tensor,
+    last_tokens: Tensor,
+) -> Tensor:
+    """Keep the drawn tokens for the next step, and gather all that the host wants to know.
+
+    hidden [N, H], the first step_len, int32 [1], of which are a token's; drawn, failed, rows int32
+    [S], rows -1 where nothing was drawn; last_tokens int32 [R]. The result is int32 [2 S + N]:
+    drawn, failed, and 1 for each token's state that is finite.
+    """
+    mine = rows >= 0
+    last_tokens[rows[mine].long()] = drawn[mine]
+    counts = torch.arange(len(hidden), device=hidden.device) < step_len
+    return torch.cat([drawn, failed, (finite_rows(hidden) & counts).int()])
+
+
+def finite_rows(x: Tensor) -> Tensor:
+    """Whether all numbers of a row are finite: [T, H] → bool [T]."""
+    return x.isfinite().all(-1)
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
+
+    Where a row holds NaN, that is its logit, and the token means nothing.
+    """
+    peaks, ids = logits.max(dim=1)
+    return ids, peaks
+
+
+def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
+    """The highest logit, or NaN, of each block of rows: [S, P], places int64 [N] → [N, P / 64]."""
+    return logits[places].view(len(places), -1, BLOCK).amax(-1)
+
+
+def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
+    """The sum of the tokens' weights in each block of rows: int64 [N, P / 64].
+
+    logits float32 [S, P]; places int64 [N]: which rows; peaks, slopes float32 [N]. The weights are
+    those of `quire.kernels.sampling`, and the sums exact.
+    """
+    depth = sampling.halvings(logits[places], peaks[:, None], slopes[:, None])
+    weights = sampling.weights(depth).view(len(places), -1, BLOCK)
+    return weights.sum(-1, dtype=torch.float64).long()
