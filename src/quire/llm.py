@@ -14,7 +14,7 @@ from quire.core.messages import AbortRequests, EngineStats
 from quire.core.output import EmbeddingOutput, RequestOutput
 from quire.core.pooling_params import Pooling
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt
+from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt, told_of
 from quire.engine.output_processor import OutputProcessor, Processed
 from quire.engine.prompts import (
     Conversation,
@@ -22,7 +22,6 @@ from quire.engine.prompts import (
     one_for_each,
     read_conversations,
     read_prompts,
-    told_of,
 )
 from quire.engine.request_metrics import RequestMetrics
 from quire.engine.startup import start_engine

@@ -174,6 +174,10 @@ def test_a_killed_api_process_is_replaced(server: Server, undisturbed: list[str]
         worker.kill()
     assert server.complete(PROMPTS[0]) == undisturbed[0]
     wait_until(lambda: len(server.workers) == 2)
+    for worker in server.workers:
+        wait_until(lambda worker=worker: worker.nice() == server.parent.nice())
+        assert os.getsid(worker.pid) == os.getsid(server.parent.pid)  # where priorities count
+        assert os.getpgid(worker.pid) == worker.pid  # which Ctrl-C does not reach
 
 
 def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:

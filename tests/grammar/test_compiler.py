@@ -20,7 +20,8 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 
 def allowed_ids(matcher: Matcher) -> list[int]:
-    return np.flatnonzero(np.unpackbits(matcher.allowed(), bitorder="little")).tolist()
+    allowed = np.frombuffer(matcher.allowed(), np.uint8)
+    return np.flatnonzero(np.unpackbits(allowed, bitorder="little")).tolist()
 
 
 def walk(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, longest: int = 400) -> str:

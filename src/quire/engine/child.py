@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 
+from quire.background import MODULE as BACKGROUND
 from quire.engine.control import Control, pack, read_control
 
 
@@ -26,15 +27,20 @@ class Child:
         self._writer = writer
 
     @classmethod
-    async def spawn(cls, module: str, first: Control, *, pass_fds: tuple[int, ...] = ()) -> Child:
-        """Run a module and send it its first message."""
+    async def spawn(
+        cls, module: str, first: Control, *, pass_fds: tuple[int, ...] = (), gently: bool = False
+    ) -> Child:
+        """Run a module and send it its first message. gently: as background.py does."""
+        way = (BACKGROUND, module) if gently else (module,)
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", module),
+                *(sys.executable, "-P", "-m", *way),
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
-                start_new_session=True,  # Ctrl-C is for the parent alone to handle
+                # Ctrl-C is for the parent alone to handle; in a session of its own Linux would
+                # hold a child's priority against nobody else's
+                process_group=0,
             )
         child = cls(process, *await asyncio.open_connection(sock=ours))
         child.send(first)

@@ -6,7 +6,10 @@ Runs in the front's process. Owns the seeds of requests that bring none.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TypedDict
 
 import msgspec
@@ -15,6 +18,7 @@ from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import NO_WISHES, RequestLimits
 from quire.core.sampling_params import SamplingParams
+from quire.engine.long_texts import encode_within
 from quire.errors import InvalidRequestError
 from quire.grammar.apart import Apart
 from quire.grammar.checker import CHECK_SECONDS, GrammarChecker, Here
@@ -159,9 +163,9 @@ class InputProcessor:
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        self._limits.check_chars(len(prompt))
         # the whole prompt is the caller's, who may write out a chat template by hand
-        return self._tokenizer.encode(prompt, parse_special=True)
+        encode = partial(self._tokenizer.encode, parse_special=True)
+        return encode_within(self._limits, encode, prompt)
 
     def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
         """A token that the model does not have cannot be drawn anyway, nor a word with it."""
@@ -192,6 +196,20 @@ class InputProcessor:
                 param="priority",
                 code="invalid_value",
             )
+
+
+@contextmanager
+def told_of(field: str, place: int, count: int) -> Iterator[None]:
+    """Let errors about a prompt speak of the argument that it came in, and of its place there."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param in ("prompt", "messages"):
+            item = f"{field}[{place}]" if count > 1 else field
+            text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
+            error.args = (text.replace("the prompt", "them") if field == "messages" else text,)
+            error.param = field
+        raise
 
 
 def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:

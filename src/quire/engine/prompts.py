@@ -6,9 +6,7 @@ by the input processor and by the tokenizer.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,20 +77,6 @@ def one_for_each(
         problem = f"{len(sampling)} given for {count} prompts; give one, or one each"
         raise _wrong("sampling_params", problem)
     return list(sampling)
-
-
-@contextmanager
-def told_of(field: str, place: int, count: int) -> Iterator[None]:
-    """Let errors about a prompt speak of the argument that it came in, and of its place there."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        if error.param in ("prompt", "messages"):
-            item = f"{field}[{place}]" if count > 1 else field
-            text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
-            error.args = (text.replace("the prompt", "them") if field == "messages" else text,)
-            error.param = field
-        raise
 
 
 def _plain(value: Any) -> Any:

@@ -114,7 +114,7 @@ class Apart:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the parent alone to handle
+            process_group=0,  # Ctrl-C is for the parent alone to handle
         )
         try:
             _send(child, msgspec.msgpack.encode(told))

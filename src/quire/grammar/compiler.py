@@ -100,7 +100,7 @@ def _compile(wish: StructuredOutputs, tokenizer: LLTokenizer) -> Matcher:
     except (OverBoundsError, ValueError) as error:
         raise wish.wrong(str(error)) from None
     form = Matcher(state)
-    if form.problem is None and not form.allowed().any():
+    if form.problem is None and not any(form.allowed()):
         raise wish.wrong("no text has this form; loosen it")
     if form.problem is not None:
         raise _refusal(wish, form.problem)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -38,13 +35,13 @@ class Matcher:
         if rest:
             self._state.consume_tokens(rest)
 
-    def allowed(self) -> npt.NDArray[np.uint8]:
-        """The tokens that may come next, one bit for each id, the lowest first: uint8 [N / 8].
+    def allowed(self) -> bytes:
+        """The tokens that may come next, one bit for each id, the lowest first: N / 8 bytes.
 
         End tokens are among them where the answer is whole.
         """
-        mask = np.frombuffer(self._state.compute_bitmask(), np.uint8)
-        return mask if self.problem is None else np.zeros_like(mask)
+        mask = self._state.compute_bitmask()
+        return mask if self.problem is None else bytes(len(mask))
 
     @property
     def is_accepting(self) -> bool:

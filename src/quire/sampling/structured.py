@@ -49,7 +49,8 @@ class Form:
     def banned(self, answer: Tokens, size: int) -> Flags:
         """Which of `size` tokens may not follow the answer so far [N]."""
         self._matcher.follow(answer)  # type: ignore[arg-type]
-        bits = np.unpackbits(self._matcher.allowed(), bitorder="little")[:size]
+        allowed = np.frombuffer(self._matcher.allowed(), np.uint8)
+        bits = np.unpackbits(allowed, bitorder="little")[:size]
         banned = np.ones(size, np.bool_)  # what the tokenizer does not know as well
         np.equal(bits, 0, out=banned[: len(bits)])
         if len(self._stops) and self._matcher.is_accepting:

@@ -13,6 +13,7 @@ import msgspec
 from quire.core.output import CompletionOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
+from quire.engine.long_texts import encode_within
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server import protocol
 from quire.server.engine_protocol import TokenizerProtocol
@@ -95,7 +96,9 @@ def prepare(
         yield
         prompt = _rendered(request, use, served)
         yield
-        token_ids = engine.tokenizer.encode_prompt(prompt)
+        token_ids = encode_within(
+            engine.info.limits, engine.tokenizer.encode_prompt, prompt, param="messages"
+        )
         yield
         reading = _reading(request, use, formats, token_ids, engine.tokenizer)
         sampling = _with_marks(sampling, reading, engine.tokenizer)

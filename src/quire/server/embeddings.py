@@ -12,6 +12,7 @@ import struct
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, cast
 
 import msgspec
@@ -20,7 +21,8 @@ from starlette.types import Send
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import Pooling, PoolingParams
 from quire.core.request import NO_WISHES
-from quire.engine.prompts import told_of
+from quire.engine.input_processor import told_of
+from quire.engine.long_texts import encode_within
 from quire.errors import InvalidRequestError
 from quire.server import body, bounds, protocol
 from quire.server.bounds import Int32, ShortText, TokenId
@@ -182,11 +184,11 @@ def _token_ids(
 ) -> list[list[int]]:
     """Encode the texts, and check all before any of them runs."""
     limits, found = engine.info.limits, []
+    encode = partial(engine.tokenizer.encode, parse_special=True)
     for place, given in enumerate(inputs):
         with told_of("input", place, len(inputs)):
             if isinstance(given, str):
-                limits.check_chars(len(given))
-                ids = engine.tokenizer.encode(given, parse_special=True)
+                ids = encode_within(limits, encode, given)
             else:
                 ids = cast(list[int], given)
             limits.check_embedding(ids, pooling)

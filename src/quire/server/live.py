@@ -9,7 +9,6 @@ import base64
 import time
 
 import msgspec
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -155,9 +154,7 @@ def block_cells(states: bytes) -> tuple[int, bytes]:
     per_cell = max(1, -(-len(states) // MAX_CELLS))
     if per_cell == 1:
         return 1, states
-    blocks = np.frombuffer(states, dtype=np.uint8)
-    cells = np.maximum.reduceat(blocks, np.arange(0, len(blocks), per_cell))
-    return per_cell, cells.tobytes()
+    return per_cell, bytes(max(states[i : i + per_cell]) for i in range(0, len(states), per_cell))
 
 
 def _blocks(engine: EngineProtocol, view: EngineView | None) -> LiveBlocks:
