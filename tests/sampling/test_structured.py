@@ -27,13 +27,13 @@ class WordMatcher:
         assert list(answer[: len(self.answer)]) == self.answer
         self.answer = [int(token_id) for token_id in answer]
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self) -> bytes:
         size = len(self.answer)
         flags = np.zeros(VOCAB - 4, np.uint8)  # the tokenizer knows fewer tokens than the model
         for word in self.words:
             if word[:size] == self.answer:
                 flags[word[size] if len(word) > size else EOS] = 1
-        return np.packbits(flags, bitorder="little")
+        return np.packbits(flags, bitorder="little").tobytes()
 
     @property
     def is_accepting(self) -> bool:

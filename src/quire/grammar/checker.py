@@ -10,7 +10,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from quire.background import step_back
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
 from quire.grammar.cache import ByteBoundedCache
@@ -67,7 +66,7 @@ class GrammarChecker:
         self._turn = threading.Lock()
         # on event loops callers take turns there; then one thread does, which has no other work
         self._line = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "quire-forms", step_back)
+        self._thread = ThreadPoolExecutor(1, "quire-forms")
         self._found: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
             cache_bytes
         )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.sampling.arrays import Flags, Ints, Tokens
 
@@ -21,7 +20,7 @@ class Matcher(Protocol):
     def follow(self, answer: Sequence[int]) -> None:
         """Take those of the answer's tokens [N] that it has not taken yet."""
 
-    def allowed(self) -> npt.NDArray[np.uint8]:
+    def allowed(self) -> bytes:
         """The tokens that may come next, one bit for each id, the lowest first."""
 
     @property
