@@ -20,6 +20,7 @@
 #include <immintrin.h>
 
 namespace amx {
+#include "unroll.h"
 #include "vec512.h"
 
 #include "exp.h"

@@ -21,8 +21,8 @@ inline int64_t cut_request(const AttentionArgs& a, int64_t r, Cut* cut) {
         return (queries + cut->stretch - 1) / cut->stretch * a.kv_heads;
     }
     cut->begin = a.window ? std::max<int64_t>(0, length - a.window) : 0;
-    const int64_t keys = length - cut->begin, tiles = (keys + TOKENS - 1) / TOKENS;
-    cut->stretch = (tiles + MOST_PARTS - 1) / MOST_PARTS * TOKENS;
+    const int64_t keys = length - cut->begin, unit = keys > 4 * TOKENS ? TOKENS : TOKENS / 2;
+    cut->stretch = (keys + MOST_PARTS * unit - 1) / (MOST_PARTS * unit) * unit;
     return cut->left = (keys + cut->stretch - 1) / cut->stretch;
 }
 
@@ -67,7 +67,7 @@ void attention_as(const AttentionArgs& a) {
         Part all[MOST_PARTS];
         const int64_t count = (length - cut.begin + cut.stretch - 1) / cut.stretch;
         for (int64_t i = 0; i < count; ++i) all[i] = part(i);
-        put_together(a, token, all, count);
+        put_together<Code>(a, token, all, count);
     });
 }
 

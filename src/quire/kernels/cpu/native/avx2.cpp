@@ -14,6 +14,7 @@
 #include <immintrin.h>
 
 namespace avx2 {
+#include "unroll.h"
 #include "vec256.h"
 
 #include "exp.h"

@@ -16,6 +16,7 @@
 #define QUIRE_VNNI
 
 namespace avx2_vnni {
+#include "unroll.h"
 #include "vec256.h"
 
 #include "exp.h"

@@ -14,6 +14,7 @@
 #include <immintrin.h>
 
 namespace avx512 {
+#include "unroll.h"
 #include "vec512.h"
 
 #include "exp.h"

@@ -17,6 +17,7 @@
 #include <immintrin.h>
 
 namespace avx512_bf16 {
+#include "unroll.h"
 #include "vec512.h"
 
 // sums + the products of 16 pairs with one, each multiply-add rounded, second numbers first

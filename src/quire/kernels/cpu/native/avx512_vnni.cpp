@@ -16,6 +16,7 @@
 #define QUIRE_VNNI
 
 namespace avx512_vnni {
+#include "unroll.h"
 #include "vec512.h"
 
 #include "exp.h"

@@ -18,6 +18,16 @@ inline F32 exp(F32 x) {
     return where_less(x, low, F32::zero(), scale_by_power(power, n));
 }
 
+// 2^x for x <= 0, within 1 unit in the last place; 0 below -126, and NaN stays NaN. As above, without
+// what is needed for e and for large x.
+inline F32 power_of_two(F32 x) {
+    const F32 low = F32::all(-126.0f), in = max(low, x), n = round(in), r = in - n;
+    F32 p = F32::all(0.0013264727f);
+    for (const float term : {0.0096715130f, 0.055507336f, 0.24022242f, 0.69314700f, 1.0f})
+        p = fma(p, r, F32::all(term));
+    return where_less(x, low, F32::zero(), scale_by_power(p, n));
+}
+
 inline F32 silu(F32 x) { return x / (F32::all(1.0f) + exp(F32::zero() - x)); }
 
 void exp_all(const float* x, float* out, int64_t count) {

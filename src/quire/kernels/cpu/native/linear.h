@@ -10,12 +10,6 @@ constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the la
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
 constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
 
-// Asks for a line. In assembly, since GCC 12 takes a function that only prefetches for one that does
-// nothing, and drops it.
-inline void prefetch(const void* p) {
-    asm volatile("prefetcht0 %0" : : "m"(*static_cast<const char*>(p)));
-}
-
 // Rows cut into blocks of like sizes.
 struct RowBlocks {
     int64_t rows, count;

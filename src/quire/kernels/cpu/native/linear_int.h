@@ -13,15 +13,6 @@ constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked
 
 using Tile = void (*)(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a);
 
-// Calls f with each of 0 .. N - 1, known when this is compiled, so that arrays become registers.
-template <int N, typename F>
-inline __attribute__((always_inline)) void each(F&& f) {
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-        (f(std::integral_constant<int, I>()), ...);
-    }(std::make_integer_sequence<int, N>());
-}
-#define BODY(i) [&](auto i) __attribute__((always_inline))
-
 // Adds products of 32 k's to a tile of R rows and 16 · BLOCKS outputs.
 template <int R, bool ZEROS>
 inline __attribute__((always_inline)) void chunk4(const uint8_t* w, const uint8_t* x, const F32* scale, const Line* zeros,

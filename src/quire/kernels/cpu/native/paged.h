@@ -48,6 +48,38 @@ void widen_rows(const char* cache, const Blocks& blocks, int64_t head, int64_t p
     }
 }
 
+// V vectors of a row. Two of bfloat16 hold every second number each, which spares the shuffle that
+// widening takes: what they are multiplied with, and their sums, are in that order, too.
+template <typename Code>
+constexpr bool in_pairs = std::is_same_v<Code, bf16>;
+
+template <int V, typename Code>
+inline void load_vectors(const Code* p, F32 (&out)[V]) {
+    if constexpr (V > 1 && in_pairs<Code>) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v += 2) {
+            out[v] = F32::firsts(p + 16 * v);
+            out[v + 1] = F32::seconds(p + 16 * v);
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) out[v] = F32::load(p + 16 * v);
+    }
+}
+
+// Numbers [dim] into that order; from it with `back`. Not in place.
+template <typename Code>
+inline void reorder(const float* in, int64_t dim, bool back, float* out) {
+    const int64_t paired = in_pairs<Code> ? dim / 32 * 32 : 0;
+    for (int64_t d = 0; d < paired; d += 32)
+        for (int64_t i = 0; i < 16; ++i)
+            for (int64_t half = 0; half < 2; ++half) {
+                const int64_t there = d + 16 * half + i, here = d + 2 * i + half;
+                out[back ? here : there] = in[back ? there : here];
+            }
+    for (int64_t d = paired; d < dim; d += 16) F32::load(in + d).store(out + d);
+}
+
 inline F32 load_as(Dtype dtype, const void* p, int64_t i) {
     return dtype == Dtype::bf16 ? F32::load(static_cast<const bf16*>(p) + i)
                                 : F32::load(static_cast<const float*>(p) + i);

@@ -29,7 +29,7 @@ inline void multiply(const float* a, int64_t row, int64_t step, const float* b, 
         for (int v = 0; v < V; ++v) sum[i][v].store(c + i * width + 16 * v);
 }
 
-// Scores [count, width] into weights; positions [width]: of each lane's query. Key `first` + t is
+// Scores [count, width], exponents of two, into weights; positions [width]: of each lane's query. Key `first` + t is
 // seen from its own position on, and for `window` tokens.
 inline void weigh_rows(float* scores, int64_t count, int64_t width, int64_t first, bool masked,
                        const float* positions, float window, float* most, float* total, float* by) {
@@ -48,10 +48,10 @@ inline void weigh_rows(float* scores, int64_t count, int64_t width, int64_t firs
             }
             highest = max(highest, s);
         }
-        const F32 factor = exp(before - highest);
+        const F32 factor = power_of_two(before - highest);
         F32 sum = F32::load(total + lane) * factor;
         for (int64_t t = 0; t < count; ++t) {
-            const F32 weight = exp(F32::load(scores + t * width + lane) - highest);
+            const F32 weight = power_of_two(F32::load(scores + t * width + lane) - highest);
             weight.store(scores + t * width + lane);
             sum = sum + weight;
         }
@@ -79,7 +79,7 @@ void attend_rows(const AttentionArgs& a, const Blocks& blocks, int64_t token, in
         const int64_t q = std::min(r / group, count - 1), h = head * group + r % group;
         for (int64_t d = 0; d < dim; d += 16) {
             const F32 x = load_as(a.dtype, a.query, (token + q) * a.query_stride + h * dim + d);
-            (x * F32::all(a.scale)).store(row + d);
+            (x * F32::all(a.scale * LOG2_E)).store(row + d);
         }
         for (int64_t d = 0; d < dim; ++d) query[d * width + r] = row[d];
         positions[r] = static_cast<float>(position + q);

@@ -147,5 +147,7 @@ inline void store_sums(F32 a, F32 b, F32 c, F32 d, float* p) {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
 }
 
-// Registers of a tile of sums in attention: rows, and vectors of columns.
-constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 1, SUM_VECTORS = 1;
+// Registers of a tile of sums in attention: of prompts rows, and vectors of columns; of a decode's
+// scores tokens beside four heads, of its values heads, and vectors of numbers.
+constexpr int SCORE_ROWS = 4, SCORE_VECTORS = 1, SCORE_TOKENS = 1;
+constexpr int SUM_HEADS = 2, SUM_VECTORS = 2;

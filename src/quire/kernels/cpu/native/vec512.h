@@ -86,5 +86,7 @@ inline void store_sums(F32 a, F32 b, F32 c, F32 d, float* p) {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
-// Registers of a tile of sums in attention: rows, and vectors of columns.
-constexpr int SCORE_ROWS = 8, SCORE_VECTORS = 2, SUM_VECTORS = 4;
+// Registers of a tile of sums in attention: of prompts rows, and vectors of columns; of a decode's
+// scores tokens beside four heads, of its values heads, and vectors of numbers.
+constexpr int SCORE_ROWS = 8, SCORE_VECTORS = 2, SCORE_TOKENS = 4;
+constexpr int SUM_HEADS = 4, SUM_VECTORS = 4;
