@@ -211,6 +211,8 @@ class ParentLine:
         self._socket = socket.socket(fileno=os.dup(0))
         self._file = self._socket.makefile("rb")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # not in the group that a terminal's Ctrl-C goes to, a child may write there all the same
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         _die_with_parent()
 
     def send(self, message: Control) -> None:
