@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from test_mixed_load import Served, make_requests, run_alone, serve, start
@@ -31,7 +32,8 @@ from quire.engine.step_work import layers_of_all_kinds
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
 from quire.models.architecture import ModelArchitecture
-from quire.sampling.arrays import Flags, Ints
+from quire.sampling.blocks import Rows
+from quire.sampling.sampler import Sampler
 from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
 
@@ -39,22 +41,28 @@ TWINS = kernels_for("meta")
 
 
 class CountingDraw:
-    """Draws for rows without wishes, and counts; the host draws for the others."""
+    """The host's draw in place of the device's, and how many tokens it gave."""
 
     def __init__(self, state: SamplingState) -> None:
-        self._needs = state.needs
+        self._sampler = Sampler(state)
         self.num_drawn = 0
 
     def upload(self, rows: list[int]) -> None:
         pass
 
-    def serves(self, rows: Ints) -> Flags:
-        return self._needs[rows] == 0
-
-    def sample(self, logits: Tensor, rows: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-        self.num_drawn += int((rows >= 0).sum())
-        highest, ids = logits.max(-1)
-        return ids.int(), (~highest.isfinite()).int()
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = torch.zeros(len(rows), dtype=torch.int32)
+        failed = torch.zeros_like(tokens)
+        mine = np.flatnonzero(rows.numpy() >= 0)
+        if len(mine):
+            batch, index = Rows.of(logits[mine]), rows.numpy()[mine].astype(np.int64)
+            lost = ~np.isfinite(batch.peaks)
+            known = np.zeros(int(index.max()) + 1, np.int64)
+            known[index] = positions.numpy()[mine]
+            tokens[mine] = torch.from_numpy(self._sampler._draw(batch, index, lost, known)).int()
+            failed[mine] = torch.from_numpy(lost).int()
+        self.num_drawn += len(mine)
+        return tokens, failed
 
 
 class Rerun:
@@ -93,7 +101,7 @@ def overlapped(
 
 @pytest.fixture(scope="module")
 def requests() -> list[AddRequest]:
-    """Half of them greedy without wishes, which the device serves alone."""
+    """Half of them greedy without wishes, which the recorded part of a step draws."""
     requests = make_requests(seed=21)[:70]
     return [without_wishes(request) if i % 2 else request for i, request in enumerate(requests)]
 

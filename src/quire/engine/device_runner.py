@@ -5,9 +5,10 @@ from what the scheduler knows; the token that the step before will draw for a ro
 device. Nothing on this path waits for the device but `collect`, which is called when the next step
 is on its way.
 
-What the device does not draw (answers in a form, penalties, log-probabilities) is drawn on the host
-as it is for other devices. Such a step first waits for the tokens of the one before, and then for
-its own logits.
+Penalties, biases and other wishes that change logits are drawn for behind the recorded part
+(step_wishes.py). For those that look at the answer itself (forms, bad words) the host takes the
+outcome of the step before meanwhile. Embeddings and scores of prompts are made on the host's side:
+such a step is waited for.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from quire.engine.device_batch import DeviceBatch, Int32s
 from quire.engine.input_batch import StepOrder
 from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.pinned import PinnedBuffers
-from quire.engine.running import Results, RunningRequests, sound_requests
+from quire.engine.running import RunningRequests, sound_requests
 from quire.engine.step_graphs import Record, StepGraphs, StepTensors
 from quire.engine.step_sizes import StepSizes
+from quire.engine.step_wishes import StepWishes, WantedScores
 from quire.engine.step_work import DeviceDraw, ModelWork
 from quire.kernels.dispatch import Kernels
 from quire.sampling.arrays import Ints
+from quire.sampling.device_wishes import EXHAUSTED, FAILED
 
 
 @dataclass(slots=True)
@@ -41,9 +44,10 @@ class PendingStep:
     plan: SchedulerOutput
     order: StepOrder
     due: Ints  # [D] places in the order that are due a token
-    rows: Ints  # [D] their rows; -1 where the host draws
+    rows: Ints  # [D] their rows
     tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
     num_samples: int  # S
+    scores: WantedScores | None
     outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference_step.finish_step
     arrival: torch.cuda.Event | None
     replayed: bool
@@ -83,6 +87,7 @@ class DeviceRunner:
             limits.max_num_seqs, max_num_tokens,
             pads_mixed=record is not None, shares_prefixes=shares_prefixes,
         )  # fmt: skip
+        self._wishes = StepWishes(running, sampler, kernels, self._batch.last_tokens)
         work = ModelWork(
             model, kv_caches, self._batch, sampler, kernels, running.beat,
             has_head=limits.generates, num_rehearsed=num_rehearsed,
@@ -100,6 +105,7 @@ class DeviceRunner:
         """
         with compiling:
             self._graphs.rehearse_all(self._batch.clear)
+            self._wishes.rehearse()
         self._graphs.record_all(self._batch.clear)
 
     @property
@@ -110,30 +116,31 @@ class DeviceRunner:
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> PendingStep:
         """Start a step. Changes the batch and, when it runs, the KV cache."""
-        self._sampler.upload(self._running.apply_differences(plan))
+        entered = self._running.apply_differences(plan)
+        self._sampler.upload(entered)
+        self._wishes.enter(entered)
         order = self._batch.order(plan)
         due = np.flatnonzero([self._running.is_due(entry) for entry in order.scheduled])
         rows = order.rows[due]
-        rows = np.where(self._sampler.serves(rows), rows, -1)
-        draws_on_host = bool((rows < 0).any())
-        if draws_on_host:
-            self._settle()  # wishes depend on all the tokens before
         num_tokens = int(order.query_start[-1])
         has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)
         size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared)
-        self._batch.send(order, size, due, rows)
+        self._batch.send(order, size, due, np.where(self._wishes.among(rows), -1, rows))
         tensors = self._graphs.run(size)
-        outcome = tensors.outcome[: 2 * size.num_samples + num_tokens]
+        if self._wishes.read_answers(rows):
+            self._settle()  # while the device is busy
+        self._wishes.draw(tensors, size.num_samples, rows, _lengths(order)[due])
         step = PendingStep(
             plan, order, due, rows,
-            tenancies=self._running.batch.tenancies[order.rows[due]],
+            tenancies=self._running.batch.tenancies[rows],
             num_samples=size.num_samples,
-            outcome=self._receive(outcome),
+            scores=self._wishes.score(tensors, rows),
+            outcome=self._receive(tensors.outcome[: 2 * size.num_samples + num_tokens]),
             arrival=self._mark(),
             replayed=self._graphs.replays(size),
         )  # fmt: skip
         self._pending.append(step)
-        if draws_on_host or self._running.reads_hidden(order):
+        if self._running.reads_hidden(order):
             self._settle(tensors)
         return step
 
@@ -178,7 +185,6 @@ class DeviceRunner:
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
         if tensors is not None:
-            self._draw_on_host(step, tensors, results)
             logits = self._model.compute_logits
             self._running.read_hidden(order, tensors.hidden, logits, results)
         step.output = ModelRunnerOutput(
@@ -189,26 +195,24 @@ class DeviceRunner:
     def _take_drawn(
         self, step: PendingStep, drawn: Int32s, failed: Int32s, ordered: list[SampleResult]
     ) -> None:
-        """Fill in the tokens [D] that the device drew, and keep them in rows not given away."""
-        batch = self._running.batch
-        drawn_here = step.rows >= 0
-        kept = drawn_here & (failed == 0) & (batch.tenancies[step.rows] == step.tenancies)
-        batch.append_tokens(step.rows[kept], drawn[kept])
-        columns = (step.due, drawn_here, failed, drawn)
-        for place, is_mine, bad, token_id in zip(*(c.tolist() for c in columns), strict=True):
+        """Fill in the tokens [D], and keep them in rows not given away."""
+        batch, rows = self._running.batch, step.rows
+        kept = (failed == 0) & (batch.tenancies[rows] == step.tenancies)
+        whole = self._running.end_forms(rows[kept], drawn[kept])
+        batch.append_tokens(rows[kept], drawn[kept])
+        scores = {} if step.scores is None else step.scores.report()
+        columns = (step.due.tolist(), rows.tolist(), failed.tolist(), drawn.tolist())
+        for sample, (place, row, status, token_id) in enumerate(zip(*columns, strict=True)):
             result = ordered[place]
-            if is_mine and not result.failed:
-                result.failed = bool(bad)
-                result.token_id = None if bad else token_id
+            if result.failed or status == FAILED:
+                result.failed = True
+            elif status == EXHAUSTED:
+                result.exhausted = True
+            else:
+                result.token_id, result.whole = token_id, row in whole
+                result.logprobs = scores.get(sample)
 
-    def _draw_on_host(self, step: PendingStep, tensors: StepTensors, results: Results) -> None:
-        samples = [
-            sample
-            for sample, (place, row) in enumerate(zip(step.due, step.rows, strict=True))
-            if row < 0 and not results[step.order.scheduled[place].request_id].failed
-        ]
-        if samples:
-            assert tensors.logits is not None
-            index = torch.tensor(samples, device=tensors.logits.device)
-            logits = tensors.logits.index_select(0, index)  # a copy: the wishes change it
-            self._running.sample(step.order, step.due[samples].tolist(), logits, results)
+
+def _lengths(order: StepOrder) -> Ints:
+    """How many tokens each request has with this step: [B]."""
+    return np.array([entry.start + entry.num_tokens for entry in order.scheduled], np.int64)

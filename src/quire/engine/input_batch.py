@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.kernels.layout import BatchLayout, FlatTokens
+from quire.sampling.penalties import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class InputBatch:
         self.tenancies = np.zeros(max_num_seqs, np.int64)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def history(self) -> History:
+        """The known tokens, as wishes look at them."""
+        return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
 
     def row_of(self, request_id: str) -> int:
         """The row of a running request."""

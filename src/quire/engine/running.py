@@ -18,6 +18,7 @@ from quire.core.step import SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
 from quire.engine.pooling import Pooler
 from quire.layers.context import Beat, unwatched
+from quire.sampling.arrays import Ints, Tokens
 from quire.sampling.sampler import Sampler, prompt_logprobs
 from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
@@ -97,6 +98,19 @@ class RunningRequests:
                 result.logprobs = drawn.logprobs[place]
                 result.whole = drawn.whole[place]
                 batch.append_token(rows[place], result.token_id)
+
+    def end_forms(self, rows: Ints, drawn: Tokens) -> set[int]:
+        """Tell the forms of rows [N] what was drawn for them; the rows that nothing may follow."""
+        history, forms = self.batch.history, self.sampling.forms
+        return (
+            {
+                row
+                for row, token_id in zip(rows.tolist(), drawn.tolist(), strict=True)
+                if row in forms and forms[row].is_whole_with(history.answer(row), token_id)
+            }
+            if forms
+            else set()
+        )
 
     def reads_hidden(self, order: StepOrder) -> bool:
         """Whether anybody in this step wants more of its hidden states than a token."""

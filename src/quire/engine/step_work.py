@@ -17,7 +17,6 @@ from quire.engine.step_graphs import StepTensors
 from quire.engine.step_sizes import StepSize
 from quire.kernels.dispatch import Kernels
 from quire.layers.context import Beat, ForwardContext
-from quire.sampling.arrays import Flags, Ints
 
 
 class DeviceDraw(Protocol):
@@ -25,9 +24,6 @@ class DeviceDraw(Protocol):
 
     def upload(self, rows: list[int]) -> None:
         """Start the copy of the wishes of these rows of the sampling state."""
-
-    def serves(self, rows: Ints) -> Flags:
-        """Whether all that these rows [N] wish can be done on the device: [N]."""
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].

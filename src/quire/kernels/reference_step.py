@@ -12,6 +12,7 @@ from quire.kernels import sampling
 from quire.kernels.step_layout import StepSections
 
 BLOCK = 64  # logits that the sampler looks at together
+MOST_COUNTED = 0x7FFF  # times a token is in an answer, see `penalise`
 
 
 def build_inputs(
@@ -70,6 +71,22 @@ def finish_step(
     last_tokens[rows[mine].long()] = drawn[mine]
     counts = torch.arange(len(hidden), device=hidden.device) < step_len
     return torch.cat([drawn, failed, (finite_rows(hidden) & counts).int()])
+
+
+def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) -> None:
+    """What tokens that were there before do to logits float32 [U, V], in place.
+
+    rows int64 [U]: of the table counts, int16 [R, V], whose numbers are how often a token is in the
+    answer, with the sign's bit set for those of the prompt. penalties float64 [U, 3]: repetition
+    (x / r where x > 0, else x * r), then presence and frequency, of tokens of the answer alone.
+    """
+    held = counts[rows].int()
+    repetition = penalties[:, :1].float()
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits.copy_(torch.where(held != 0, repeated, logits))
+    times = held & MOST_COUNTED
+    amount = (penalties[:, 2:] * times + penalties[:, 1:2]).float()
+    logits.sub_(torch.where(times > 0, amount, 0.0))
 
 
 def finite_rows(x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Sampling where the logits are: the wishes of all rows on the device, and draws without waiting.
 
-Owns the device's copy of the wishes, how it follows the host's table, and which rows it can serve;
-does not own the draw: see `quire.kernels.triton.sampling`. It draws what the host's Sampler draws.
+Owns the device's copy of these wishes and how it follows the host's table; does not own the draw:
+see `quire.kernels.triton.sampling`, nor wishes that change logits: see device_wishes.py. It draws
+what the host's Sampler draws.
 """
 
 from __future__ import annotations
@@ -14,16 +15,15 @@ from torch import Tensor
 
 from quire.kernels import sampling
 from quire.kernels.triton.sampling import WISH_WORDS, Cut, Scratch, sample
-from quire.sampling.arrays import Flags, Ints
+from quire.sampling.arrays import Ints
 from quire.sampling.state import Need, SamplingState
 
 _DRAW = Need.RANDOM | Need.FILTER
-_SERVED = _DRAW | Need.TOTAL_MASS
 _BUFFERS = 4  # uploads that may be under way
 
 
 class DeviceSampler:
-    """Draws tokens for the rows of a SamplingState whose wishes `serves` accepts.
+    """Draws tokens for the rows of a SamplingState by temperature, top-k, top-p and min-p.
 
     state: the host's table, the one to change; `upload` brings rows to the device. max_num_seqs:
     the most rows, in the table and of one `sample`. Calls must be on one stream at a time.
@@ -41,11 +41,6 @@ class DeviceSampler:
         self._wishes = torch.zeros(max_num_seqs, WISH_WORDS, dtype=torch.int64, device=device)
         self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
         self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
-
-    def serves(self, rows: Ints) -> Flags:
-        """Which rows [N] wish nothing but temperature, top-k, top-p and min-p: [N]."""
-        served: Flags = (self._state.needs[rows] & ~int(_SERVED)) == 0
-        return served
 
     def upload(self, rows: Sequence[int]) -> None:
         """Bring the wishes of rows that were set to the device, in the stream's order.

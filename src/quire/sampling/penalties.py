@@ -7,6 +7,7 @@ use it and no others, and touches only the logits of the tokens that it names.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.sampling.arrays import Ints, Tokens
-from quire.sampling.state import Need, SamplingState
+from quire.sampling.state import PENALTIES, Need, SamplingState
 
 
 class History(NamedTuple):
@@ -33,18 +34,41 @@ class History(NamedTuple):
         """Prompt and answer so far."""
         return self.token_ids[row, : self.num_tokens[row]]
 
+    def prompt(self, row: int) -> Tokens:
+        """The prompt."""
+        return self.token_ids[row, : self.num_prompt_tokens[row]]
+
     def answer(self, row: int) -> Tokens:
         """The answer so far."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
 
 
-def adjust_logits(logits: Tensor, rows: Ints, state: SamplingState, history: History) -> None:
-    """Change contiguous float32 logits [S, P] of `rows` [S] in place."""
+# Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
+# of these rows [U].
+Penalise = Callable[[Tensor, Ints, Ints], None]
+
+
+def adjust_logits(
+    logits: Tensor,
+    rows: Ints,
+    state: SamplingState,
+    history: History,
+    penalise: Penalise | None = None,
+) -> None:
+    """Change contiguous float32 logits [S, P] of `rows` [S] in place.
+
+    penalise: in place of what looks at the histories; without it all tokens in them are known.
+    """
     needs = state.needs[rows]
-    steps = (
-        (Need.LOGIT_BIAS, _add_bias),
+    penalties: tuple[tuple[Need, _Apply], ...] = (
         (Need.REPETITION, _penalise_repetition),
         (Need.PRESENCE, _penalise_presence),
+    )
+    if penalise is not None:
+        penalties = ((PENALTIES, _by(penalise)),)
+    steps: tuple[tuple[Need, _Apply], ...] = (
+        (Need.LOGIT_BIAS, _add_bias),
+        *penalties,
         (Need.MIN_TOKENS, _ban_ends),
         (Need.BAD_WORDS, _ban_words),
         (Need.FORM, _keep_to_form),
@@ -53,6 +77,13 @@ def adjust_logits(logits: Tensor, rows: Ints, state: SamplingState, history: His
         users = np.flatnonzero(needs & need)
         if len(users):
             apply(logits, _Users(users, rows[users], logits.shape[1]), state, history)
+
+
+def _by(penalise: Penalise) -> _Apply:
+    def apply(logits: Tensor, users: _Users, _: SamplingState, __: History) -> None:
+        penalise(logits, users.places, users.rows)
+
+    return apply
 
 
 class _Users(NamedTuple):
@@ -66,6 +97,9 @@ class _Users(NamedTuple):
         """Token ids of each user, as indices into the flattened logits."""
         places = zip(self.places, token_ids, strict=True)
         return np.concatenate([ids + place * self.size for place, ids in places])
+
+
+_Apply = Callable[[Tensor, _Users, SamplingState, History], None]
 
 
 def _add_bias(logits: Tensor, users: _Users, state: SamplingState, _: History) -> None:
@@ -125,5 +159,8 @@ def _ban(logits: Tensor, index: Ints) -> None:
 
 
 def on_device(values: npt.NDArray[Any], like: Tensor) -> Tensor:
-    """A host array as a tensor where `like` is; without a copy on the CPU."""
-    return torch.from_numpy(values).to(like.device)
+    """A host array as a tensor where `like` is; without a copy on the CPU, else without waiting."""
+    host = torch.from_numpy(values)
+    if like.device.type != "cuda":
+        return host.to(like.device)
+    return host.pin_memory().to(like.device, non_blocking=True)

@@ -32,9 +32,9 @@ class Need(enum.IntFlag):
     FORM = 512
 
 
-CHANGES_LOGITS = (
-    Need.LOGIT_BIAS | Need.REPETITION | Need.PRESENCE | Need.MIN_TOKENS | Need.BAD_WORDS | Need.FORM
-)
+PENALTIES = Need.REPETITION | Need.PRESENCE
+READS_ANSWER = Need.BAD_WORDS | Need.FORM  # its tokens, not only how many there are of each
+CHANGES_LOGITS = Need.LOGIT_BIAS | PENALTIES | Need.MIN_TOKENS | READS_ANSWER
 
 
 class RowParams(NamedTuple):

@@ -24,6 +24,7 @@ from quire.kernels.triton.elementwise import (
     silu_fp8_kernel,
 )
 from quire.kernels.triton.invariant import tile_gemm_kernel
+from quire.kernels.triton.penalties import _penalise_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _angles_kernel, _rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
@@ -38,7 +39,7 @@ _LONG = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     shared_attention_kernel, _norm_kernel, _silu_kernel, silu_fp8_kernel, _quantize_kernel,
     _rotary_write_kv_kernel, _angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel,
-    _finish_step_kernel,
+    _finish_step_kernel, _penalise_kernel,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from quire.kernels.triton.elementwise import (
     silu_and_mul_fp8,
 )
 from quire.kernels.triton.fp8 import linear_fp8, rounds_next
+from quire.kernels.triton.penalties import penalise
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
     MAX_ROWS,
@@ -108,6 +109,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear_fp8": linear_fp8,
     "build_inputs": build_inputs,
     "finish_step": finish_step,
+    "penalise": penalise,
     "normed_rows": normed_rows,
     "order_gate_up": interleave_gate_up,
     "linear_normed": linear_normed,
