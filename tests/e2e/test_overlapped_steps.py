@@ -19,6 +19,7 @@ import torch
 from test_mixed_load import Served, make_requests, run_alone, serve, start
 from torch import Tensor
 
+from quire import LLM, StructuredOutputs
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.request import RequestLimits
@@ -145,3 +146,33 @@ def test_together_equals_alone(
     assert together.ends == solo.ends
     assert together.tokens == solo.tokens
     core._scheduler._kv.pool.check()
+
+
+def test_forms_penalties_and_scores_are_as_with_single_steps(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forms = [
+        StructuredOutputs(choice=["yes", "not at all"]),
+        StructuredOutputs(regex="[a-f]{9,20}"),
+    ]
+    wishes = [
+        SamplingParams(max_tokens=24, seed=number, logprobs=number % 4, structured_outputs=form)
+        for number, form in enumerate([*forms, None, *forms, None])
+    ]
+    wishes[2] = msgspec.structs.replace(wishes[2], presence_penalty=1.0, repetition_penalty=1.3)
+    prompts = [[20 + number] * 9 for number in range(len(wishes))]
+    alone = LLM(model=str(tiny_model), dtype="float32").generate(prompts, wishes, use_tqdm=False)
+    monkeypatch.setattr("quire.engine.startup.make_executor", partial(overlapped, record=Rerun))
+    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+    llm = LLM(model=str(tiny_model), dtype="float32", max_num_seqs=5)
+    for mine, theirs in zip(llm.generate(prompts, wishes, use_tqdm=False), alone, strict=True):
+        (mine,), (theirs,) = mine.outputs, theirs.outputs
+        assert (mine.token_ids, mine.finish_reason) == (theirs.token_ids, theirs.finish_reason)
+        assert len(mine.logprobs) == len(theirs.logprobs)
+        for ours, host in zip(mine.logprobs, theirs.logprobs, strict=True):
+            assert [(key, each.rank) for key, each in ours.items()] == [
+                (key, each.rank) for key, each in host.items()
+            ]
+            assert [each.logprob for each in ours.values()] == pytest.approx(
+                [each.logprob for each in host.values()], abs=1e-3
+            )

@@ -171,18 +171,6 @@ def test_a_row_given_to_another_request_is_uploaded_again() -> None:
     table.device.upload([])
 
 
-def test_rows_that_wish_more_are_left_to_the_host() -> None:
-    more = [
-        SamplingParams(presence_penalty=1.0),
-        SamplingParams(logprobs=0),
-        SamplingParams(logit_bias={1: 1.0}),
-        SamplingParams(temperature=0.0, repetition_penalty=1.2),
-    ]
-    table = Table([*MIXED, *more], 50, FEW)
-    served = table.device.serves(np.arange(table.size))
-    assert served.tolist() == [True] * len(MIXED) + [False] * len(more)
-
-
 def test_no_rows() -> None:
     assert Table([GREEDY], 10, FEW).on_device(torch.zeros(0, 10), [], []) == ([], [])
 

@@ -45,7 +45,7 @@ def score(logits: Tensor, rows: Tensor, token_ids: Tensor, width: int) -> Scores
     width = min(width, logits.shape[1])
     parts = [
         _score(logits.index_select(0, some), own.long().unsqueeze(1), width)
-        for some, own in zip(rows.split(_ROWS), token_ids.split(_ROWS), strict=True)
+        for some, own in zip(torch.split(rows, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     ]
     return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
