@@ -12,7 +12,8 @@ there, into a file that keeps those of earlier runs; a level that fails is told 
 
 Workloads: voice-8b and voice-1b (1,950 tokens in, 200 out, streamed, so many at a time),
 voice-8b-shared (1,750 of them the same, prefix caching on), rewrite-1b (15 in, 15 out, not
-streamed, so many a second, Poisson).
+streamed, so many a second, Poisson); with --offline, if they are named, saturated-128-128 and
+others (workloads/plan.py): so many at a time from the first moment on, see workloads/steady.py.
 """
 
 from __future__ import annotations
@@ -91,9 +92,12 @@ class Bench:
         options: dict[str, Any] = {"enable_prefix_caching": workload.shared_prefix > 0}
         if self._args.model is None:
             options["model"] = str(make_folder(shape_folder(workload.shape), folder))
-            options |= {"load_format": "dummy", "max_model_len": MAX_MODEL_LEN}
+            longest = max(MAX_MODEL_LEN, workload.input_len + workload.output_len)
+            options |= {"load_format": "dummy", "max_model_len": longest}
         else:
             options["model"] = self._args.model
+        if workload.is_steady:
+            options["max_num_seqs"] = int(max(workload.levels))
         if not self._args.offline:
             options |= {"api_server_count": self._args.api_server_count, "log_level": "warning"}
             options["served_model_name"] = workload.shape
@@ -124,6 +128,8 @@ class Bench:
         print(f"start: {backend.start}", flush=True)
         self._results.add("starts", self._row(workload, None) | backend.start)
         few = replace(workload, is_open=False)
+        if workload.is_steady:
+            few = replace(few, is_steady=False, input_len=min(few.input_len, 2048), output_len=16)
         self._run_one(backend, few, 4, min(20.0, max(1.0, self._left / 4)), WARM_UP)
         return backend
 
@@ -145,6 +151,11 @@ class Bench:
         self._seed += len(wanted.seeds)
         if most:
             wanted = replace(wanted, seeds=wanted.seeds[:most])
+        if workload.is_steady:
+            if not isinstance(backend, OfflineEngine):
+                raise BackendError("saturated workloads are for the engine alone; add --offline")
+            lens = {"input_len": workload.input_len, "output_len": workload.output_len}
+            return {"mode": "steady", "level": level} | lens | backend.measure(wanted)
         exchanges, cpu = backend.run(wanted)
         return figures.summarize(wanted, exchanges, cpu)
 

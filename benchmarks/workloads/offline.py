@@ -14,6 +14,7 @@ from typing import Any
 
 from workloads.figures import Exchange
 from workloads.plan import Level
+from workloads.steady import Steady
 
 now = time.perf_counter
 
@@ -28,6 +29,9 @@ def main(connection: Connection, options: dict[str, Any]) -> None:
     gc.freeze()
     connection.send({"phases": info.seconds, "num_blocks": info.num_blocks, "dtype": info.dtype})
     while (level := connection.recv()) is not None:
+        if level.workload.is_steady:
+            connection.send(Steady(core, level).measure())
+            continue
         before, begin = time.process_time(), now()
         exchanges = Run(core, level).run()
         cpu = (time.process_time() - before) / max(now() - begin, 1e-9)

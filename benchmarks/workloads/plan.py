@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 FIRST_ID, LAST_ID = 1000, 120_000  # of the random prompts, where the vocabulary is as large
 PREFIX_SEED = 11
 MAX_REQUESTS = 512  # of a closed level
+STEADY_REQUESTS = 1 << 20  # more than any run comes to
 OPEN_SECONDS = 8.0  # of arrivals, at most
 
 
@@ -20,7 +21,8 @@ OPEN_SECONDS = 8.0  # of arrivals, at most
 class Workload:
     """What one kind of service asks. levels: requests at a time, or a second if it is open.
 
-    shared_prefix: tokens at the beginning that all prompts have in common.
+    shared_prefix: tokens at the beginning that all prompts have in common. is_steady: saturated
+    from its first moment on, see steady.py; for the engine alone.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Workload:
     stream: bool = True
     is_open: bool = False
     shared_prefix: int = 0
+    is_steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,15 @@ class Level:
 
     def prompts(self) -> Iterable[list[int]]:
         """Random token ids, distinct behind the shared prefix."""
+        prefix = self.prompt_of(PREFIX_SEED, self.workload.shared_prefix)
+        num_own = self.workload.input_len - len(prefix)
+        return (prefix + self.prompt_of(seed, num_own) for seed in self.seeds)
+
+    def prompt_of(self, seed: int, length: int) -> list[int]:
+        """So many random token ids."""
         low, high = min(FIRST_ID, self.vocab_size // 2), min(LAST_ID, self.vocab_size)
-        shared = random.Random(PREFIX_SEED)
-        prefix = [shared.randrange(low, high) for _ in range(self.workload.shared_prefix)]
-        for seed in self.seeds:
-            own = random.Random(seed)
-            num_own = self.workload.input_len - len(prefix)
-            yield prefix + [own.randrange(low, high) for _ in range(num_own)]
+        own = random.Random(seed)
+        return [own.randrange(low, high) for _ in range(length)]
 
     def shares(self, count: int) -> list[Level]:
         """This level for at most so many processes; requests are dealt round, as are lanes."""
@@ -83,6 +88,8 @@ def make_level(
     if workload.is_open:
         offsets = arrivals(level, min(seconds, OPEN_SECONDS), seed)
     num_requests = len(offsets) or min(MAX_REQUESTS, max(8, 3 * int(level)))
+    if workload.is_steady:
+        num_requests = STEADY_REQUESTS
     return Level(
         workload=workload,
         level=level,
@@ -111,16 +118,23 @@ WORKLOADS = (
     Workload("voice-8b-shared", "llama-3.1-8b", 1950, 200, (1, 4, 16, 64, 256), shared_prefix=1750),
     Workload("voice-1b", "llama-3.2-1b", 1950, 200, (1, 8, 64, 256)),
 )
+# The pairs of lengths for which TensorRT-LLM publishes figures at saturation.
+_SATURATED = ((128, 128, 1024), (1000, 1000, 512), (2048, 128, 128), (2048, 2048, 256))
+SATURATED = tuple(
+    Workload(f"saturated-{ins}-{outs}", "llama-3.1-8b", ins, outs, (level,), is_steady=True)
+    for ins, outs, level in (*_SATURATED, (20_000, 2000, 24))
+)
 
 
 def chosen(words: Sequence[str] | None) -> list[Workload]:
-    """Those that are named, as `name` or `name:level,level`; all without a word.
+    """Those that are named, as `name` or `name:level,level`; all but the saturated ones without
+    a word.
 
     Raises ValueError that says what is wrong.
     """
     if not words:
         return list(WORKLOADS)
-    known, found = {workload.name: workload for workload in WORKLOADS}, []
+    known, found = {workload.name: workload for workload in (*WORKLOADS, *SATURATED)}, []
     for word in words:
         name, _, levels = word.partition(":")
         if name not in known:

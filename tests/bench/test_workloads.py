@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
 from serving_table import serving
-from workloads import plan
+from workloads import plan, steady
 from workloads.figures import Exchange, line, summarize
 from workloads.http_load import Load, Reader, now, request
 from workloads.offline import Run
 from workloads.plan import Level, Workload, make_level
+from workloads.steady import Steady
 from workloads.vocabulary import make_folder
 
 from quire.config import EngineConfig
+from quire.core.messages import AddRequest
 from quire.engine.null import start_null_engine
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -152,6 +154,30 @@ def test_the_engine_alone_is_left_empty_when_time_is_over() -> None:
     long = replace(VOICE, output_len=3000)
     level = replace(level_of(long), stop_after=0.01, cut_after=0.02)
     assert {e.error for e in Run(core, level).run()} == {"unfinished"}
+    assert not core.has_work
+
+
+def test_a_saturated_level_is_even_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steady, "WINDOW", 0.2)
+    monkeypatch.setattr(steady, "LEAST_WINDOW", 0.1)
+    core, _ = start_null_engine(EngineConfig())
+    asked: list[tuple[int, int]] = []
+    handle = core.handle
+
+    def note(message: Any) -> None:
+        if isinstance(message, AddRequest):
+            asked.append((len(message.prompt_token_ids), message.sampling.max_tokens))
+        handle(message)
+
+    monkeypatch.setattr(core, "handle", note)
+    workload = Workload("s", "quire-tiny", 20, 12, (4,), is_steady=True)
+    found = Steady(core, level_of(workload, 4, 3.0)).measure()
+    assert sorted(asked[:4]) == [(20, 12), (23, 9), (26, 6), (29, 3)]
+    assert set(asked[4:]) == {(20, 12)}
+    assert found["ok"] == pytest.approx(found["tok_s"] * found["seconds"] / 12, abs=4)
+    assert found["ok"] > 4
+    assert not core.has_work
+    assert Steady(core, level_of(workload, 4, 0.0)).measure()["errors"] == {"unsteady": 4}
     assert not core.has_work
 
 
