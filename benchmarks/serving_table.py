@@ -53,6 +53,26 @@ def serving(peer: Row) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def saturated(published: Row) -> str:
+    """Rates at saturation, of the engine alone. published: what others tell."""
+    ours = _load("gpu_saturated")
+    lines = [
+        "| tokens in / out | TensorRT-LLM | vLLM | Quire | at a time | ratio |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in published["rows"]:
+        name = f"saturated-{row['input_len']}-{row['output_len']}"
+        mine: Row = next((r for r in ours["levels"] if r["workload"] == name), {})
+        rate, peers = mine.get("tok_s"), [row.get(peer) for peer in ("tensorrt_llm", "vllm")]
+        ratios = [f"{rate / peer:.2f}" if rate else "-" for peer in peers if peer]
+        level = f"{mine['level']:g}" if mine else "-"
+        cells = [f"{row['input_len']:,} / {row['output_len']:,}", *map(_number, (*peers, rate))]
+        lines.append(f"| {' | '.join(cells)} | {level} | {' · '.join(ratios)} |")
+    return "\n\n".join(
+        part for part in (published["source"], _source(ours), "\n".join(lines)) if part
+    )
+
+
 def _load(name: str) -> Row:
     path = RESULTS / f"{name}.json"
     if not path.is_file():

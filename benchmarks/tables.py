@@ -17,7 +17,7 @@ from typing import Any
 
 from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
 from gpu_tables import gpu_chain, gpu_decode, gpu_invariance, gpu_kernels
-from serving_table import serving, step_profile
+from serving_table import saturated, serving, step_profile
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -246,6 +246,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_decode": gpu_decode,
     "step_profile": step_profile,
     "vllm_serving": serving,
+    "published_saturated": saturated,
 }
 
 

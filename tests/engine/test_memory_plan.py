@@ -11,8 +11,17 @@ import pytest
 
 from quire.cli import main
 from quire.config import EngineConfig
-from quire.engine.memory_plan import DeviceMemory, MemoryPlan, activation_bytes, plan_memory
+from quire.engine.memory_plan import (
+    GRAPH_BYTES,
+    DeviceMemory,
+    MemoryPlan,
+    activation_bytes,
+    plan_memory,
+)
 from quire.engine.startup import start_engine
+from quire.engine.step_sizes import StepSizes
+from quire.kernels.layout import SHARED_MEMBERS
+from quire.kernels.step_layout import StepSections
 from quire.models.architecture import ModelArchitecture
 
 SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.1-8b"
@@ -80,6 +89,14 @@ def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: s
     assert problem in str(plan.problem)
     assert plan.max_model_len is None
     assert plan.at_once() == {}
+
+
+def test_shared_prefixes_take_their_part_and_their_graphs() -> None:
+    alone, shared = (plan_8b(141, enable_prefix_caching=on) for on in (False, True))
+    num_graphs = sum(count >= 4 for count in StepSizes(256, 8192, pads_mixed=True).decodes)
+    places = StepSections(0, 256).num_shared_tiles * SHARED_MEMBERS
+    least = places * 32 * (128 + 2) * 4 + num_graphs * GRAPH_BYTES
+    assert least <= shared.graphs - alone.graphs <= 1.1 * least
 
 
 def test_how_many_requests_fit() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
-from quire.engine.memory_plan import graph_bytes
+from quire.engine.memory_plan import graph_bytes, token_count_bytes
 from quire.engine.model_runner import CausalLM
 from quire.errors import ConfigError
 from quire.kernels.dispatch import compiling_ahead
@@ -91,7 +91,7 @@ def _measured_bytes(
     peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    graphs = graph_bytes(config, shape, dtype.itemsize)
+    graphs = graph_bytes(config, shape, dtype.itemsize) + token_count_bytes(config, shape)
     budget = int(total * config.cache.gpu_memory_utilization) - (total - free) - peak - graphs
     logger.info(
         "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "

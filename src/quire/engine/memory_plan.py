@@ -30,6 +30,8 @@ CONTEXT_BYTES = 512 << 20
 WORKSPACE_BYTES = 96 << 20
 # What the driver keeps for each graph.
 GRAPH_BYTES = 3 << 20
+# Of tiles of requests with a shared prefix, at most.
+UNFILLED_PLACES = 17 * 16
 _LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
 
 
@@ -152,6 +154,7 @@ def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
     if config.device.device == "cuda":
         sizes["workspace"] = WORKSPACE_BYTES
         sizes["graphs"] = graph_bytes(config, shape, item)
+        sizes["logits"] += token_count_bytes(config, shape)
     return sizes
 
 
@@ -166,6 +169,22 @@ def activation_bytes(shape: ModelArchitecture, num_tokens: int, item: int) -> in
 def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
     """Logits as they come, in float32, and two copies for a sampler to change."""
     return num_rows * shape.vocab_size * (item + 3 * 4)
+
+
+def token_count_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Of how often each request has each token, for penalties on a GPU."""
+    return config.scheduler.max_num_seqs * shape.vocab_size * 2 if shape.has_head else 0
+
+
+def shared_part_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Of the parts of softmaxes over prefixes that requests share, in float32 with two statistics.
+
+    Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
+    """
+    if not config.shares_prefixes:
+        return 0
+    places = config.scheduler.max_num_seqs + UNFILLED_PLACES
+    return places * shape.num_heads * (shape.head_dim + 2) * 4
 
 
 def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> int:
@@ -185,7 +204,8 @@ def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> in
     activations = activation_bytes(shape, most_tokens, item)
     hidden = most_tokens * shape.hidden_size * item
     logits = num_rows * shape.vocab_size * (item + 4) if shape.has_head else 0
-    return activations + logits + hidden + sizes.num_graphs * GRAPH_BYTES
+    parts = activations + logits + hidden + shared_part_bytes(config, shape)
+    return parts + sizes.num_graphs * GRAPH_BYTES
 
 
 def _problem(config: EngineConfig, left: int, num_blocks: int, block_bytes: int) -> str | None:
