@@ -65,3 +65,19 @@ def test_only_rows_with_a_drawn_token_keep_it(finish_step: Callable[..., Tensor]
     outcome = finish_step(hidden, step_len, drawn, drawn % 20, rows, last_tokens)
     assert last_tokens.tolist() == [90, 11, 11, 70, 11]
     assert outcome.tolist() == [70, 80, 90, 10, 0, 10, 1, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("count", [1, 512, 1300])
+def test_what_is_moved_arrives_and_nothing_else(count: int) -> None:
+    source = torch.arange(1, count + 1, dtype=torch.int32)
+    target = torch.zeros(1400, dtype=torch.int32, device=DEVICE)
+    back = torch.zeros(1400, dtype=torch.int32)
+    if DEVICE == "cuda":
+        source, back = source.pin_memory(), back.pin_memory()
+    step.move(target, source)
+    step.move(back, target[:count])
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert torch.equal(back[:count], source)
+    assert not target[count:].any()
+    assert not back[count:].any()

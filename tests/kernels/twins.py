@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.reference_step import MOST_COUNTED
 from quire.kernels.step_layout import StepSections
 
 _TOKENS = (1, 6, 123)
@@ -235,6 +236,22 @@ def _finish_step(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield hidden, torch.tensor([there]).int(), drawn, drawn % 2, rows, last_tokens
 
 
+def _move(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for count in (1, 512, 1300):
+        yield torch.zeros(1400, dtype=torch.int32), torch.arange(1, count + 1, dtype=torch.int32)
+
+
+def _penalise(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for num_rows, vocab in ((1, 7), (3, 2049)):
+        counts = torch.randint(0, 4, (num_rows + 3, vocab), dtype=torch.int16)
+        counts[torch.rand(counts.shape) < 0.3] |= -0x8000
+        counts[torch.rand(counts.shape) < 0.1] |= MOST_COUNTED
+        rows = torch.randperm(num_rows + 3)[:num_rows]
+        penalties = torch.rand(num_rows, 3, dtype=torch.float64) + 0.5
+        penalties[:, 1:] -= 1.0
+        yield normal(num_rows, vocab, dtype=torch.float32).mul_(9), rows, counts, penalties
+
+
 def _products(dtype: torch.dtype) -> Iterator[tuple[Normed, Tensor, Tensor | None]]:
     """Streams before and behind their division, weights, with a bias or none."""
     for tokens in (1, 6, 123):
@@ -310,9 +327,11 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "linear_int4": _linear_int4,
     "build_inputs": _build_inputs,
     "finish_step": _finish_step,
+    "move": _move,
+    "penalise": _penalise,
 }
 # operations that also write into their arguments
-WRITING = {"rotary_write_kv", "build_inputs", "finish_step"}
+WRITING = {"rotary_write_kv", "build_inputs", "finish_step", "move", "penalise"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {
     "prepare_linear": "linear",

@@ -116,7 +116,7 @@ class DeviceBatch:
         self._fill_samples(step, order, due, on_device)
         self._fill_shared(step)
         length = sections.size + changes.size
-        self._packed[:length].copy_(buffer[:length], non_blocking=True)
+        self._kernels.move(self._packed, buffer[:length])
 
     def clear(self, size: StepSize) -> None:
         """In place of `send`: a step without requests, which reads and writes nobody's blocks."""

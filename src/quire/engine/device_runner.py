@@ -80,6 +80,7 @@ class DeviceRunner:
         self._model = model
         self._running = running
         self._sampler = sampler
+        self._kernels = kernels
         self._batch = DeviceBatch(
             running.batch, max_num_tokens, kernels, device, shares_prefixes=shares_prefixes
         )
@@ -106,6 +107,7 @@ class DeviceRunner:
         with compiling:
             self._graphs.rehearse_all(self._batch.clear)
             self._wishes.rehearse()
+            self._receive(self._batch.last_tokens)
         self._graphs.record_all(self._batch.clear)
 
     @property
@@ -154,7 +156,9 @@ class DeviceRunner:
 
     def _receive(self, outcome: Tensor) -> Tensor:
         """Start its copy to the host."""
-        return self._buffers.take()[: len(outcome)].copy_(outcome, non_blocking=True)
+        kept = self._buffers.take()[: len(outcome)]
+        self._kernels.move(kept, outcome)
+        return kept
 
     def _mark(self) -> torch.cuda.Event | None:
         """What happens when the device has done all that was launched."""

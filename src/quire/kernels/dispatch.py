@@ -64,6 +64,7 @@ TABLE: Table = {
     "linear_int4": {"reference": reference.linear_int4, "cpu": cpu_matmul.linear_int4},
     "build_inputs": {"reference": reference_step.build_inputs},
     "finish_step": {"reference": reference_step.finish_step},
+    "move": {"reference": reference_step.move},
     "penalise": {"reference": reference_step.penalise},
     "finite_rows": {"reference": reference_step.finite_rows},
     "highest": {"reference": reference_step.highest},
@@ -110,6 +111,7 @@ class Kernels:
     linear_int4: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    move: Callable[[Tensor, Tensor], None]
     penalise: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     finite_rows: Callable[[Tensor], Tensor]
     highest: Callable[[Tensor], tuple[Tensor, Tensor]]

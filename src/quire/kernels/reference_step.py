@@ -47,6 +47,14 @@ def build_inputs(
     )
 
 
+def move(target: Tensor, source: Tensor) -> None:
+    """Copy int32 numbers [N] to the beginning of target, in the stream's order; nobody waits.
+
+    One of them may be the host's page-locked memory.
+    """
+    target[: len(source)].copy_(source, non_blocking=True)
+
+
 def _change_blocks(block_table: Tensor, changes: Tensor, count: int) -> None:
     """changes int32 [..., 2]: a place in the flattened table, and the block's id."""
     table = block_table.view(-1)

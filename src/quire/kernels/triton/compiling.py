@@ -39,6 +39,7 @@ from quire.kernels.triton.step import (
     _build_inputs_kernel,
     _change_blocks_kernel,
     _finish_step_kernel,
+    _move_kernel,
 )
 
 _MOST_PROCESSES = 16
@@ -47,7 +48,7 @@ _ALL = (
     shared_attention_kernel, plan_kernel, _shared_plan_kernel, _norm_kernel, _silu_kernel,
     silu_fp8_kernel, _quantize_kernel, _rotary_write_kv_kernel, _angles_kernel, peaks_kernel,
     weigh_kernel, open_bin_kernel, _penalise_kernel, _change_blocks_kernel, _build_inputs_kernel,
-    _finish_step_kernel,
+    _finish_step_kernel, _move_kernel,
 )  # fmt: skip
 
 

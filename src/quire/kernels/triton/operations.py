@@ -27,7 +27,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm,
     skinny_gemm_norm,
 )
-from quire.kernels.triton.step import build_inputs, finish_step
+from quire.kernels.triton.step import build_inputs, finish_step, move
 from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
 
@@ -109,6 +109,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear_fp8": linear_fp8,
     "build_inputs": build_inputs,
     "finish_step": finish_step,
+    "move": move,
     "penalise": penalise,
     "normed_rows": normed_rows,
     "order_gate_up": interleave_gate_up,

@@ -15,6 +15,7 @@ from quire.kernels.step_layout import StepSections
 
 _TOKENS = 128  # of a program
 _NUM_WRITERS = 8  # programs that change the block table
+_MOVED = 512  # numbers of a program
 _MOST_CHECKERS = 1024  # programs that look at hidden states
 
 
@@ -71,6 +72,18 @@ def _build_inputs_kernel(
     tl.store(inputs_ptr + token, tl.where(sent < 0, drawn, sent).to(tl.int64), mask=inside)
     tl.store(inputs_ptr + num_tokens + token, position.to(tl.int64), mask=inside)
     tl.store(inputs_ptr + 2 * num_tokens + token, slot, mask=inside)
+
+
+def move(target: Tensor, source: Tensor) -> None:
+    """Twin of `reference_step.move`. The copy engine would do it, but a stream loses time to it."""
+    count = len(source)
+    _move_kernel[(triton.cdiv(count, _MOVED),)](target, source, count, BLOCK=_MOVED, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _move_kernel(target_ptr, source_ptr, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + i, tl.load(source_ptr + i, mask=i < count), mask=i < count)
 
 
 def finish_step(
