@@ -91,7 +91,8 @@ def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.Monk
     graphs = graph_bytes(config, SHAPE, 4) + token_count_bytes(config, SHAPE)
     assert blocks() == 3600 - 200 - 100 - -(-graphs // MIB)
     assert blocks(gpu_memory_utilization=0.5) == 2000 - 200 - 100 - -(-graphs // MIB)
-    assert blocks(enforce_eager=True) == 3600 - 200 - 100
+    counts = token_count_bytes(config, SHAPE)
+    assert blocks(enforce_eager=True) == 3600 - 200 - 100 - -(-counts // MIB)
     assert blocks(num_blocks=7) == 7
     assert blocks(kv_cache_memory_bytes=9 * MIB) == 9
 

@@ -69,7 +69,7 @@ class PagedModel:
             torch.tensor([p for row in positions for p in row], device=self.device),
             ForwardContext(layout, self.kv),
         )
-        parts = self.model.compute_logits(hidden).cpu().split(layout.query_lens_host)
+        parts = self.model.compute_logits(hidden).float().cpu().split(layout.query_lens_host)
         for request, n in batch:
             request.num_computed += n
         return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda p: p[0])]

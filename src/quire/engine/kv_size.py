@@ -127,6 +127,6 @@ def run_largest_step(
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)
     if shape.has_head:
-        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs])
+        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()
         copies = [logits.clone() for _ in range(2)]  # as many as samplers make
         del copies

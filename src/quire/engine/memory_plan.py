@@ -190,8 +190,8 @@ def shared_part_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
 def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> int:
     """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
-    A step may draw for each row, from logits as they come and in float32. Hidden states are kept
-    apart from what all share.
+    A step may draw for each row, from logits as they come. Hidden states are kept apart from what
+    all share.
     """
     if config.device.enforce_eager:
         return 0
@@ -203,7 +203,7 @@ def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> in
     most_tokens = max(sizes.mixed[-1], num_rows)
     activations = activation_bytes(shape, most_tokens, item)
     hidden = most_tokens * shape.hidden_size * item
-    logits = num_rows * shape.vocab_size * (item + 4) if shape.has_head else 0
+    logits = num_rows * shape.vocab_size * item if shape.has_head else 0
     parts = activations + logits + hidden + shared_part_bytes(config, shape)
     return parts + sizes.num_graphs * GRAPH_BYTES
 

@@ -28,7 +28,7 @@ class CausalLM(Protocol):
         """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → float32 [S, V]."""
+        """hidden [S, H] → [S, V], in the type of the products."""
 
 
 class ModelRunner:
@@ -65,5 +65,5 @@ class ModelRunner:
             if len(due) < len(hidden):  # else each has one token, and one is drawn after it
                 last_tokens = torch.from_numpy(inputs.query_start[1:][due] - 1)
                 hidden = hidden.index_select(0, last_tokens.to(hidden.device))
-            logits = self._model.compute_logits(hidden)  # [S, V]
+            logits = self._model.compute_logits(hidden).float()  # [S, V]
             self._running.sample(inputs, due, logits, results)

@@ -26,7 +26,7 @@ from quire.sampling.structured import Matcher
 # prompt positions whose logits exist at one time, so that a long prompt's fit in memory
 PROMPT_LOGPROBS_CHUNK = 256
 
-# hidden [S, H] → float32 [S, V]
+# hidden [S, H] → [S, V]
 ComputeLogits = Callable[[Tensor], Tensor]
 Results = dict[str, SampleResult]
 
@@ -142,7 +142,7 @@ class RunningRequests:
         for begin in range(0, count, PROMPT_LOGPROBS_CHUNK):
             self.beat()
             end = min(begin + PROMPT_LOGPROBS_CHUNK, count)
-            logits = compute_logits(hidden[first + begin : first + end])
+            logits = compute_logits(hidden[first + begin : first + end]).float()
             scores += prompt_logprobs(
                 logits, following[begin:end].tolist(), self._prompt_logprobs[entry.request_id]
             )

@@ -32,7 +32,7 @@ class StepTensors:
     """What a step leaves on the device."""
 
     hidden: Tensor  # [N, H], the step's tokens first
-    logits: Tensor | None  # float32 [S, V]; None for a model without a head, and without samples
+    logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
     outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
 
 

@@ -80,7 +80,7 @@ class StepWishes:
         num_tokens = history.num_tokens.copy()
         num_tokens[rows] = lengths
         tokens, status = self._rows.draw(
-            tensors.logits.index_select(0, index[0]),
+            tensors.logits.index_select(0, index[0]).float(),
             rows[samples],
             history._replace(num_tokens=num_tokens),
         )

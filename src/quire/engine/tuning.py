@@ -168,7 +168,7 @@ class _Probe:
             hidden = self._model.forward(positions % self._shape.vocab_size, positions, context)
             middle = time.perf_counter()
             if self._shape.has_head:
-                self._model.compute_logits(hidden.index_select(0, last))
+                self._model.compute_logits(hidden.index_select(0, last)).float()
             return (middle - begin) / self.share + time.perf_counter() - middle
 
         return run

@@ -64,7 +64,3 @@ class ParallelLMHead(LinearBase):
         for embedding in self.tied:
             if "weight" in self._buffers:
                 embedding.share(self.weight)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → float32 [S, V]."""
-        return super().forward(hidden).float()

@@ -145,5 +145,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → float32 [S, V]. Only for checkpoints with a head."""
+        """hidden [S, H] → [S, V], in the type of the products. Only for checkpoints with a head."""
         return self.lm_head(hidden)  # type: ignore[no-any-return]

@@ -38,13 +38,13 @@ class Scores:
 
 
 def score(logits: Tensor, rows: Tensor, token_ids: Tensor, width: int) -> Scores:
-    """Scores of tokens [N] by these rows, int64 [N], of raw float32 logits [S, V].
+    """Scores of tokens [N] by these rows, int64 [N], of raw logits [S, V] of any float type.
 
     width: how many of the most probable tokens are wanted. Ties are in the order of their ids.
     """
     width = min(width, logits.shape[1])
     parts = [
-        _score(logits.index_select(0, some), own.long().unsqueeze(1), width)
+        _score(logits.index_select(0, some).float(), own.long().unsqueeze(1), width)
         for some, own in zip(torch.split(rows, _ROWS), torch.split(token_ids, _ROWS), strict=True)
     ]
     return Scores(*(torch.cat(column) for column in zip(*parts, strict=True)))
