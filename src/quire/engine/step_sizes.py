@@ -1,9 +1,8 @@
 """The sizes that steps on a GPU are padded to, so that few graphs serve all of them. No torch.
 
 Owns which sizes there are. A step is padded with tokens that belong to no row, and with samples
-that nobody is due. Products take most of a step's time and grow with its tokens, so sizes are near
-enough to each other that padding is 3 % of them on average; the scheduler cuts prompts so that a
-step ends on a size wherever there is more to compute.
+that nobody is due. The scheduler cuts prompts so that a step ends on a size wherever there is more
+to compute.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from dataclasses import dataclass
 
 # Steps of single tokens come in all numbers of running requests.
 _DECODES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32)]
-# Of steps with parts of prompts. Large products compute 128 rows at a time, or more, so padding to
-# that is nearly free. Above the largest, steps keep a GPU busy for longer than the launches of
-# their kernels take.
-_MIXED = [16, 32, *range(64, 1024, 64), *range(1024, 4096, 128), *range(4096, 8193, 256)]
+# Of steps with parts of prompts. Products are quick where their tiles fill the multiprocessors
+# evenly: 2,048 tokens take no longer than 1,800 (docs/log.md). Above the largest, steps keep a GPU
+# busy for longer than the launches of their kernels take.
+_MIXED = [
+    16, 32, *range(64, 385, 64), *range(512, 1537, 128), 1792, 2048, 2304,
+    *range(2560, 6145, 512), 7168, 8192,
+]  # fmt: skip
 _LEAST_SHARING = 4  # requests with the same beginning, see shared_prefixes.py
 _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
