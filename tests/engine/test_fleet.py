@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
 import pytest
 
 from quire.config import EngineConfig
+from quire.core.request import RequestLimits
+from quire.engine.control import (
+    Control,
+    LeaveModel,
+    LoadModel,
+    ModelCondition,
+    ModelLeft,
+    UnloadModel,
+)
 from quire.engine.fleet import Fleet, FleetSettings, ModelPlan
+from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
-from quire.errors import CheckpointError, ConfigError, QuireError
+from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
 
 MIB = 1 << 20
+INFO = EngineInfo(
+    model_name="a",
+    limits=RequestLimits(max_model_len=8, max_kv_tokens=64, vocab_size=9, max_num_seqs=1),
+    eos_token_ids=[],
+    dtype="float32",
+    device="cpu",
+    num_blocks=4,
+    block_size=16,
+    kv_cache_bytes=0,
+)
 SETTINGS = SupervisorSettings(
     worker_module="none",
     worker_settings=b"",
@@ -51,3 +73,57 @@ def test_what_cannot_be_is_told_at_the_start(
 ) -> None:
     with pytest.raises(failure, match=problem):
         start(*plans, limit=limit)
+
+
+class Deathbed:
+    """In the supervisor's place: an engine that dies for good while processes are asked of it."""
+
+    clients = ("0",)
+
+    def __init__(self) -> None:
+        self.fleet: Fleet
+        self.states: list[str] = []
+        self.jobs: list[asyncio.Task[None]] = []
+        self._on_end: Callable[[BaseException], None]
+
+    def begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.jobs.append(asyncio.create_task(job))
+        return self.jobs[-1]
+
+    def start_engine(
+        self, _name: str, _config: EngineConfig, on_end: Callable[[BaseException], None]
+    ) -> object:
+        self._on_end = on_end
+        return object()
+
+    async def until_started(self, _keeper: object) -> EngineInfo:
+        return INFO
+
+    async def stop_engine(self, name: str, _why: str) -> None:
+        raise KeyError(name)  # as the supervisor does with one that it does not have
+
+    def tell_workers(self, news: Control) -> None:
+        if isinstance(news, ModelCondition):
+            self.states.append(news.state)
+        if isinstance(news, LeaveModel):
+            self._on_end(EngineError("it died again and again"))
+            self.fleet.on_message("0", ModelLeft(name=news.name, agreed=False))
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float) -> None:
+    async def run() -> list[str]:
+        parent = Deathbed()
+        plans = [plan("a", at_start=False), plan("b", at_start=False)]
+        parent.fleet = Fleet(cast(Supervisor, parent), plans, FleetSettings())
+        model = parent.fleet._models["a"]
+        await parent.fleet._measure(model)
+        parent.fleet.on_message("0", LoadModel(name="a"))
+        await parent.jobs[-1]
+        async with model.changing:
+            await parent.fleet._unload(model, grace)
+        parent.fleet.on_message("0", UnloadModel(name="a", grace=1.0))  # and once more
+        await parent.jobs[-1]
+        return parent.states
+
+    assert asyncio.run(run()) == ["loading", "loaded", "unloading", "unloaded", "unloaded"]

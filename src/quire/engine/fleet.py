@@ -299,7 +299,8 @@ class Fleet:
                 is_old = model.keeper and time.monotonic() - model.keeper.last_used > seconds
                 if is_old and model.state == "loaded" and not model.plan.at_start:
                     async with model.changing:
-                        await self._unload(model, grace=0.0)
+                        if model.keeper is not None:  # nobody else was quicker
+                            await self._unload(model, grace=0.0)
 
     async def _unload(self, model: Model, grace: float) -> None:
         """End a model's engine: after grace seconds in any case, without any if it is not in use.
@@ -307,11 +308,13 @@ class Fleet:
         model.changing is held.
         """
         self._become(model, "unloading")
-        if not await self._may_go(model, grace) and not grace:
-            self._become(model, "loaded")
-            return
-        await self._supervisor.stop_engine(model.plan.name, UNLOADED)
-        model.keeper = None
+        may_go = await self._may_go(model, grace) or bool(grace)
+        if model.keeper is not None:  # else it has ended by itself meanwhile
+            if not may_go:
+                self._become(model, "loaded")
+                return
+            await self._supervisor.stop_engine(model.plan.name, UNLOADED)
+            model.keeper = None
         self._become(model, "unloaded")
 
     async def _may_go(self, model: Model, grace: float) -> bool:
