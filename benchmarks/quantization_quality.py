@@ -11,6 +11,7 @@ when they serve; for FP8 rows that say "activations" do so as a GPU does, since 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from dataclasses import replace
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--texts", type=int, default=24, help="windows of text")
     parser.add_argument("--chats", type=int, default=60, help="of each kind")
+    parser.add_argument("--only", help="rows that begin so; others stay as the result file has them")
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -63,6 +65,8 @@ def main() -> None:
             ("none", own), ("fp8", own), ("fp8", rounding), ("int8", own), ("int4", own)
         )
     )  # fmt: skip
+    earlier = args.results / "quantization_quality.json"
+    kept = {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
     exact = [score(plain, shape, ids, "auto") for ids in samples]
     rows = []
     for name, model, cache in (
@@ -75,6 +79,9 @@ def main() -> None:
         ("INT8 weights, activations and KV cache", int8, "int8"),
         ("FP8 weights, activations and KV cache", on_gpu, "fp8"),
     ):
+        if args.only is not None and not name.startswith(args.only):
+            rows.append(kept[name])
+            continue
         found = [score(model, shape, ids, cache) for ids in samples]
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)

@@ -61,6 +61,7 @@ def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     """The product of the rounded rows in float64, which holds every sum of whole numbers."""
     if isinstance(weight, Int8Weight):
         wide, group = weight.codes.double() * weight.scale.double()[:, None], None
+        x = reference.spread(x.float())
     else:
         wide, group = reference.widen_int4(weight).double(), reference.ROUNDED_TOGETHER
     codes, scale = reference.round_int8(x, group)
@@ -83,7 +84,7 @@ def prepared(weight: Int8Weight | Int4Weight) -> Int8Weight | Int4Weight:
 
 def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
     x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
-    x[0] = 1.0  # all of them 127
+    x[0], x[1], x[1, ::16] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
     for weight in weights(n, k, group):
         packed, expected = prepared(weight), exact(x, weight) + bias.double()
         for rows in ROWS:

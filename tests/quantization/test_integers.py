@@ -36,6 +36,19 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     assert (error <= made.scale[:, None] * 0.50001).all()
 
 
+def test_a_large_number_is_spread_and_products_stay() -> None:
+    x, weight = random(1, 0.0, 3, 96), random(2, 0.0, 5, 96)
+    x[:, 7] = 50.0
+    twice = reference.spread(reference.spread(x))
+    torch.testing.assert_close(twice, 16.0 * x, rtol=1e-4, atol=1e-3)
+    exact = x @ weight.T
+    codes, scale = reference.round_int8(x)
+    error = (reference.linear_int8(x, reference.quantize_int8(weight), None) - exact).abs().mean()
+    assert error < 0.5 * ((codes.float() * scale) @ weight.T - exact).abs().mean()
+    uneven = x[:, :90]  # as it is
+    assert reference.spread(uneven) is uneven
+
+
 @settings(deadline=None, max_examples=30)
 @given(*SCALES)
 def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> None:

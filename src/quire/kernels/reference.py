@@ -16,6 +16,7 @@ from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
 
+SPREAD_TOGETHER = 16  # columns of what is rounded to bytes by whole rows
 ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
 WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
 
@@ -312,9 +313,28 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
+def spread(x: Tensor) -> Tensor:
+    """Each 16 columns of x float32 [.., K] times a Hadamard matrix; x itself if K is no multiple.
+
+    So a few large numbers, of which activations have some, do not set the scale of all others (as
+    Ashkboos et al., 2024, do with whole rows). The matrix times itself is 16 times the identity.
+    """
+    if x.shape[-1] % SPREAD_TOGETHER:
+        return x
+    parts = x.unflatten(-1, (-1, 2, 2, 2, 2))
+    for dim in (-1, -2, -3, -4):
+        first, second = parts.unbind(dim)
+        parts = torch.stack([first + second, first - second], dim)
+    return parts.flatten(-5)
+
+
 def quantize_int8(weight: Tensor) -> Int8Weight:
-    """Rows of a weight [N, K] as signed bytes, symmetric: the largest of a row becomes ±127."""
-    weight = weight.float()
+    """Rows of a weight [N, K] as signed bytes, symmetric: the largest of a row becomes ±127.
+
+    Of the weight behind `spread`, divided so that products with `spread` rows are those of x.
+    """
+    divisor = 1.0 if weight.shape[1] % SPREAD_TOGETHER else float(SPREAD_TOGETHER)
+    weight = spread(weight.float()) / divisor
     largest = weight.abs().amax(dim=1)
     scale = torch.where(largest == 0.0, 1.0, largest / 127.0)
     return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
@@ -351,11 +371,11 @@ def prepare_int8(weight: Int8Weight) -> Int8Weight:
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each row by itself → [T, N].
+    """x · weightᵀ + bias, x [T, K] behind `spread` and `round_int8`, each row by itself → [T, N].
 
     Bytes are multiplied and summed exactly, which float32 does here for up to 1,040 columns.
     """
-    codes, scale = round_int8(x)
+    codes, scale = round_int8(spread(x.float()))
     out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 

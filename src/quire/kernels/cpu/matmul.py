@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
-from quire.kernels.reference import ROUNDED_TOGETHER, round_int8
+from quire.kernels.reference import ROUNDED_TOGETHER, round_int8, spread
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
@@ -62,7 +62,7 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
 
     oneDNN's products of bytes would be faster, but saturate on processors without VNNI.
     """
-    codes, scale = round_int8(x)
+    codes, scale = round_int8(spread(x.float()))
     if x.dtype == torch.bfloat16 and len(x) < _MANY_BYTE_ROWS:
         ones = torch.ones(len(weight.codes), dtype=x.dtype)
         out: Tensor = torch._weight_int8pack_mm(codes.to(x.dtype), weight.codes, ones).float()

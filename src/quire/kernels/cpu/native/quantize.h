@@ -4,7 +4,8 @@
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
-// A start is where a sum of products begins, which takes the zero point of the weights out of it.
+// In int8 each 16 numbers were spread by a Hadamard matrix before they were rounded, as the weight's
+// were. A start is where a sum of products begins, which takes the zero point of the weights out of it.
 
 constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
 #ifdef QUIRE_VNNI
@@ -90,16 +91,22 @@ inline void store_wide(const int8_t* codes, uint8_t* out) {
 template <typename T>
 void round_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
     const Stream<T> x = stream<T>(a, row);
+    thread_local Scratch scratch;
+    float* const spread = scratch.room<float>(a.k);
     F32 larger = F32::zero();
-    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, x.at(i));
+    for (int64_t i = 0; i < a.k; i += 16) {
+        const F32 v = hadamard(x.at(i));
+        v.store(spread + i);
+        larger = max_magnitude(larger, v);
+    }
     const float largest = magnitude(larger), scale = largest / 127.0f;
     const F32 inverse = F32::all(inverse_of(largest));
     uint8_t* out = block + rows * 8 + place * CODES8;
     int32_t sum = 0;
     for (int64_t i = 0; i < a.k; i += CHUNK, out += rows * CODES8) {
         int8_t codes[CHUNK];
-        store_bytes(x.at(i) * inverse, codes);
-        store_bytes(x.at(i + 16) * inverse, codes + 16);
+        store_bytes(F32::load(spread + i) * inverse, codes);
+        store_bytes(F32::load(spread + i + 16) * inverse, codes + 16);
         sum += both(pair_sums(codes));
         store_wide(codes, out);
     }

@@ -11,10 +11,11 @@ template <typename T>
 void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
     int8_t* codes = reinterpret_cast<int8_t*>(out.codes);
+    const auto spread = [&](int64_t i) { return hadamard(F32::load(w + i)) * F32::all(1.0f / 16); };
     F32 larger = F32::zero();
-    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, F32::load(w + i));
+    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, spread(i));
     const float largest = magnitude(larger), scale = largest == 0.0f ? 1.0f : largest / 127.0f;
-    for (int64_t i = 0; i < a.k; i += 16) store_bytes(F32::load(w + i) / F32::all(scale), codes + i);
+    for (int64_t i = 0; i < a.k; i += 16) store_bytes(spread(i) / F32::all(scale), codes + i);
     *static_cast<float*>(out.scale) = scale;
 }
 

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 2;
+constexpr int32_t INTERFACE = 3;
 
 struct bf16 {
     uint16_t bits;

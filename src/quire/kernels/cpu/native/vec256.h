@@ -133,6 +133,21 @@ inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(sum), _mm256_extractf128_pd(sum, 1));
     return static_cast<int64_t>(_mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two))));
 }
+// Sums of two lanes in the first of both, differences in the second.
+template <int SECONDS>
+inline __m256 sum_difference(__m256 a, __m256 b) {
+    return _mm256_blend_ps(_mm256_add_ps(a, b), _mm256_sub_ps(b, a), SECONDS);
+}
+inline __m256 hadamard(__m256 v) {
+    v = sum_difference<0xaa>(v, _mm256_permute_ps(v, 0xb1));
+    v = sum_difference<0xcc>(v, _mm256_permute_ps(v, 0x4e));
+    return sum_difference<0xf0>(v, _mm256_permute2f128_ps(v, v, 1));
+}
+// The lanes times a Hadamard matrix.
+inline F32 hadamard(F32 a) {
+    const F32 halves = {hadamard(a.lo), hadamard(a.hi)};
+    return {_mm256_add_ps(halves.lo, halves.hi), _mm256_sub_ps(halves.lo, halves.hi)};
+}
 inline __m256 where_less(__m256 a, __m256 b, __m256 yes, __m256 no) {
     return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
 }

@@ -74,6 +74,17 @@ inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
     }
     return static_cast<int64_t>(_mm512_reduce_add_pd(sum));
 }
+// Sums of two lanes in the first of both, differences in the second.
+inline __m512 sum_difference(__m512 a, __m512 b, __mmask16 seconds) {
+    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), seconds, b, a);
+}
+// The lanes times a Hadamard matrix.
+inline F32 hadamard(F32 a) {
+    __m512 v = sum_difference(a.v, _mm512_permute_ps(a.v, 0xb1), 0xaaaa);
+    v = sum_difference(v, _mm512_permute_ps(v, 0x4e), 0xcccc);
+    v = sum_difference(v, _mm512_shuffle_f32x4(v, v, 0xb1), 0xf0f0);
+    return {sum_difference(v, _mm512_shuffle_f32x4(v, v, 0x4e), 0xff00)};
+}
 inline F32 where_less(F32 a, F32 b, F32 yes, F32 no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
