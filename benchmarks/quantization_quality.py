@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--model", default="quire-tiny")
     parser.add_argument("--texts", type=int, default=24, help="windows of text")
     parser.add_argument("--chats", type=int, default=60, help="of each kind")
-    parser.add_argument("--only", help="rows that begin so; others stay as the result file has them")
+    parser.add_argument(
+        "--only", help="rows that begin so; others stay as the result file has them"
+    )
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -66,7 +68,9 @@ def main() -> None:
         )
     )  # fmt: skip
     earlier = args.results / "quantization_quality.json"
-    kept = {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
+    kept = (
+        {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
+    )
     exact = [score(plain, shape, ids, "auto") for ids in samples]
     rows = []
     for name, model, cache in (

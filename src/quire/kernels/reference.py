@@ -321,7 +321,7 @@ def spread(x: Tensor) -> Tensor:
     """
     if x.shape[-1] % SPREAD_TOGETHER:
         return x
-    parts = x.unflatten(-1, (-1, 2, 2, 2, 2))
+    parts = torch.unflatten(x, -1, (-1, 2, 2, 2, 2))
     for dim in (-1, -2, -3, -4):
         first, second = parts.unbind(dim)
         parts = torch.stack([first + second, first - second], dim)
