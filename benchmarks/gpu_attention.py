@@ -200,7 +200,7 @@ def prefill_calls(
     """The kernel on each layer's caches, with its plan made."""
     group = query.shape[1] // caches[0][0].shape[2]
     plan = triton_attention.make_plan(
-        layout, 0, DecodeConfig(64, 3), way.rows // group, caches[0][0].shape[2]
+        layout, 0, DecodeConfig(64, 3), way.tokens(group), caches[0][0].shape[2]
     )
     out = torch.empty_like(query)
 

@@ -13,10 +13,13 @@ import sys
 import traceback
 from typing import Any
 
+from triton.experimental.gluon import language as gl
+
 from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import _norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import _rotary_write_kv_kernel
@@ -81,6 +84,7 @@ def skinny_fp8(capability: int) -> Compiled:
 ATTENTION = {
     **dict.fromkeys(["q_ptr", "k_ptr", "v_ptr", "out_ptr"], BF16),
     **dict.fromkeys(["block_table_ptr", "query_start_ptr", "seq_lens_ptr", "tiles_ptr"], INTS),
+    **dict.fromkeys(["work_ptr", "num_tiles_ptr"], INTS),
     **dict.fromkeys(["num_requests", "stride_q_token", "stride_q_head", "stride_block"], "i32"),
     **dict.fromkeys(["stride_slot", "stride_kv_head", "stride_table", "stride_out_token"], "i32"),
     "scale": "fp32",
@@ -89,7 +93,7 @@ NO_CHANGE: dict[str, str] = {}
 SHARED = ["places_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr", "shared_plan_ptr"]
 NOTHING_SHARED = dict.fromkeys(SHARED) | {"HAS_SHARED": False, "MEMBERS": 16}
 FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
-SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0, "BLOCK_B": 64}
+SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0}
 
 
 def decode(
@@ -105,7 +109,7 @@ def decode(
             **dict.fromkeys(["min_units", "num_tokens"], "i32"),
             **cache,
         },
-        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "BLOCK_D": 128, "FORM": form}
+        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "BLOCK_B": 64, "BLOCK_D": 128, "FORM": form}
         | {"PRECISION": "tf32", "PDL": False}
         | NOTHING_SHARED,
         capability,
@@ -120,7 +124,7 @@ def decode_fp8(capability: int) -> Compiled:
 
 def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
     """Prefill attention of an 8B model."""
-    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "PRECISION": "tf32"}
+    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
     types = ATTENTION | cache
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
@@ -144,10 +148,22 @@ def prefill_fp8(capability: int) -> Compiled:
     return prefill(capability, FP8_CACHE)
 
 
+def hopper(capability: int) -> Compiled:
+    """Prefill attention for Hopper, in its smallest form: the larger take three times as long."""
+    names = hopper_prefill_kernel.arg_names
+    types = {name: kind for name, kind in ATTENTION.items() if name in names}
+    boxes = f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    types |= {"k_desc": boxes, "v_desc": boxes}
+    shape = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WINDOW": 0}
+    cut = {"TILE": 64, "SLOTS": 8, "CODE_SLOTS": 3, "SPLIT": True, "TURNS": False, "FIELDS": 8}
+    return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
+
+
 def small(capability: int) -> Compiled:
     """Prefill attention in float32 with fewer dimensions than tl.dot takes."""
     types = {name: "*fp32" if kind == BF16 else kind for name, kind in ATTENTION.items()}
-    constants = {**SHAPE, "GROUP": 2, "HEAD_DIM": 8, "ROWS": 64, "STAGES": 2, "PRECISION": "ieee"}
+    constants = {**SHAPE, "GROUP": 2, "HEAD_DIM": 8, "ROWS": 64, "STAGES": 2, "FIELDS": 8}
+    constants |= {"PRECISION": "ieee"}
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
@@ -224,6 +240,7 @@ KERNELS = {
     "plan": plan,
     "prefill": prefill,
     "tile_gemm": tile_gemm,
+    "hopper": hopper,
     "small": small,
 }
 

@@ -25,6 +25,7 @@ KERNELS = {
     "turning_fp8": ["90"],
     "prefill": ["90"],
     "tile_gemm": ["90"],
+    "hopper": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,6 @@ from quire.kernels.operands import Fp8Rows, Normed
 from quire.kernels.triton import elementwise, operations, rotary
 from quire.kernels.triton import skinny_gemm as skinny
 from quire.kernels.triton.attention import (
-    _most_query_tiles,
     attention,
     decode_attention,
     make_plan,
@@ -346,20 +344,6 @@ def test_rows_of_a_device_layout_come_in_any_order(
     ours = attention(query, k_cache, v_cache, layout, *rest)
     close(ours, reference.attention(*case))
     assert not workspace(DEVICE).counters.any()
-
-
-@pytest.mark.parametrize("query_tile", [1, 2, 3, 16])
-def test_the_bound_of_query_tiles_holds(query_tile: int) -> None:
-    """Any lengths of two or more, in rows of which some are idle."""
-    generator = random.Random(query_tile)
-    for _ in range(300):
-        num_tokens, num_requests = generator.randint(1, 200), generator.randint(1, 40)
-        left, tiles = num_tokens, 0
-        for _ in range(num_requests):
-            queries = min(generator.randint(2, generator.choice([2, 3, 60])), left)
-            tiles += -(-queries // query_tile) if queries > 1 else 0
-            left -= queries
-        assert tiles <= _most_query_tiles(num_tokens, num_requests, query_tile)
 
 
 @DTYPES

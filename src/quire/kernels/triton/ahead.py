@@ -13,6 +13,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def compile_kernel(
     """
     names: list[str] = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    source = ASTSource(
+    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         kernel,
         signature,
         {(names.index(name),): value for name, value in constants.items()},

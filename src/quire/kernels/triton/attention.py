@@ -5,6 +5,8 @@ Owns which requests go to which kernel and how they are launched.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +18,15 @@ from quire.kernels import reference
 from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.prefill_work import WORK_FIELDS, prefill_work_kernel
 from quire.kernels.triton.shared_attention import SharedParts, shared_attention
 from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.tuning import (
     DecodeConfig,
+    HopperConfig,
     PrefillConfig,
     decode_config,
+    hopper_config,
     padded_head_dim,
     prefill_config,
 )
@@ -36,7 +41,8 @@ class Plan:
 
     decode_tiles: Tensor  # int32 [B + 1]: tiles of keys of all decodes before each request
     decode_runs: Tensor  # int32 [programs, 10]: where each program of the decodes' begins
-    query_tiles: Tensor  # int32 [B + 1]: tiles of queries of all prefills before each request
+    num_query_tiles: Tensor  # int32 [1], of all prefills
+    work: Tensor  # int32 [most, WORK_FIELDS]: tiles of queries, as `prefill_work_kernel` has them
 
 
 def attention(
@@ -50,12 +56,10 @@ def attention(
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
     decode = decode_config(k_cache, len(query))
-    prefill = prefill_config(k_cache, group)
-    window = sliding_window or 0
-    key = ("triton attention", window, decode, prefill.rows // group)
-    plan = layout.once(
-        key, lambda: make_plan(layout, window, decode, prefill.rows // group, k_cache.shape[2])
-    )
+    prefill = prefill_way(query, k_cache)
+    window, tokens = sliding_window or 0, prefill.tokens(group)
+    key = ("triton attention", window, decode, tokens)
+    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, k_cache.shape[2]))
     out = query.new_empty(query.shape)
     if layout.has_decodes:
         shared = None
@@ -127,22 +131,59 @@ def prefill_attention(
     scale: float,
     window: int,
     out: Tensor,
-    config: PrefillConfig,
+    config: PrefillConfig | HopperConfig,
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
-    num_requests = len(layout.seq_lens)
-    most_tiles = _most_query_tiles(len(query), num_requests, config.rows // group)
-    prefill_attention_kernel[(num_kv_heads, most_tiles)](
-        query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
-        plan.query_tiles, num_requests, scale * _LOG2_E, query.stride(0), query.stride(1),
+    if isinstance(config, HopperConfig):
+        from quire.kernels.triton.hopper_prefill import launch_prefill
+
+        launch_prefill(
+            query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
+            scale * _LOG2_E, window, out, config,
+        )  # fmt: skip
+        return
+    prefill_attention_kernel[(num_kv_heads, len(plan.work))](
+        query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
+        scale * _LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
-        BLOCK_B=_room(num_requests), PRECISION=_precision(query),
-        num_warps=config.warps,
+        FIELDS=WORK_FIELDS, PRECISION=_precision(query), num_warps=config.warps,
     )  # fmt: skip
+
+
+def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
+    """How prefill attention is cut; for Hopper in its own way, where that serves the operands."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    if not (
+        query.is_cuda
+        and has_hopper_kernels(query.device.index)
+        and query.dtype.itemsize == 2
+        and k_cache.dtype in (query.dtype, reference.FP8)
+        and head_dim in (64, 128)
+        and group <= 64
+        and block_size in (8, 16, 32, 64, 128)
+        and k_cache.is_contiguous()
+    ):
+        return prefill_config(k_cache, group)
+    halves = hopper_config(k_cache, split=False)
+    pieces = len(query) // halves.tokens(group) * num_kv_heads
+    return hopper_config(k_cache, split=pieces < workspace(query.device).num_sms)
+
+
+@functools.cache
+def has_hopper_kernels(index: int | None) -> bool:
+    """Whether a GPU is a Hopper, and Triton has the experimental language of its kernels."""
+    if torch.cuda.get_device_capability(index)[0] != 9:
+        return False
+    try:
+        importlib.import_module("quire.kernels.triton.hopper_prefill")
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
@@ -191,7 +232,14 @@ def make_plan(
         KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
     )  # fmt: skip
-    return Plan(decode_tiles=starts[0], decode_runs=runs, query_tiles=starts[1])
+    most_tiles = _most_query_tiles(len(layout.slot_mapping), num_requests, query_tile)
+    work = layout.seq_lens.new_empty(most_tiles, WORK_FIELDS)
+    if layout.has_prefills or decode is None:
+        prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
+            layout.query_start_loc, layout.seq_lens, starts[1], work, num_requests,
+            TOKENS=query_tile, BLOCK_B=_room(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
+        )  # fmt: skip
+    return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import triton
 
-from quire.kernels.triton.attention import plan_kernel
+from quire.kernels.triton.attention import has_hopper_kernels, plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import (
     _norm_kernel,
@@ -27,6 +28,7 @@ from quire.kernels.triton.forked import ForkedExecutor
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.penalties import _penalise_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.prefill_work import prefill_work_kernel
 from quire.kernels.triton.rotary import _angles_kernel, _rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling_filters import open_bin_kernel
@@ -45,10 +47,10 @@ from quire.kernels.triton.step import (
 _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
-    shared_attention_kernel, plan_kernel, _shared_plan_kernel, _norm_kernel, _silu_kernel,
-    silu_fp8_kernel, _quantize_kernel, _rotary_write_kv_kernel, _angles_kernel, peaks_kernel,
-    weigh_kernel, open_bin_kernel, _penalise_kernel, _change_blocks_kernel, _build_inputs_kernel,
-    _finish_step_kernel, _move_kernel,
+    prefill_work_kernel, shared_attention_kernel, plan_kernel, _shared_plan_kernel, _norm_kernel,
+    _silu_kernel, silu_fp8_kernel, _quantize_kernel, _rotary_write_kv_kernel, _angles_kernel,
+    peaks_kernel, weigh_kernel, open_bin_kernel, _penalise_kernel, _change_blocks_kernel,
+    _build_inputs_kernel, _finish_step_kernel, _move_kernel,
 )  # fmt: skip
 
 
@@ -63,9 +65,18 @@ def only_compiling() -> Iterator[None]:
         mode = triton.AsyncCompileMode(executor, ignore_errors=True)
         stack.enter_context(mode)
         stack.callback(executor.run)  # before the mode asks for what has been compiled
-        for kernel in _ALL:
+        for kernel in (*_ALL, *_hopper_kernels()):
             stack.enter_context(_not_launching(kernel))
         yield
+
+
+def _hopper_kernels() -> tuple[Any, ...]:
+    """Those that other GPUs, and other versions of Triton, need not be able to compile."""
+    if not (torch.cuda.is_available() and has_hopper_kernels(torch.cuda.current_device())):
+        return ()
+    from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
+
+    return (hopper_prefill_kernel,)
 
 
 @contextmanager

@@ -14,34 +14,30 @@ import triton.language as tl
 from quire.kernels.triton.fp8_cache import LIFT, narrowed
 
 
-@triton.jit(do_not_specialize=["num_requests", "stride_table"])
+@triton.jit(do_not_specialize=["stride_table"])
 def prefill_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
-    num_requests, scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
+    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr,
+    scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
     stride_table, stride_out_token,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_B: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
-    One program a key head and tile of ROWS // GROUP queries. tiles [B + 1]: tiles of all requests
-    before each; none for those with one query. scale: of the scores, times log2(e).
+    One program a key head and tile of ROWS // GROUP queries, which work [most, FIELDS] lists (see
+    `prefill_work.py`). scale: of the scores, times log2(e).
     """
     TOKENS: tl.constexpr = ROWS // GROUP
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
-    num_tiles = tl.load(tiles_ptr + num_requests)
-    if tile >= num_tiles:
+    if tile >= tl.load(num_tiles_ptr):
         return
-    tile = num_tiles - 1 - tile
-    requests = tl.arange(0, BLOCK_B)
-    ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
-    request = tl.sum((ends <= tile).to(tl.int32))
-    first_token = tl.load(query_start_ptr + request)
-    num_queries = tl.load(query_start_ptr + request + 1) - first_token
-    seq_len = tl.load(seq_lens_ptr + request)
-    first_query = (tile - tl.load(tiles_ptr + request)) * TOKENS
+    record = work_ptr + tile * FIELDS
+    request, first_token = tl.load(record), tl.load(record + 1)
+    num_queries, seq_len, first_query = (
+        tl.load(record + 2), tl.load(record + 3), tl.load(record + 4)
+    )  # fmt: skip
 
     row = tl.arange(0, ROWS)  # a query's heads of this key head, then the next query's
     query = first_query + row // GROUP

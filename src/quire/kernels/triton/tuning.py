@@ -126,6 +126,29 @@ class PrefillConfig:
     stages: int
     warps: int = 8
 
+    def tokens(self, group: int) -> int:
+        """Queries of a tile, of `group` heads each."""
+        return self.rows // group
+
+
+@dataclass(frozen=True, slots=True)
+class HopperConfig:
+    """How prefill attention is cut on Hopper: for two warpgroups, each with a product's 64 rows.
+
+    tile: keys at a time; slots: tiles of keys or values in shared memory. split: both have the same
+    queries, and every other tile of keys, so that few queries make more programs. turns: else they
+    take turns in issuing products.
+    """
+
+    tile: int
+    slots: int
+    split: bool
+    turns: bool = True
+
+    def tokens(self, group: int) -> int:
+        """Queries of a tile, of `group` heads each."""
+        return (1 if self.split else 2) * (64 // group)
+
 
 def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
     """By rule: tiles of 16 KiB of keys and values; the best on the whole when measured.
@@ -145,6 +168,13 @@ def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
     tile = 2**14 // (padded_head_dim(k_cache) * max(2, k_cache.dtype.itemsize))
     rows = max(64, 1 << (group - 1).bit_length())
     return PrefillConfig(rows=rows, tile=max(16, min(64, tile)), stages=2, warps=rows // 16)
+
+
+def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
+    """By rule, for 64 or 128 dimensions of 16 bits."""
+    if split:
+        return HopperConfig(tile=64, slots=8, split=True)
+    return HopperConfig(tile=128, slots=512 // k_cache.shape[3], split=False)
 
 
 def padded_head_dim(k_cache: Tensor) -> int:

@@ -1,0 +1,181 @@
+"""Prefill attention for Hopper: some warps fetch, two warpgroups compute.
+
+Twin of `prefill_attention.py` for 64 or 128 dimensions a head and queries of 16 bits. The copy
+engine fills a ring of tiles of keys and values, block by block. A warpgroup issues the scores of
+the next tile together with the weighted sum of the last one's values, and works on the softmax
+while the tensor cores are at the sum; the two take turns, so that one's softmax is under the
+other's products. (FlashAttention 3: Shah et al., 2024.)
+
+Each program goes through pieces of work, a tile of queries for a key head each, and fetches ahead
+of the piece that is being computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from quire.kernels.triton.hopper_attend import ROWS, attend
+from quire.kernels.triton.hopper_work import fetch, widen
+from quire.kernels.triton.prefill_work import WORK_FIELDS
+from quire.kernels.triton.tuning import HopperConfig
+from quire.kernels.triton.workspace import workspace
+
+
+def launch_prefill(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    work: Tensor,
+    num_query_tiles: Tensor,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: HopperConfig,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
+
+    work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times log2(e).
+    """
+    num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_programs = min(workspace(query.device).num_sms, num_kv_heads * len(work))
+    box = min(block_size, config.tile)
+    rows, columns = num_blocks * block_size, num_kv_heads * head_dim
+    boxes = [
+        _boxes(cache.data_ptr(), cache.dtype, rows, columns, box, head_dim)
+        for cache in (k_cache, v_cache)
+    ]
+    hopper_prefill_kernel[(num_programs,)](
+        query, *boxes, out, block_table, work, num_query_tiles, scale,
+        query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
+        NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots, CODE_SLOTS=3,
+        SPLIT=config.split, TURNS=config.turns and not config.split, FIELDS=WORK_FIELDS,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _boxes(
+    address: int, dtype: torch.dtype, rows: int, columns: int, box: int, head_dim: int
+) -> TensorDescriptor:
+    """A cache as the copy engine sees it; kept, since to make one takes longer than to launch."""
+    return TensorDescriptor(
+        _Place(address, dtype), [rows, columns], [columns, 1], [box, head_dim],
+        gl.NVMMASharedLayout(min(128, head_dim * dtype.itemsize), 8 * dtype.itemsize, 2),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a descriptor asks of a tensor, without the hold on its memory."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@gluon.jit(do_not_specialize=["stride_table"])
+def hopper_prefill_kernel(
+    q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, scale,
+    stride_q_token, stride_q_head, stride_table, stride_out_token,
+    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
+    CODE_SLOTS: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr, FIELDS: gl.constexpr,
+):  # fmt: skip
+    """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
+
+    work: tiles of TOKENS queries (see `prefill_work.py`). SPLIT: both warpgroups have the same
+    queries, and every other tile of keys; else each its own half of the queries and all keys.
+    scale: of the scores, times log2(e).
+    """
+    TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    NARROW: gl.constexpr = k_desc.layout
+    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], WIDE)
+    ring = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1 if SPLIT else 2, WIDE)
+    other = _other(HEAD_DIM, SPLIT)
+    operands = (
+        q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
+        stride_q_token, stride_q_head, stride_out_token,
+    )  # fmt: skip
+    # the last lists: registers of a thread; the first warpgroup has as many as the second
+    if k_desc.dtype == dtype:
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (
+                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
+                    TURNS, FIELDS, 0)),
+                (attend, (
+                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
+                    TURNS, FIELDS, 1)),
+                (fetch, (
+                    k_desc, v_desc, ring, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, SLOTS, FIELDS)),
+            ],
+            [4, 1],
+            [224, 56],
+        )  # fmt: skip
+    else:
+        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, CODE_SLOTS, 1, NARROW)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (
+                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
+                    TURNS, FIELDS, 0)),
+                (attend, (
+                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
+                    TURNS, FIELDS, 1)),
+                (widen, (
+                    codes, ring, work_ptr, num_tiles_ptr,
+                    NUM_HEADS, TOKENS, TILE, WINDOW, CODE_SLOTS, SLOTS, FIELDS)),
+                (fetch, (
+                    k_desc, v_desc, codes, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, CODE_SLOTS, FIELDS)),
+            ],
+            [4, 4, 1],
+            [208, 64, 32],
+        )  # fmt: skip
+
+
+@gluon.jit
+def _ring(
+    dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
+    USERS: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Tiles of keys and values by turns, and barriers that tell when each is full and empty."""
+    smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
+    return smem, _barriers(SLOTS, 1), _barriers(SLOTS, USERS)
+
+
+@gluon.jit
+def _other(HEAD_DIM: gl.constexpr, SPLIT: gl.constexpr):
+    """Where the second warpgroup leaves its sums, if they are to be merged with the first's."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    acc = gl.allocate_shared_memory(
+        gl.float32, [ROWS if SPLIT else 1, HEAD_DIM], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
+    )
+    m = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    total = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    return acc, m, total, _barriers(1, 1), _barriers(1, 1)
+
+
+@gluon.jit
+def _barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [NUM, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUM):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers

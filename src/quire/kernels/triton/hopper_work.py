@@ -1,0 +1,186 @@
+"""Hopper's prefill attention: what a program's work is, and the warps that fetch keys and values.
+
+Owns which tiles of queries and keys a program takes, and how rings are filled; not their memory,
+which `hopper_prefill.py` allots. Tile `at` of all that a program fetches is in slot at % SLOTS.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+# Triton 3.6 has other names for these than later versions
+_fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+
+
+@gluon.jit
+def piece_of(work_ptr, num_pieces, turn, NUM_HEADS: gl.constexpr, FIELDS: gl.constexpr):
+    """A program's next piece of work: key head, request, first token, queries, keys, first query.
+
+    One without queries is the end. Pieces come in order of length; programs take them forwards and
+    backwards by turns, so that each gets as much. None draws them by an atomic: with the first lane
+    alone in a branch ptxas (CUDA 12.8) leaves out the barriers of a warp behind it.
+    """
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    piece = turn * programs + program + turn % 2 * (programs - 1 - 2 * program)
+    there = piece < num_pieces
+    record = work_ptr + piece // NUM_HEADS * FIELDS
+    request = gl.load(record, mask=there, other=0)
+    first_token = gl.load(record + 1, mask=there, other=0)
+    num_queries = gl.load(record + 2, mask=there, other=0)
+    seq_len = gl.load(record + 3, mask=there, other=0)
+    first_query = gl.load(record + 4, mask=there, other=0)
+    return piece % NUM_HEADS, request, first_token, num_queries, seq_len, first_query
+
+
+@gluon.jit
+def key_tiles(
+    first_query, num_queries, seq_len,
+    TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
+    """(begin, full_begin, full_end, end) of the tiles of keys; of the full ones all is seen."""
+    lowest = seq_len - num_queries + first_query
+    highest = gl.minimum(lowest + TOKENS, seq_len)  # one beyond the last query's position
+    end = (highest + TILE - 1) // TILE
+    full_end = gl.minimum((lowest + 1) // TILE, end - 1)  # the last tile is always masked
+    begin = 0
+    full_begin = 0
+    if WINDOW > 0:
+        begin = gl.maximum(lowest + 1 - WINDOW, 0) // TILE
+        full_begin = gl.minimum((gl.maximum(highest - WINDOW, 0) + TILE - 1) // TILE, full_end)
+    return begin, full_begin, full_end, end
+
+
+@gluon.jit
+def fetch(
+    k_desc, v_desc, ring, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+    NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
+    WINDOW: gl.constexpr, SLOTS: gl.constexpr, FIELDS: gl.constexpr,
+):  # fmt: skip
+    """Keep a ring filled by the copy engine: a tile of keys, its values, the next tile's keys."""
+    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
+    at = 0  # tiles so far
+    turn = 0
+    head, request, _, num_queries, seq_len, first_query = piece_of(
+        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+    )
+    while num_queries > 0:
+        begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
+        table = block_table_ptr + request * stride_table
+        for key_tile in range(end - 1, begin - 1, -1):
+            rows = _rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
+            _fetch_tile(k_desc, rows, head, ring, at, TILE, SLOTS)
+            _fetch_tile(v_desc, rows, head, ring, at + 1, TILE, SLOTS)
+            at += 2
+        turn += 1
+        head, request, _, num_queries, seq_len, first_query = piece_of(
+            work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+        )
+
+
+@gluon.jit
+def widen(
+    codes_ring, ring, work_ptr, num_tiles_ptr,
+    NUM_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+    CODE_SLOTS: gl.constexpr, SLOTS: gl.constexpr, FIELDS: gl.constexpr,
+):  # fmt: skip
+    """Make 16-bit tiles of a ring of FP8 tiles."""
+    codes, codes_full, codes_empty = codes_ring
+    smem, full, empty = ring
+    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
+    at = 0
+    turn = 0
+    _, _, _, num_queries, seq_len, first_query = piece_of(
+        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+    )
+    while num_queries > 0:
+        begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
+        for _ in range(2 * (end - begin)):
+            slot, code_slot = at % SLOTS, at % CODE_SLOTS
+            mbarrier.wait(codes_full.index(code_slot), at // CODE_SLOTS & 1)
+            mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
+            _widen_tile(codes.index(code_slot), smem.index(slot), TILE)
+            mbarrier.arrive(full.index(slot), count=1)
+            mbarrier.arrive(codes_empty.index(code_slot), count=1)
+            at += 1
+        turn += 1
+        _, _, _, num_queries, seq_len, first_query = piece_of(
+            work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+        )
+
+
+@gluon.jit
+def _rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Where each box of a tile of keys begins in the cache; past the last block, again that one."""
+    BOX: gl.constexpr = desc.block_type.shape[0]
+    last_block = (seq_len - 1) // BLOCK_SIZE
+    rows = ()
+    for box in gl.static_range(TILE // BOX):
+        key = key_tile * TILE + box * BOX
+        block = gl.load(table + gl.minimum(key // BLOCK_SIZE, last_block))
+        rows = rows + (block * BLOCK_SIZE + key % BLOCK_SIZE,)  # type: ignore[assignment]  # noqa: RUF005
+    return rows
+
+
+@gluon.jit
+def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr, SLOTS: gl.constexpr):
+    """Have a tile of TILE keys of one head fetched from where its boxes begin in the cache."""
+    BOX: gl.constexpr = desc.block_type.shape[0]
+    HEAD_DIM: gl.constexpr = desc.block_type.shape[1]
+    smem, full, empty = ring
+    slot = at % SLOTS
+    tile, filled = smem.index(slot), full.index(slot)
+    mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
+    mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
+    for box in gl.static_range(TILE // BOX):
+        _fetch_box(desc, [rows[box], head * HEAD_DIM], filled, tile.slice(box * BOX, BOX))
+
+
+@gluon.jit
+def _widen_tile(codes, tile, TILE: gl.constexpr):
+    """Write codes [TILE, D] as 16-bit numbers where the tensor cores read them."""
+    ROWS: gl.constexpr = 64
+    HEAD_DIM: gl.constexpr = tile.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout(
+        [1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [4, 1], [1, 0]
+    )
+    for part in gl.static_range(TILE // ROWS):
+        narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
+        tile.slice(part * ROWS, ROWS).store(_wide(narrow, tile.dtype))
+    fence_async_shared()
+    _barrier()
+
+
+@gluon.jit
+def _wide(codes, dtype: gl.constexpr):
+    """FP8 (e4m3) as float16 or bfloat16, exact.
+
+    There is an instruction for float16 alone. A code's bits moved to where bfloat16 has them are
+    2^-120 of the number.
+    """
+    if dtype == gl.float16:
+        wide = codes.to(gl.float16)
+    else:
+        wide = gl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 low, high, rest, factor, zero;
+                mov.b32 factor, 0x7B807B80;
+                mov.b32 zero, 0x80008000;
+                prmt.b32 low, $2, 0, 0x1404;
+                prmt.b32 high, $2, 0, 0x3424;
+                shr.b32 rest, low, 4;
+                and.b32 rest, rest, 0x07F007F0;
+                lop3.b32 low, low, 0x80008000, rest, 0xEA;
+                shr.b32 rest, high, 4;
+                and.b32 rest, rest, 0x07F007F0;
+                lop3.b32 high, high, 0x80008000, rest, 0xEA;
+                fma.rn.bf16x2 $0, low, factor, zero;
+                fma.rn.bf16x2 $1, high, factor, zero;
+            }
+            """,
+            "=r,=r,r", [codes], dtype=gl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return wide

@@ -1,0 +1,91 @@
+"""Prefill attention for Hopper against its twin; only such a GPU runs it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.layout import BatchLayout
+from quire.kernels.triton import attention
+from quire.kernels.triton.tuning import DecodeConfig, HopperConfig, hopper_config
+
+ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"),
+]
+
+BATCHES = [
+    ([128], [128]),
+    ([1, 33, 200, 700, 2], [70, 33, 1950, 701, 300]),
+    ([129] * 20, [129 + 61 * i for i in range(20)]),
+    ([2] * 64, [2 + 37 * i for i in range(64)]),
+    ([64, 17, 1024, 5], [4064, 17, 1024, 3005]),
+]
+# heads of a key head, key heads, dimensions, block size, window
+SHAPES = [(4, 8, 128, 16, None), (7, 2, 64, 32, 200), (1, 3, 128, 8, 70)]
+
+
+def case(
+    queries: list[int],
+    lens: list[int],
+    shape: tuple[int, int, int, int, int | None],
+    kept: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, BatchLayout, Tensor]:
+    """(query, caches with NaN where nothing was written, layout, what attention gives)."""
+    group, heads, dim, block_size, window = shape
+    torch.manual_seed(sum(lens))
+    most = max(-(-n // block_size) for n in lens)
+    table = torch.randperm(most * len(lens)).view(len(lens), most)
+    layout = BatchLayout.build(
+        queries, lens, table.numpy().astype(np.int32), block_size, torch.device("cuda")
+    )
+    query = torch.randn(sum(queries), group * heads, dim, device="cuda").bfloat16()
+    cache = torch.randn(2, table.numel(), block_size, heads, dim, device="cuda").to(kept)
+    written = torch.zeros(table.numel(), block_size, dtype=torch.bool)
+    for row, length in enumerate(lens):
+        place = torch.arange(length)
+        written[table[row, place // block_size], place % block_size] = True
+    k_cache, v_cache = cache
+    expected = reference.attention(
+        query.float(), k_cache.float(), v_cache.float(), layout, dim**-0.5, window
+    )
+    hole = torch.full((1,), math.nan).to(kept).view(torch.uint8 if kept.itemsize == 1 else kept)
+    cache.view(hole.dtype)[:, ~written.cuda()] = hole.cuda()
+    return query, k_cache, v_cache, layout, expected
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("split", [False, True], ids=["halves", "split"])
+def test_any_mixture_of_chunks(
+    split: bool, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+) -> None:
+    window = shape[4] or 0
+    for queries, lens in BATCHES:
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
+        way = hopper_config(k_cache, split=split)
+        plan = attention.make_plan(
+            layout, window, DecodeConfig(64, 3), way.tokens(shape[0]), shape[1]
+        )
+        out = torch.full_like(query, math.nan)
+        attention.prefill_attention(
+            query, k_cache, v_cache, layout, plan, shape[2] ** -0.5, window, out, way
+        )
+        chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
+        error = (out[chunk] - expected[chunk]).norm() / expected[chunk].norm()
+        assert error < 6e-3, (queries, lens)
+        assert out[~chunk].isnan().all()
+
+
+def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
+    query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
+    served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
+    assert isinstance(attention.prefill_way(query, served), HopperConfig)
+    for cache in (served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
+        assert not isinstance(attention.prefill_way(query, cache), HopperConfig)
