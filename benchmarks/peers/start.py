@@ -23,9 +23,11 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     from quire.config import EngineConfig
     from quire.engine.head_start import give_head_start
+    from quire.engine.lean_import import import_lean
 
     config = EngineConfig.from_options(**settings)
     give_head_start(config)
+    import_lean(config.device.device)
     from quire.core.messages import AddRequest
     from quire.core.sampling_params import SamplingParams
     from quire.engine.footprint import footprint_of

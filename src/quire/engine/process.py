@@ -34,6 +34,7 @@ from quire.engine.control import (
 from quire.engine.head_start import give_head_start
 from quire.engine.info import EngineInfo
 from quire.engine.ipc import EngineSocket, Sent
+from quire.engine.lean_import import import_lean
 from quire.engine.outbox import Clients
 from quire.engine.status_page import StatusPage
 from quire.errors import EngineError, UserError
@@ -73,6 +74,7 @@ def main() -> None:
     line.send(EngineStarted(info=info))
     gc.collect()
     gc.freeze()  # model and tables stay; each full collection would look through all of them
+    gc.enable()
     engine.run()
 
 
@@ -83,6 +85,7 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
         return start_null_engine(config)
     begin = time.monotonic()
     give_head_start(config)
+    import_lean(config.device.device)
     from quire.engine.startup import start_engine
 
     return start_engine(config, page.beat_within_step, begin)

@@ -1,0 +1,57 @@
+"""Less to do while Python imports torch, in a process that is all the engine's.
+
+The garbage collector rests: nothing of what is imported is garbage. And where there is no GPU, what
+torch registers so that models can be traced, a quarter of its import, waits until someone looks
+into the module that does it. A program that has an engine in it keeps torch as it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+LATER = "torch._meta_registrations"  # which torch imports last, and nobody else looks into
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+def import_lean(device: str) -> None:
+    """Before torch is imported; `device` as in the settings. `gc.enable()` ends the rest."""
+    gc.disable()
+    if device == "cpu" or not _DRIVER.exists():
+        sys.meta_path.insert(0, _Postponing())
+
+
+class _Postponing(MetaPathFinder):
+    """Finds that one module, and has its loader wait."""
+
+    def find_spec(
+        self, name: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec with another loader; None for all others."""
+        if name != LATER:
+            return None
+        spec = PathFinder.find_spec(name, path, target)  # type: ignore[arg-type]
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Postponed(spec.loader)
+        return spec
+
+
+class _Postponed(Loader):
+    """Leaves a module empty until an attribute is missing."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the first look-up run the module."""
+
+        def run(name: str) -> object:
+            del module.__dict__["__getattr__"]
+            self._loader.exec_module(module)
+            return getattr(module, name)
+
+        module.__dict__["__getattr__"] = run

@@ -1,0 +1,24 @@
+"""What torch imports last waits until someone looks into it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, sys
+from quire.engine.lean_import import LATER, import_lean
+import_lean("cpu")
+assert not gc.isenabled()
+import torch
+assert LATER in sys.modules and "torch._refs" not in sys.modules
+torch.nn.Linear(4, 4, device="meta")
+assert torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum() == 12
+assert callable(sys.modules[LATER].register_meta)
+assert "torch._refs" in sys.modules
+"""
+
+
+def test_it_waits_and_is_there_when_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
