@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +20,7 @@ from gpu_timing import (
     Model,
     brief,
     copies_beyond_cache,
+    differs,
     precompile,
     time_graph,
     time_ways,
@@ -31,7 +31,7 @@ from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import attention as triton_attention
 from quire.kernels.triton import tuning
-from quire.kernels.triton.tuning import DecodeConfig, PrefillConfig
+from quire.kernels.triton.tuning import DecodeConfig, HopperConfig, PrefillConfig
 
 # in what type keys and values are kept
 KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
@@ -90,9 +90,7 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
     """Decode attention by batch, length and what keys and values are kept in."""
     shapes = list(itertools.product(args.models, KEPT))
     cases = [
-        (True, name, config, kept)
-        for name, kept in shapes
-        for config in _compiled(MODELS[name], kept)
+        (name, config, kept) for name, kept in shapes for config in _compiled(MODELS[name], kept)
     ]
     precompile(run_once, cases, args.workers, budget)
     for label, lens in DECODES:
@@ -145,63 +143,68 @@ def decode_calls(
 PREFILLS: list[tuple[str, list[int], list[int]]] = [
     ("1950", [1950], [1950]),
     ("8192", [8192], [8192]),
+    ("32768", [32768], [32768]),
     ("4 x 2048", [2048] * 4, [2048] * 4),
     ("512 on 8192", [512], [8704]),
     ("200 on 1750", [200], [1950]),
-    ("32768", [32768], [32768]),
+    ("16 x 128 on 1024", [128] * 16, [1152] * 16),
+    ("64 on 4000", [64], [4064]),
+    ("128", [128], [128]),
+    ("32 x 64", [64] * 32, [64] * 32),
 ]
 
 
-def prefill_configs() -> list[PrefillConfig]:
-    """Ways to cut prefill attention."""
-    return [
-        PrefillConfig(rows, tile, stages, warps)
-        for rows, warps in ((128, 8), (64, 4))
-        for tile in (64, 128)
-        for stages in (2, 3, 5)
-        if stages == 2 or tile == 64
-    ]
+def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | HopperConfig]:
+    """The kernel of all GPUs, and Hopper's with each half of the queries or of the keys."""
+    return {
+        "all GPUs": tuning.prefill_config(k_cache, group),
+        "queries": tuning.hopper_config(k_cache, split=False),
+        "keys": tuning.hopper_config(k_cache, split=True),
+    }
 
 
 def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Prefill attention, also on cached prefixes; PyTorch's flash attention beside it."""
-    cases = [(False, name, config) for name in args.models for config in prefill_configs()]
-    precompile(run_once, cases, args.workers, budget)
+    """Prefill attention, also on cached prefixes; cuDNN's beside it."""
+    shapes = list(itertools.product(args.models, KEPT))
+    cases = [(name, kept, way) for name, kept in shapes for way in ("all GPUs", "queries", "keys")]
+    precompile(run_prefill, cases, args.workers, budget)
     for label, queries, lens in PREFILLS:
-        for name in args.models:
+        for name, kept in shapes:
             if budget.left < 0:
                 return
             model = MODELS[name]
-            query, caches, layout = attention_inputs(model, queries, lens)
-            pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
-            flops = 4 * pairs * model.heads * model.head_dim
-            library = sdpa(model, queries, lens)
+            query, caches, layout = attention_inputs(model, queries, lens, kept)
             expected = None
-            if max(lens) * max(queries) <= 2**26:
+            if max(lens) * max(queries) <= 2**24:
                 expected = reference.attention(query, *caches[0], layout, 0.1, None)
-            make = functools.partial(prefill_calls, query, caches[:1], layout)
-            rows = time_ways(prefill_configs(), make, expected, f"prefill {name} {label}")
-            if not rows:
-                continue
-            best = rows[0]
-            print(
-                f"prefill {name} {label:12} {best['us']:8.1f} us {flops / best['us'] / 1e6:4.0f} "
-                f"TFLOP/s  library {flops / library / 1e6:4.0f}  {brief(best['config'])}",
-                flush=True,
-            )
-            results.append({"model": name, "batch": label, "tflops": flops / best["us"] / 1e6,
-                            "library_us": None if math.isnan(library) else library,
-                            "ways": rows})  # fmt: skip
+            pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
+            row = {"model": name, "kept": kept, "batch": label, "tokens": sum(queries),
+                   "flops": 4 * pairs * model.heads * model.head_dim, "us": {}}  # fmt: skip
+            for way, config in prefill_ways(caches[0][0], model.heads // model.kv_heads).items():
+                calls = prefill_calls(query, caches[:1], layout, config)
+                error = "" if expected is None else differs(calls[0](), expected)
+                if error:
+                    print(f"WRONG prefill {name} {kept} {label} {way}: {error}", flush=True)
+                else:
+                    row["us"][way] = time_graph(calls)
+            row["library_us"] = sdpa(model, queries, lens) if kept == "bf16" else None
+            told = {
+                way: f"{us:.1f} us, {row['flops'] / us / 1e6:.0f}" for way, us in row["us"].items()
+            }
+            print(f"prefill {name} {kept} {label:17} {told} {row['library_us']}", flush=True)
+            results.append(row)
 
 
 def prefill_calls(
-    query: Tensor, caches: list[tuple[Tensor, Tensor]], layout: BatchLayout, way: PrefillConfig
+    query: Tensor,
+    caches: list[tuple[Tensor, Tensor]],
+    layout: BatchLayout,
+    way: PrefillConfig | HopperConfig,
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
-    group = query.shape[1] // caches[0][0].shape[2]
-    plan = triton_attention.make_plan(
-        layout, 0, DecodeConfig(64, 3), way.tokens(group), caches[0][0].shape[2]
-    )
+    heads = caches[0][0].shape[2]
+    tokens = way.tokens(query.shape[1] // heads)
+    plan = triton_attention.make_plan(layout, 0, DecodeConfig(64, 3), tokens, heads)
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
@@ -211,10 +214,10 @@ def prefill_calls(
     return [functools.partial(run, *cache) for cache in caches]
 
 
-def sdpa(model: Model, queries: list[int], lens: list[int]) -> float:
-    """Microseconds of PyTorch's attention over plain tensors; nan where it has no causal form."""
-    if queries != lens:
-        return float("nan")
+def sdpa(model: Model, queries: list[int], lens: list[int]) -> float | None:
+    """Microseconds of PyTorch's attention over plain tensors; None where it has no causal form."""
+    if queries != lens or len(set(lens)) > 1:
+        return None
     shape = (len(lens), model.heads, lens[0], model.head_dim)
     q, k, v = (torch.randn(shape, device=DEVICE, dtype=DTYPE) for _ in range(3))
     backend = torch.nn.attention.SDPBackend.CUDNN_ATTENTION
@@ -223,9 +226,17 @@ def sdpa(model: Model, queries: list[int], lens: list[int]) -> float:
         return time_graph([run])
 
 
-def run_once(is_decode: bool, name: str, config: Any, kept: str = "bf16") -> None:
+def run_prefill(name: str, kept: str, way: str) -> None:
     """One small call, for what it leaves in the cache of compiled kernels."""
-    query, caches, layout = attention_inputs(MODELS[name], [1 if is_decode else 64], [64], kept)
-    calls = decode_calls if is_decode else prefill_calls
-    calls(query, caches[:1], layout, config)[0]()
+    model = MODELS[name]
+    query, caches, layout = attention_inputs(model, [64], [64], kept)
+    ways = prefill_ways(caches[0][0], model.heads // model.kv_heads)
+    prefill_calls(query, caches[:1], layout, ways[way])[0]()
+    torch.cuda.synchronize()
+
+
+def run_once(name: str, config: DecodeConfig, kept: str) -> None:
+    """The same of decodes."""
+    query, caches, layout = attention_inputs(MODELS[name], [1], [64], kept)
+    decode_calls(query, caches[:1], layout, config)[0]()
     torch.cuda.synchronize()

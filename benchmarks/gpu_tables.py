@@ -29,7 +29,7 @@ def gpu_kernels(result: Result) -> str:
             mark = "**" if library < ours else ""
             cells.append(f"{mark}{ours:.1f} / {library:.1f}{mark}")
         lines.append(f"| {model} {product} | {row['n']}, {row['k']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_gpu_prefill(result)])
+    return "\n".join(lines)
 
 
 def gpu_chain(result: Result) -> str:
@@ -64,47 +64,68 @@ def gpu_decode(result: Result) -> str:
         cells = [batch]
         for model, kept in itertools.product(("8b", "1b"), ("bf16", "fp8")):
             row = rows[batch, model, kept]
-            best, us = row["ways"][0]["us"], _taken(row, "decode")
+            best, us = row["ways"][0]["us"], _decode_us(row)
             cells.append(f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _gpu_prefill(result: Result) -> list[str]:
-    """Attention of prefill chunks by the best way of each case and by the one that serves all."""
+def gpu_prefill(result: Result) -> str:
+    """Attention of prefill chunks as the engine takes them, by the kernel of all GPUs, by cuDNN."""
     lines = [
-        "Attention of prefill chunks, a layer, TFLOP/s; the library is cuDNN through PyTorch, "
-        "which has no form for chunks on cached prefixes:",
+        "Attention of prefill chunks, a layer, TFLOP/s: as the engine takes them, in brackets by "
+        "the kernel of all GPUs. The library is cuDNN through PyTorch, which has no form for "
+        "chunks on cached prefixes:",
         "",
-        "| | 8b | as taken | library | 1b | as taken | library |",
+        "| | 8b bf16 | 8b fp8 | library | 1b bf16 | 1b fp8 | library |",
         "|---|---|---|---|---|---|---|",
     ]
-    prefills = {(row["batch"], row["model"]): row for row in result["prefill"]}
-    for batch in dict.fromkeys(batch for batch, _ in prefills):
+    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["prefill"]}
+    for batch in dict.fromkeys(batch for batch, *_ in rows):
         cells = [batch]
         for model in ("8b", "1b"):
-            row = prefills[batch, model]
-            work = row["tflops"] * row["ways"][0]["us"]
-            library = f"{work / row['library_us']:.0f}" if row["library_us"] else ""
-            cells += [f"{row['tflops']:.0f}", f"{work / _taken(row, 'prefill'):.0f}", library]
+            cells += [_prefill_cell(rows.get((batch, model, kept))) for kept in ("bf16", "fp8")]
+            library = rows[batch, model, "bf16"]["library_us"]
+            cells.append(_tflops(rows[batch, model, "bf16"], library) if library else "")
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return "\n".join(lines)
 
 
-def _taken(row: Result, part: str) -> float:
-    """Microseconds of the way that the engine takes."""
+def _prefill_cell(row: Result | None) -> str:
+    """Of a case for which there was time; the run takes the most wanted first."""
+    if row is None:
+        return ""
+    taken, plain = row["us"][_prefill_way(row)], row["us"]["all GPUs"]
+    return f"{_tflops(row, taken)} ({_tflops(row, plain)})"
+
+
+def _tflops(row: Result, us: float) -> str:
+    return f"{row['flops'] / us / 1e6:.0f}"
+
+
+def _prefill_way(row: Result) -> str:
+    """The name of the way that the engine takes on a GPU with 132 multiprocessors."""
+    from quire.kernels.triton import tuning
+
+    return "keys" if tuning.hopper_rule(_cache(row), row["tokens"], 4, 132).split else "queries"
+
+
+def _cache(row: Result) -> Any:
+    """Without memory; of a layer with what the row says."""
     import torch
 
     from quire.kernels import reference
-    from quire.kernels.triton import tuning
 
     head_dim = 128 if row["model"] == "8b" else 64
-    dtype = reference.FP8 if row.get("kept") == "fp8" else torch.bfloat16
-    cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-    if part == "decode":
-        way = asdict(tuning.decode_config(cache, int(row["batch"].split()[0])))
-    else:
-        way = asdict(tuning.prefill_config(cache, 4))
+    dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
+    return torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
+
+
+def _decode_us(row: Result) -> float:
+    """Microseconds of the way that the engine takes."""
+    from quire.kernels.triton import tuning
+
+    way = asdict(tuning.decode_config(_cache(row), int(row["batch"].split()[0])))
     return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
-from gpu_tables import gpu_chain, gpu_decode, gpu_invariance, gpu_kernels
+from gpu_tables import gpu_chain, gpu_decode, gpu_invariance, gpu_kernels, gpu_prefill
 from serving_table import saturated, serving, step_profile
 
 ROOT = Path(__file__).parents[1]
@@ -244,6 +244,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_kernels": gpu_kernels,
     "gpu_chain": gpu_chain,
     "gpu_decode": gpu_decode,
+    "gpu_prefill": gpu_prefill,
     "step_profile": step_profile,
     "vllm_serving": serving,
     "published_saturated": saturated,

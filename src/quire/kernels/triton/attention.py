@@ -26,7 +26,7 @@ from quire.kernels.triton.tuning import (
     HopperConfig,
     PrefillConfig,
     decode_config,
-    hopper_config,
+    hopper_rule,
     padded_head_dim,
     prefill_config,
 )
@@ -169,9 +169,7 @@ def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
         and k_cache.is_contiguous()
     ):
         return prefill_config(k_cache, group)
-    halves = hopper_config(k_cache, split=False)
-    pieces = len(query) // halves.tokens(group) * num_kv_heads
-    return hopper_config(k_cache, split=pieces < workspace(query.device).num_sms)
+    return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
 
 
 @functools.cache

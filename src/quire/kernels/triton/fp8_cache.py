@@ -19,11 +19,12 @@ def narrowed(q):
     """q [R, D] → float16 [R, D], and float32 factors [R] by which each row was divided.
 
     These are powers of two that bring the largest of a row to between 1 and 2: exact, whatever
-    the range of q, but for numbers of less than 2^-14 of the largest, which lose digits.
+    the range of q, but for numbers of less than 2^-14 of the largest, which lose digits. None is
+    below 2^-60: scores of masked keys, -1e38 before they are scaled, have to stay low.
     """
     q = q.to(tl.float32)
     largest = tl.max(tl.abs(q), axis=1)
-    bits = tl.maximum(largest.to(tl.int32, bitcast=True), 0x00800000) & 0x7F800000
+    bits = tl.maximum(largest.to(tl.int32, bitcast=True), 0x21800000) & 0x7F800000
     factor = bits.to(tl.float32, bitcast=True)
     return (q * (1.0 / factor)[:, None]).to(tl.float16), factor
 

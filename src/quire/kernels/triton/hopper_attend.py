@@ -26,6 +26,7 @@ _seen_as = (
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 ROWS = gl.constexpr(64)  # of a warpgroup's products
+LIFT = gl.constexpr(14.0)  # as in fp8_cache.py
 
 
 @gluon.jit
@@ -33,7 +34,7 @@ def attend(
     operands, ring,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TOKENS: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr, SPLIT: gl.constexpr,
-    TURNS: gl.constexpr, FIELDS: gl.constexpr, PART: gl.constexpr,
+    TURNS: gl.constexpr, NARROW: gl.constexpr, FIELDS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """What one warpgroup does, a tile of queries after the other."""
     (
@@ -59,39 +60,85 @@ def attend(
         head, first_token, num_queries, first_query + OFFSET, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
     )  # fmt: skip
-    _fetch_rows(q, q_ptr + place, mask=there)
-    async_copy.commit_group()
+    fetched = _ask(q, q_ptr + place, there, NARROW)
     while num_queries > 0:
         tiles = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
-        async_copy.wait_group(0)
-        fence_async_shared()
-        _barrier()
-        acc, m, total = _attend_to_keys(
-            q, ring, before, tiles, seq_len - num_queries + first_query + OFFSET, scale,
-            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SLOTS, SPLIT, TURNS, PART, SCORES, SUMS,
-        )  # fmt: skip
-        before += 2 * (tiles[3] - tiles[0])
-        place, there = _rows(
-            head, first_token, num_queries, first_query + OFFSET, stride_out_token, HEAD_DIM,
-            GROUP, HEAD_DIM, WIDE,
-        )  # fmt: skip
-        # the next queries, while this tile's output is written
-        head, _, first_token, num_queries, seq_len, first_query = piece_of(
+        row_scale = _receive(q, fetched, scale, SCORES, NARROW)
+        # looked up here, so that it is there when its queries can be asked for
+        next_head, _, next_token, next_queries, next_len, next_query = piece_of(
             work_ptr, num_pieces, turn + 1, NUM_HEADS, FIELDS
         )
-        next_place, next_there = _rows(
-            head, first_token, num_queries, first_query + OFFSET, stride_q_token, stride_q_head,
+        acc, m, total, p, at = _attend_to_keys(
+            q, ring, before, tiles, seq_len - num_queries + first_query + OFFSET, row_scale,
+            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SLOTS, SPLIT, TURNS, PART, SCORES, SUMS,
+        )  # fmt: skip
+        place, there = _rows(
+            next_head, next_token, next_queries, next_query + OFFSET, stride_q_token, stride_q_head,
             GROUP, HEAD_DIM, WIDE,
         )  # fmt: skip
-        _fetch_rows(q, q_ptr + next_place, mask=next_there)
-        async_copy.commit_group()
+        fetched = _ask(q, q_ptr + place, there, NARROW)
+        if not SPLIT or tiles[0] < tiles[3] - PART:
+            acc = _add_values(ring, at, acc, p, SLOTS)
         if SPLIT:
             acc, total = _merge(acc, m, total, other, turn, SCORES, SUMS, PART)
         if not SPLIT or PART == 0:
             total = gl.convert_layout(gl.maximum(total, 1e-30), gl.SliceLayout(1, SUMS))
-            out = gl.convert_layout((acc / total[:, None]).to(q.dtype), WIDE)
+            out = gl.convert_layout((acc / total[:, None]).to(out_ptr.dtype.element_ty), WIDE)
+            place, there = _rows(
+                head, first_token, num_queries, first_query + OFFSET, stride_out_token, HEAD_DIM,
+                GROUP, HEAD_DIM, WIDE,
+            )  # fmt: skip
             gl.store(out_ptr + place, out, mask=there)
+        before += 2 * (tiles[3] - tiles[0])
         turn += 1
+        head, first_token, num_queries = next_head, next_token, next_queries
+        seq_len, first_query = next_len, next_query
+
+
+@gluon.jit
+def _ask(q, pointers, there, NARROW: gl.constexpr):
+    """Have a warpgroup's queries fetched, through registers if they are to be narrowed."""
+    if NARROW:
+        fetched = gl.load(pointers, mask=there, other=0.0)
+    else:
+        _fetch_rows(q, pointers, mask=there)
+        async_copy.commit_group()
+        fetched = 0
+    return fetched
+
+
+@gluon.jit
+def _receive(q, fetched, scale, SCORES: gl.constexpr, NARROW: gl.constexpr):
+    """Wait until the queries are in shared memory; the scale of each row's scores.
+
+    Narrowed to float16 they are divided by a power of two, as `fp8_cache.narrowed` does.
+    """
+    ONES: gl.constexpr = gl.SliceLayout(1, SCORES)
+    row_scale = gl.full([ROWS], scale, gl.float32, ONES)
+    if NARROW:
+        wide = fetched.to(gl.float32)
+        largest = gl.max(gl.maximum(wide, -wide), 1)
+        bits = gl.maximum(largest.to(gl.int32, bitcast=True), 0x21800000) & 0x7F800000
+        factor = bits.to(gl.float32, bitcast=True)
+        q.store((wide * (1.0 / factor)[:, None]).to(gl.float16))
+        row_scale = row_scale * gl.convert_layout(factor, ONES)
+    else:
+        async_copy.wait_group(0)
+    fence_async_shared()
+    _barrier()
+    return row_scale
+
+
+@gluon.jit
+def _add_values(ring, at, acc, p, SLOTS: gl.constexpr):
+    """acc with the weighted sum of a tile of values whose keys are tile `at`."""
+    smem, full, empty = ring
+    slot, phase = (at + 1) % SLOTS, (at + 1) // SLOTS & 1
+    mbarrier.wait(full.index(slot), phase)
+    acc = warpgroup_mma(p, smem.index(slot), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(empty.index(slot), count=1)
+    return acc
 
 
 @gluon.jit
@@ -101,7 +148,8 @@ def _attend_to_keys(
     SLOTS: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """(sums of values, maxima, totals) of a warpgroup's rows, the last keys first."""
+    """(Sums of values, maxima, totals) of a warpgroup's rows, the last keys first; and the weights
+    of the last tile's values, which are still to be added, with its place in the ring."""
     STEP: gl.constexpr = 2 if SPLIT else 1  # from one of its tiles of keys to the next
     SKIP: gl.constexpr = PART if SPLIT else 0
     smem, full, empty = ring
@@ -112,12 +160,15 @@ def _attend_to_keys(
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     at = before + 2 * SKIP  # the tile's keys; its values are next
     tile = end - 1 - SKIP
+    p = gl.zeros([ROWS, TILE], q.dtype, gl.DotOperandLayout(0, SUMS, 2))
     if tile >= begin:
         slot, phase = at % SLOTS, at // SLOTS & 1
         mbarrier.wait(full.index(slot), phase)
         scores = warpgroup_mma_wait(0, deps=[_scores(q, smem.index(slot), TILE, SCORES)])
         mbarrier.arrive(empty.index(slot), count=1)
-        w, m, total, _ = _softmax(scores, m, total, position, tile, scale, TILE, WINDOW, True)
+        w, m, total, _ = _softmax(
+            scores, m, total, position, tile, scale, q.dtype, TILE, WINDOW, True
+        )
         p = gl.convert_layout(w.to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
         if (tile + 1) * TILE > seq_len:
             slot, phase = (at + 1) % SLOTS, (at + 1) // SLOTS & 1
@@ -146,12 +197,7 @@ def _attend_to_keys(
                 )  # fmt: skip
                 at += 2 * STEP
                 tile -= STEP
-        slot, phase = (at + 1) % SLOTS, (at + 1) // SLOTS & 1
-        mbarrier.wait(full.index(slot), phase)
-        acc = warpgroup_mma(p, smem.index(slot), acc, is_async=True)
-        acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-        mbarrier.arrive(empty.index(slot), count=1)
-    return acc, m, total
+    return acc, m, total, p, at
 
 
 @gluon.jit
@@ -194,7 +240,9 @@ def _go_on(
     _give_turn(PART, TURNS)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(empty.index(k_slot), count=1)
-    w, m, total, shrink = _softmax(scores, m, total, position, tile, scale, TILE, WINDOW, MASKED)
+    w, m, total, shrink = _softmax(
+        scores, m, total, position, tile, scale, q.dtype, TILE, WINDOW, MASKED
+    )
     total = _done(total)
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(empty.index(v_slot), count=1)
@@ -229,10 +277,11 @@ def _clear(
 
 @gluon.jit
 def _softmax(
-    scores, m, total, position, tile, scale,
+    scores, m, total, position, tile, scale, dtype: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """A tile's weights, the new maximum and total, and by what the old weights shrink."""
+    LIFTED: gl.constexpr = LIFT if dtype == gl.float16 else 0.0
     if MASKED:
         key = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
         seen = key[None, :] <= position[:, None]
@@ -240,7 +289,7 @@ def _softmax(
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = gl.where(seen, scores, -1e38)
     new_m = gl.maximum(m, gl.max(scores, 1) * scale)
-    w = _exp2(scores * scale - new_m[:, None])
+    w = _exp2(scores * scale[:, None] - (new_m - LIFTED)[:, None])
     shrink = _exp2(m - new_m)
     return w, new_m, total * shrink + gl.sum(w, 1), shrink
 

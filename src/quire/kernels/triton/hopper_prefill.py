@@ -100,9 +100,11 @@ def hopper_prefill_kernel(
     scale: of the scores, times log2(e).
     """
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
-    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    NARROW: gl.constexpr = FP8 and q_ptr.dtype.element_ty != gl.float16
+    dtype: gl.constexpr = gl.float16 if FP8 else q_ptr.dtype.element_ty
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    NARROW: gl.constexpr = k_desc.layout
+    CODES: gl.constexpr = k_desc.layout
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], WIDE)
     ring = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1 if SPLIT else 2, WIDE)
     other = _other(HEAD_DIM, SPLIT)
@@ -111,16 +113,16 @@ def hopper_prefill_kernel(
         stride_q_token, stride_q_head, stride_out_token,
     )  # fmt: skip
     # the last lists: registers of a thread; the first warpgroup has as many as the second
-    if k_desc.dtype == dtype:
+    if not FP8:
         fence_async_shared()
         gl.warp_specialize(
             [
                 (attend, (
                     operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, FIELDS, 0)),
+                    TURNS, NARROW, FIELDS, 0)),
                 (attend, (
                     operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, FIELDS, 1)),
+                    TURNS, NARROW, FIELDS, 1)),
                 (fetch, (
                     k_desc, v_desc, ring, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
                     NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, SLOTS, FIELDS)),
@@ -129,16 +131,16 @@ def hopper_prefill_kernel(
             [224, 56],
         )  # fmt: skip
     else:
-        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, CODE_SLOTS, 1, NARROW)
+        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, CODE_SLOTS, 1, CODES)
         fence_async_shared()
         gl.warp_specialize(
             [
                 (attend, (
                     operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, FIELDS, 0)),
+                    TURNS, NARROW, FIELDS, 0)),
                 (attend, (
                     operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, FIELDS, 1)),
+                    TURNS, NARROW, FIELDS, 1)),
                 (widen, (
                     codes, ring, work_ptr, num_tiles_ptr,
                     NUM_HEADS, TOKENS, TILE, WINDOW, CODE_SLOTS, SLOTS, FIELDS)),

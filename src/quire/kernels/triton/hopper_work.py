@@ -140,7 +140,7 @@ def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr, SLOTS: gl.conste
 
 @gluon.jit
 def _widen_tile(codes, tile, TILE: gl.constexpr):
-    """Write codes [TILE, D] as 16-bit numbers where the tensor cores read them."""
+    """Write codes [TILE, D] as float16, which is exact, where the tensor cores read them."""
     ROWS: gl.constexpr = 64
     HEAD_DIM: gl.constexpr = tile.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout(
@@ -148,39 +148,6 @@ def _widen_tile(codes, tile, TILE: gl.constexpr):
     )
     for part in gl.static_range(TILE // ROWS):
         narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
-        tile.slice(part * ROWS, ROWS).store(_wide(narrow, tile.dtype))
+        tile.slice(part * ROWS, ROWS).store(narrow.to(gl.float16))
     fence_async_shared()
     _barrier()
-
-
-@gluon.jit
-def _wide(codes, dtype: gl.constexpr):
-    """FP8 (e4m3) as float16 or bfloat16, exact.
-
-    There is an instruction for float16 alone. A code's bits moved to where bfloat16 has them are
-    2^-120 of the number.
-    """
-    if dtype == gl.float16:
-        wide = codes.to(gl.float16)
-    else:
-        wide = gl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 low, high, rest, factor, zero;
-                mov.b32 factor, 0x7B807B80;
-                mov.b32 zero, 0x80008000;
-                prmt.b32 low, $2, 0, 0x1404;
-                prmt.b32 high, $2, 0, 0x3424;
-                shr.b32 rest, low, 4;
-                and.b32 rest, rest, 0x07F007F0;
-                lop3.b32 low, low, 0x80008000, rest, 0xEA;
-                shr.b32 rest, high, 4;
-                and.b32 rest, rest, 0x07F007F0;
-                lop3.b32 high, high, 0x80008000, rest, 0xEA;
-                fma.rn.bf16x2 $0, low, factor, zero;
-                fma.rn.bf16x2 $1, high, factor, zero;
-            }
-            """,
-            "=r,=r,r", [codes], dtype=gl.bfloat16, is_pure=True, pack=4,
-        )  # fmt: skip
-    return wide

@@ -171,10 +171,17 @@ def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
 
 
 def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
-    """By rule, for 64 or 128 dimensions of 16 bits."""
+    """By rule, for 64 or 128 dimensions."""
     if split:
         return HopperConfig(tile=64, slots=8, split=True)
     return HopperConfig(tile=128, slots=512 // k_cache.shape[3], split=False)
+
+
+def hopper_rule(k_cache: Tensor, num_tokens: int, group: int, num_sms: int) -> HopperConfig:
+    """Of queries of so many tokens: the keys are shared out where not all would have work else."""
+    halves = hopper_config(k_cache, split=False)
+    pieces = num_tokens // halves.tokens(group) * k_cache.shape[2]
+    return hopper_config(k_cache, split=pieces < num_sms)
 
 
 def padded_head_dim(k_cache: Tensor) -> int:
