@@ -60,3 +60,12 @@ def test_a_single_call_is_worth_no_process(tmp_path: Path) -> None:
         future = executor.submit(leave, tmp_path, 0)
         executor.run()
     assert future.result() == os.getpid()
+
+
+def test_quick_calls_are_not_worth_one_either(tmp_path: Path) -> None:
+    with ForkedExecutor(2) as executor:
+        calls = [executor.submit(leave, tmp_path, number) for number in range(4)]
+        for call in calls[1:]:
+            call.is_quick = True
+        executor.run()
+    assert {call.result() for call in calls} == {os.getpid()}

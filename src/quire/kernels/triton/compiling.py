@@ -8,13 +8,16 @@ compiled by processes (forked.py), which leave it in Triton's cache on disk.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton.runtime.cache import get_cache_manager
 
 from quire.kernels.triton.attention import has_hopper_kernels, plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
@@ -62,8 +65,7 @@ def only_compiling() -> Iterator[None]:
     """
     processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
     with ForkedExecutor(processes) as executor, ExitStack() as stack:
-        mode = triton.AsyncCompileMode(executor, ignore_errors=True)
-        stack.enter_context(mode)
+        stack.enter_context(_Noting(executor, ignore_errors=True))
         stack.callback(executor.run)  # before the mode asks for what has been compiled
         for kernel in (*_ALL, *_hopper_kernels()):
             stack.enter_context(_not_launching(kernel))
@@ -77,6 +79,23 @@ def _hopper_kernels() -> tuple[Any, ...]:
     from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 
     return (hopper_prefill_kernel,)
+
+
+class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
+    """Tells what is on disk from what takes long."""
+
+    def submit(self, key: str, *functions: Any) -> Any:
+        """As told there. key: of which Triton makes the folder's name."""
+        kernel = super().submit(key, *functions)
+        kernel.future.is_quick = _is_cached(key)
+        return kernel
+
+
+def _is_cached(key: str) -> bool:
+    """Whether a kernel has been compiled before: what belongs to it is listed at the end."""
+    manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    folder = getattr(manager, "cache_dir", None)  # others than the usual one may have none
+    return folder is not None and any(Path(folder).glob("__grp__*"))
 
 
 @contextmanager

@@ -22,12 +22,16 @@ _NUMBER = struct.Struct("=i")
 _PR_SET_PDEATHSIG = 1
 
 
-class _Call(Future[Any]):
-    """A call that is made here at last when its result is asked for."""
+class Call(Future[Any]):
+    """A call that is made here at last when its result is asked for.
+
+    is_quick: it finds on disk what it wants, so no child has to make it.
+    """
 
     def __init__(self, call: Callable[[], Any]) -> None:
         super().__init__()
         self.call = call
+        self.is_quick = False
 
     def result(self, timeout: float | None = None) -> Any:
         """As Future says."""
@@ -49,32 +53,32 @@ class ForkedExecutor(Executor):
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Call:
         """As Executor says."""
-        self._calls.append(_Call(lambda: call(*args, **options)))
+        self._calls.append(Call(lambda: call(*args, **options)))
         return self._calls[-1]
 
     def run(self) -> None:
         """Make the calls that were noted: in children, then here."""
-        self._calls = [call for call in self._calls if not call.done()]
-        if len(self._calls) > 1:
-            self._fork()
+        slow = [call for call in self._calls if not (call.is_quick or call.done())]
+        if len(slow) > 1:
+            self._fork(slow)
         for call in self._calls:
             call.make()
         self._calls.clear()
 
-    def _fork(self) -> None:
+    def _fork(self, calls: list[Call]) -> None:
         reading, writing = os.pipe()
         try:
             children = [
-                self._start(reading, writing)
-                for _ in range(min(self._num_processes, len(self._calls)))
+                self._start(calls, reading, writing)
+                for _ in range(min(self._num_processes, len(calls)))
             ]
             os.close(reading)
             reading = -1
-            self._deal(writing)
+            self._deal(len(calls), writing)
         finally:
             for end in (reading, writing):
                 if end >= 0:
@@ -82,15 +86,15 @@ class ForkedExecutor(Executor):
         for pid in children:
             os.waitpid(pid, 0)
 
-    def _deal(self, writing: int) -> None:
+    def _deal(self, count: int, writing: int) -> None:
         """Offer the number of each call to whoever is free."""
-        for number in range(len(self._calls)):
+        for number in range(count):
             try:
                 os.write(writing, _NUMBER.pack(number))
             except BrokenPipeError:  # all children have died: this process makes the calls
                 return
 
-    def _start(self, reading: int, writing: int) -> int:
+    def _start(self, calls: list[Call], reading: int, writing: int) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
             # that threads do not go along: children wait for none of them
@@ -100,16 +104,16 @@ class ForkedExecutor(Executor):
             try:
                 os.close(writing)
                 _die_with(parent)
-                self._work(reading)
+                self._work(calls, reading)
             finally:
                 os._exit(0)
         return pid
 
-    def _work(self, reading: int) -> None:
+    def _work(self, calls: list[Call], reading: int) -> None:
         """A child's life. Nobody reads what its calls give, or how they fail."""
         while number := os.read(reading, _NUMBER.size):
             try:
-                self._calls[_NUMBER.unpack(number)[0]].call()
+                calls[_NUMBER.unpack(number)[0]].call()
             except Exception:
                 continue
 
