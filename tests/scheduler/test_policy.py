@@ -84,8 +84,10 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
         num_decodes, num_tokens = 4 * (step % 16), 0 if step % 3 else 100 * (step % 20 + 1)
         policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
     assert policy.prompt_tokens(0, 8192) == WHOLE_STEP
-    for num_decodes, slowdown in ((16, 2.5), (32, 4.0), (64, 8.0), (256, 10.0)):
-        num_tokens = policy.prompt_tokens(num_decodes, 8192)
+    for num_decodes, num_prompts, slowdown in (
+        (16, 1, 2.5), (32, 1, 4.0), (64, 30, 8.0), (256, 1, 10.0), (16, 20, 5.0), (8, 99, 10.0),
+    ):  # fmt: skip
+        num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
         assert seconds(num_decodes, num_tokens) == pytest.approx(
             slowdown * seconds(num_decodes, 0), rel=0.02
         )

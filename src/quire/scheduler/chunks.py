@@ -33,11 +33,14 @@ class Chunks:
         self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
 
-    def begin(self, step: StepPlan, num_decodes: int) -> None:
-        """Bound what prompts may have, now that those who decode have their tokens."""
+    def begin(self, step: StepPlan, num_decodes: int, num_prompts: int) -> None:
+        """Bound what prompts may have, now that those who decode have their tokens.
+
+        num_prompts: requests that lack more than a token, in the batch or in line.
+        """
         step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
-        budget = self._policy.prompt_tokens(num_decodes, step.budget)
+        budget = self._policy.prompt_tokens(num_decodes, step.budget, num_prompts)
         step.chunk_limit = self._limit
         if not self._threshold and self._may_take_all(num_decodes):
             step.chunk_limit = max(1, budget // 2)  # the policy may give less than all

@@ -34,8 +34,9 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # Without a target, where steps are paced: a step with prompts may take so many times as long as one
 # that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
+# And where many prompts wait, each would begin later for the sake of few.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
-DECODES_PER_SLOWDOWN = 8
+DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
 SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
@@ -122,10 +123,14 @@ class ChunkPolicy:
         if self._asked is not None and num_decodes and num_prompt_tokens:
             self._within.append(num_prompt_tokens if seconds <= self._asked else 0)
 
-    def prompt_tokens(self, num_decodes: int, budget: int) -> int:
-        """How many of a step's budget prompts may have beside so many decodes."""
+    def prompt_tokens(self, num_decodes: int, budget: int, num_prompts: int = 1) -> int:
+        """How many of a step's budget prompts may have beside so many decodes.
+
+        num_prompts: requests that lack more than a token, in the batch or in line.
+        """
         if self._asked is None:
-            return min(budget, self._paced_tokens(num_decodes)) if self._paces else budget
+            paced = self._paced_tokens(num_decodes, num_prompts) if self._paces else budget
+            return min(budget, paced)
         if num_decodes == 0:
             return budget
         trusted = min(budget, max(FIRST_CHUNK, 2 * max(self._within, default=0)))
@@ -133,13 +138,14 @@ class ChunkPolicy:
             return trusted
         return min(trusted, self._affordable(num_decodes, AIM * self._asked))
 
-    def _paced_tokens(self, num_decodes: int) -> int:
+    def _paced_tokens(self, num_decodes: int, num_prompts: int) -> int:
         """How many without a target: none is missed, so what is planned need not be cautious."""
         if num_decodes == 0:
             return WHOLE_STEP
         if not self.costs.is_known:
             return UNPACED_CHUNK
-        slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, num_decodes / DECODES_PER_SLOWDOWN))
+        wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
+        slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
         target = max(SHORT_STEP, slowdown * self.costs.predict(num_decodes, 0))
         return self._affordable(num_decodes, target)
 

@@ -143,7 +143,7 @@ class Scheduler:
         decodes, prompts = self._batch.split()
         for request in decodes:
             self._advance(step, request, 1)
-        self._chunks.begin(step, len(decodes))
+        self._chunks.begin(step, len(decodes), len(self._batch.requests) - len(decodes))
         prompts += self._serve_prompts(step, prompts)
         if self._chunks.leaves_rest(len(decodes), len(self._batch.requests)):
             for request in prompts:
