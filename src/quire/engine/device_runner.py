@@ -14,6 +14,7 @@ such a step is waited for.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,15 +99,15 @@ class DeviceRunner:
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
-        """Launch each kernel that steps will need, for nobody."""
-        self._graphs.rehearse_all(self._batch.clear)
-        self._wishes.rehearse()
-        self._receive(self._batch.last_tokens)
+    def prepare(self, compiling: AbstractContextManager[None]) -> None:
+        """Compile and record what steps will need.
 
-    @torch.inference_mode()
-    def prepare(self) -> None:
-        """Record what steps will need."""
+        compiling: within it launches do no more than begin to compile their kernels.
+        """
+        with compiling:
+            self._graphs.rehearse_all(self._batch.clear)
+            self._wishes.rehearse()
+            self._receive(self._batch.last_tokens)
         self._graphs.record_all(self._batch.clear)
 
     @property

@@ -16,6 +16,7 @@ from quire.engine.footprint import available_bytes, blocks_within, default_kv_by
 from quire.engine.memory_plan import graph_bytes, token_count_bytes
 from quire.engine.model_runner import CausalLM
 from quire.errors import ConfigError
+from quire.kernels.dispatch import compiling_ahead
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv, kv_dtype
 from quire.layers.context import ForwardContext
@@ -82,7 +83,8 @@ def _measured_bytes(
     device: torch.device,
 ) -> int:
     """What is left for the KV cache of the share of the GPU's memory; may be negative."""
-    run_largest_step(config, shape, model, dtype, device)
+    with compiling_ahead(device.type):
+        run_largest_step(config, shape, model, dtype, device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     run_largest_step(config, shape, model, dtype, device)

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -24,7 +23,7 @@ from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
-from quire.engine.runners import compile_kernels, make_executor
+from quire.engine.runners import make_executor
 from quire.engine.tuning import is_tiny, measure_steps, with_token_budget
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
@@ -81,20 +80,18 @@ def start_engine(
         logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
+    with _timed("kernels", seconds), _fitting_step(config):
+        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
+    max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
     limits = RequestLimits(
-        max_model_len=limit,
-        max_kv_tokens=limit,
+        max_model_len=max_model_len,
+        max_kv_tokens=num_blocks * block_size,
         vocab_size=shape.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         honours_priority=config.scheduler.scheduling_policy == "priority",
         hidden_size=shape.hidden_size,
         generates=shape.has_head,
     )
-    with _timed("kernels", seconds), _fitting_step(config):
-        compile_kernels(config, shape, model, limits, dtype, device)
-        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-    max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
-    limits = replace(limits, max_model_len=max_model_len, max_kv_tokens=num_blocks * block_size)
     with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
         kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
     grammars = Grammars(_grammar_compiler(config, shape))

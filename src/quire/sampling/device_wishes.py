@@ -59,9 +59,11 @@ class WishingRows:
                 self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
 
     def rehearse(self) -> None:
-        """Launch the kernel that is of no recorded part."""
+        """Launch what is of no recorded part: the penalties, and a draw from float32."""
         logits = torch.zeros(1, self._state.vocab_size, device=self._counts.device)
         self._penalise(logits, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        nobody = on_device(np.full(1, -1, np.int32), logits)
+        self._draw(logits, nobody, nobody.clone())
 
     def draw(self, raw: Tensor, rows: Ints, history: History) -> tuple[Tensor, Tensor]:
         """Draw a token for each of these rows [U] by raw float32 logits [U, V], which are used up.
@@ -72,8 +74,10 @@ class WishingRows:
         """
         lost = ~raw.amax(dim=1).isfinite()
         adjust_logits(raw, rows, self._state, history, self._penalise)
-        places = on_device(np.stack([rows, history.num_tokens[rows]]).astype(np.int32), raw)
-        tokens, failed = self._draw(raw, places[0], places[1])
+        # each in memory of its own: kernels are compiled for addresses that are multiples of 16
+        own = on_device(rows.astype(np.int32), raw)
+        positions = on_device(history.num_tokens[rows].astype(np.int32), raw)
+        tokens, failed = self._draw(raw, own, positions)
         self._note(rows, tokens)
         status = torch.where(lost, FAILED, failed * EXHAUSTED)
         return tokens, status.int()
