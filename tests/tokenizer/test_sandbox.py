@@ -100,7 +100,7 @@ def test_bombs_are_stopped(source: str) -> None:
     begin = time.thread_time()
     with pytest.raises(InvalidRequestError, match="messages: the model's chat template") as caught:
         render(source)
-    assert time.thread_time() - begin < 0.8
+    assert time.thread_time() - begin < 2.0  # of a busy machine; going off takes far longer
     assert caught.value.param == "messages"
     assert "MemoryError" not in str(caught.value)
 
