@@ -1,4 +1,4 @@
-"""Two hundred requests of all kinds at once, against the same requests one by one."""
+"""Over a hundred requests of all kinds at once, against the same requests one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.engine.core import EngineCore
 from quire.engine.startup import start_engine
 from quire.layers.context import ForwardContext
 
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 VOCAB_SIZE = 509  # of tiny_model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_triton_kernels import DTYPES, ON_GPU, TWINS, close, close_to_exact, moved
+from test_triton_kernels import DTYPES, ON_GPU, TWINS, close, close_to_exact, moved, with_dtypes
 from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
@@ -72,10 +72,9 @@ def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype) ->
         (same if ON_GPU else close)(part, whole[rows])
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "dtype"), with_dtypes([None, 20]))
 def test_a_token_attends_the_same_in_a_prompt_and_alone(
-    dtype: torch.dtype, window: int | None
+    window: int | None, dtype: torch.dtype
 ) -> None:
     """Whole, in two chunks, and each token by itself beside others' requests."""
     length = 90

@@ -16,7 +16,7 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
 
 # all four for the one kernel that differs among them most; a compilation takes two seconds
 KERNELS = {
-    "skinny": ["80", "90"],
+    "skinny": ["90"],
     "skinny_fp8": ["80", "89", "90", "100"],
     "decode": ["90"],
     "plan": ["90"],
@@ -32,7 +32,7 @@ KERNELS = {
     "turning": ["90"],
     "peaks": ["90"],
     "weigh": ["90"],
-    "open_bin": ["80", "90"],
+    "open_bin": ["90"],
 }
 
 

@@ -46,6 +46,21 @@ if ON_GPU:
 # half a unit in the last place of a stored result, and what float32 sums differ by
 ONE_ROUNDING = {torch.float32: 3e-6, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+
+
+def with_dtypes(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations with a dtype on a GPU; interpreted, one dtype each, so that all pairs occur.
+
+    For two columns, as the dtype goes by the sum of their places.
+    """
+    rows, dtypes = [], list(TOLERANCES)
+    for cells in itertools.product(*map(enumerate, columns)):
+        turn = sum(place for place, _ in cells) % len(dtypes)
+        chosen = dtypes if ON_GPU else dtypes[turn : turn + 1]
+        rows += [(*(value for _, value in cells), dtype) for dtype in chosen]
+    return rows
+
+
 TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
 # the interpreter takes milliseconds for a program's step, so of these it gets every n-th case
 EVERY = {} if ON_GPU else {"attention": 29, "linear": 6, "linear_fp8": 3}
@@ -332,13 +347,12 @@ MIXES = [
 ]
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 33])
-@pytest.mark.parametrize(("queries", "lens", "padding"), MIXES)
+@pytest.mark.parametrize(("mix", "window", "dtype"), with_dtypes(MIXES, [None, 33]))
 def test_rows_of_a_device_layout_come_in_any_order(
-    queries: list[int], lens: list[int], padding: int, window: int | None, dtype: torch.dtype
+    mix: tuple[list[int], list[int], int], window: int | None, dtype: torch.dtype
 ) -> None:
     """With gaps among them, rows that have no keys at all, and padding after the last one."""
+    queries, lens, padding = mix
     case = device_case(queries, lens, (8, 2, 16), window, dtype, padding)
     query, k_cache, v_cache, layout, *rest = map(moved, case)
     ours = attention(query, k_cache, v_cache, layout, *rest)

@@ -81,7 +81,7 @@ def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) ->
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [(FAMILIES[0], torch.float32), *((family, torch.float16) for family in FAMILIES)],
+    [*zip(FAMILIES, (torch.float16, torch.float32, torch.float16), strict=True)],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
 )
 def test_a_model_gives_what_its_twins_give(
