@@ -171,7 +171,7 @@ def test_an_answer_goes_on_in_another_engine_as_if_nothing_had_happened(
         for request in requests
         if (tokens := solo.tokens[request.request_id])
     ]
-    assert sum(len(request.output_token_ids) for request in begun) > 1000
+    assert sum(len(request.output_token_ids) for request in begun) > 600
     rest = serve(start(tiny_model, num_blocks=250, block_size=4), begun)
     for request in begun:
         name = request.request_id

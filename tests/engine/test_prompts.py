@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.prompts import one_for_each, read_conversations, read_prompts, told_of
+from quire.engine.input_processor import told_of
+from quire.engine.prompts import one_for_each, read_conversations, read_prompts
 from quire.errors import ContextLengthError, InvalidRequestError
 
 USER = {"role": "user", "content": "hi"}

@@ -76,7 +76,7 @@ def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) ->
     places = torch.tensor([*positions, 0, 0], device=device)
     with torch.inference_mode():
         hidden = model(tokens.to(device), places, ForwardContext(layout, caches))
-        return model.compute_logits(hidden)[: sum(queries)].cpu()
+        return model.compute_logits(hidden)[: sum(queries)].float().cpu()
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None
     assert (embedding.weight is head.weight) == (not head.weight.is_mkldnn)
 
 
-def test_logits_are_float32() -> None:
+def test_logits_come_in_the_type_of_the_model() -> None:
     options = LayerOptions(torch.bfloat16, torch.device("cpu"), kernels_for("cpu"))
     head = ParallelLMHead(11, 4, options, None)
     load(head.weight, torch.randn(11, 4))
     head.process_after_load()
-    assert head(torch.randn(2, 4).bfloat16()).dtype == torch.float32
+    assert head(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16
