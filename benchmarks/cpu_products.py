@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference_integers
 from quire.kernels.cpu import linear, linear_int, native
 
 SHAPES = {  # N, K
@@ -85,7 +85,7 @@ def _packed(form: str, weight: Tensor) -> Any:
 
 def _peers(form: str, weights: list[Tensor]) -> dict[str, Way]:
     if form == "int8":
-        codes = [reference.quantize_int8(weight).codes for weight in weights]
+        codes = [reference_integers.quantize_int8(weight).codes for weight in weights]
         return {
             "torch": (codes, lambda x, w: torch._weight_int8pack_mm(x, w, x.new_ones(len(w)))),
             "onednn": ([_qlinear_packed(each) for each in codes], _qlinear),

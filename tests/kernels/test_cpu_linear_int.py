@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference, reference_integers
 from quire.kernels.cpu import linear, linear_int, native
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
@@ -61,10 +61,11 @@ def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     """The product of the rounded rows in float64, which holds every sum of whole numbers."""
     if isinstance(weight, Int8Weight):
         wide, group = weight.codes.double() * weight.scale.double()[:, None], None
-        x = reference.spread(x.float())
+        x = reference_integers.spread(x.float())
     else:
-        wide, group = reference.widen_int4(weight).double(), reference.ROUNDED_TOGETHER
-    codes, scale = reference.round_int8(x, group)
+        wide = reference_integers.widen_int4(weight).double()
+        group = reference_integers.ROUNDED_TOGETHER
+    codes, scale = reference_integers.round_int8(x, group)
     groups = torch.unflatten(codes, 1, (-1, group or x.shape[1])).double()
     return (groups * scale.double()[:, :, None]).flatten(1) @ wide.T
 
@@ -198,11 +199,11 @@ def test_weights_are_rounded_as_their_twins_are(dtype: torch.dtype) -> None:
     weight[0], weight[1, 40:50] = 0.0, weight[1, 40:50].abs().max() * torch.tensor([1, -1] * 5)
     for rows in (70, 64, 48):  # of which the first cannot be packed
         some = weight[:rows]
-        ours, theirs = linear_int.to_int8(some), reference.quantize_int8(some)
+        ours, theirs = linear_int.to_int8(some), reference_integers.quantize_int8(some)
         check_same(ours, linear_int.prepare_int8(theirs))
         for group in (32, 128, 512):
             four = linear_int.to_int4(some, group)
-            check_same(four, linear_int.prepare_int4(reference.quantize_int4(some, group)))
+            check_same(four, linear_int.prepare_int4(reference_integers.quantize_int4(some, group)))
 
 
 def check_same(found: Int8Weight | Int4Weight, expected: Int8Weight | Int4Weight) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference, reference_integers
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed
 from quire.kernels.reference_step import MOST_COUNTED
@@ -186,12 +186,12 @@ def _integer_products(
 
 
 def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    return _integer_products(dtype, reference.quantize_int8)
+    return _integer_products(dtype, reference_integers.quantize_int8)
 
 
 def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """With all zero points 8, and with others."""
-    for x, weight, bias in _integer_products(dtype, reference.quantize_int4):
+    for x, weight, bias in _integer_products(dtype, reference_integers.quantize_int4):
         yield x, weight, bias
         zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
         yield x, replace(weight, zeros=zeros.to(torch.uint8)), bias

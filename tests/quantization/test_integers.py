@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.hub import resolve_model
-from quire.kernels import reference
+from quire.kernels import reference_integers
 from quire.kernels.dispatch import kernels_for
 from quire.models.architecture import ModelArchitecture
 from quire.models.llama import LlamaForCausalLM
@@ -30,7 +30,7 @@ def random(seed: int, exponent: float, *shape: int) -> Tensor:
 @given(*SCALES)
 def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     weight = random(seed, exponent, 5, 70)
-    made = reference.quantize_int8(weight)
+    made = reference_integers.quantize_int8(weight)
     assert (made.codes.abs().amax(dim=1) == 127).all()
     error = (made.codes * made.scale[:, None] - weight).abs()
     assert (error <= made.scale[:, None] * 0.50001).all()
@@ -39,24 +39,25 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
 def test_a_large_number_is_spread_and_products_stay() -> None:
     x, weight = random(1, 0.0, 3, 96), random(2, 0.0, 5, 96)
     x[:, 7] = 50.0
-    twice = reference.spread(reference.spread(x))
+    twice = reference_integers.spread(reference_integers.spread(x))
     torch.testing.assert_close(twice, 16.0 * x, rtol=1e-4, atol=1e-3)
     exact = x @ weight.T
-    codes, scale = reference.round_int8(x)
-    error = (reference.linear_int8(x, reference.quantize_int8(weight), None) - exact).abs().mean()
+    codes, scale = reference_integers.round_int8(x)
+    product = reference_integers.linear_int8(x, reference_integers.quantize_int8(weight), None)
+    error = (product - exact).abs().mean()
     assert error < 0.5 * ((codes.float() * scale) @ weight.T - exact).abs().mean()
     uneven = x[:, :90]  # as it is
-    assert reference.spread(uneven) is uneven
+    assert reference_integers.spread(uneven) is uneven
 
 
 @settings(deadline=None, max_examples=30)
 @given(*SCALES)
 def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> None:
     x = random(seed, exponent, 3, 96)
-    codes, scale = reference.round_int8(x, 32)
+    codes, scale = reference_integers.round_int8(x, 32)
     assert scale.shape == (3, 3)
     for group, (its_codes, its_scale) in enumerate(
-        reference.round_int8(part) for part in x.split(32, dim=1)
+        reference_integers.round_int8(part) for part in x.split(32, dim=1)
     ):
         assert torch.equal(codes[:, group * 32 : group * 32 + 32], its_codes)
         assert torch.equal(scale[:, group], its_scale[:, 0])
@@ -71,7 +72,7 @@ def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent
     groups = weight.view(-1, 32)
     scale = groups.abs().amax(dim=1, keepdim=True) / 7.0
     plain = ((groups / scale).round() * scale - groups).square().sum(dim=1)
-    made = reference.widen_int4(reference.quantize_int4(weight)).view(-1, 32)
+    made = reference_integers.widen_int4(reference_integers.quantize_int4(weight)).view(-1, 32)
     found = (made - groups).square().sum(dim=1)
     assert found.sum() < plain.sum()
 
@@ -79,25 +80,28 @@ def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent
 def test_zeros_and_what_is_not_a_number() -> None:
     weight = torch.zeros(2, 64)
     weight[1, 3] = float("nan")
-    whole = reference.quantize_int8(weight)
+    whole = reference_integers.quantize_int8(weight)
     assert torch.equal(whole.codes[0] * whole.scale[0], torch.zeros(64))
-    four = reference.quantize_int4(weight)
-    assert torch.equal(reference.widen_int4(four)[0], torch.zeros(64))
+    four = reference_integers.quantize_int4(weight)
+    assert torch.equal(reference_integers.widen_int4(four)[0], torch.zeros(64))
     x = torch.ones(2, 64)
     x[1, 5] = float("inf")
-    for product in (reference.linear_int8(x, whole, None), reference.linear_int4(x, four, None)):
+    for product in (
+        reference_integers.linear_int8(x, whole, None),
+        reference_integers.linear_int4(x, four, None),
+    ):
         assert product[0, 0] == 0.0
         assert not product[0, 1].isfinite()  # never made into a number
         assert not product[1].isfinite().any()
 
 
 def test_zero_points_stand_for_zero() -> None:
-    weight = reference.quantize_int4(torch.ones(2, 64))
+    weight = reference_integers.quantize_int4(torch.ones(2, 64))
     zeros = torch.tensor([[0, 15], [7, 8]], dtype=torch.uint8)
     codes = torch.full_like(weight.codes, 0x37)  # 7, 3, 7, 3, ...
     shifted = type(weight)(codes, torch.ones_like(weight.scale), zeros, weight.group)
     expected = torch.tensor([7.0, 3.0]).repeat(2, 32) - zeros.repeat_interleave(32, dim=1)
-    assert torch.equal(reference.widen_int4(shifted), expected)
+    assert torch.equal(reference_integers.widen_int4(shifted), expected)
 
 
 @pytest.mark.parametrize("module", [int8, int4], ids=lambda module: module.__name__)

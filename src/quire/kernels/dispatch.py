@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels import reference, reference_step
+from quire.kernels import reference, reference_integers, reference_step
 from quire.kernels.cpu import attention as cpu_attention
 from quire.kernels.cpu import elementwise, native
 from quire.kernels.cpu import matmul as cpu_matmul
@@ -56,12 +56,12 @@ TABLE: Table = {
     "linear_add_norm": {"reference": reference.linear_add_norm},
     "quantize_fp8": {"reference": reference.quantize_fp8},
     "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
-    "to_int8": {"reference": reference.to_int8},
-    "prepare_int8": {"reference": reference.prepare_int8},
-    "linear_int8": {"reference": reference.linear_int8, "cpu": cpu_matmul.linear_int8},
-    "to_int4": {"reference": reference.to_int4},
-    "prepare_int4": {"reference": reference.prepare_int4},
-    "linear_int4": {"reference": reference.linear_int4, "cpu": cpu_matmul.linear_int4},
+    "to_int8": {"reference": reference_integers.to_int8},
+    "prepare_int8": {"reference": reference_integers.prepare_int8},
+    "linear_int8": {"reference": reference_integers.linear_int8, "cpu": cpu_matmul.linear_int8},
+    "to_int4": {"reference": reference_integers.to_int4},
+    "prepare_int4": {"reference": reference_integers.prepare_int4},
+    "linear_int4": {"reference": reference_integers.linear_int4, "cpu": cpu_matmul.linear_int4},
     "build_inputs": {"reference": reference_step.build_inputs},
     "finish_step": {"reference": reference_step.finish_step},
     "move": {"reference": reference_step.move},

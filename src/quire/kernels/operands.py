@@ -59,7 +59,7 @@ class Fp8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """A weight as `reference.quantize_int8` made it, or as `prepare_int8` laid it out."""
+    """A weight as `reference_integers.quantize_int8` made it, or as `prepare_int8` laid it out."""
 
     codes: Tensor  # int8 [N, K]
     scale: Tensor  # float32 [N]
@@ -67,7 +67,7 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """A weight as `reference.quantize_int4` made it, or as `prepare_int4` laid it out.
+    """A weight as `reference_integers.quantize_int4` made it, or as `prepare_int4` laid it out.
 
     weight[n, k] ≈ (code - zero) · scale, where `group` codes that follow one another share both.
     """

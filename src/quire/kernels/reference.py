@@ -12,13 +12,10 @@ from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed
+from quire.kernels.reference_integers import linear_int4, linear_int8
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
-
-SPREAD_TOGETHER = 16  # columns of what is rounded to bytes by whole rows
-ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
-WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -310,113 +307,4 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
     x is taken as it is; where a device multiplies FP8 by FP8, `quantize_rows` rounds it first.
     """
     out = F.linear(x.float(), codes.float()) * scale
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def spread(x: Tensor) -> Tensor:
-    """Each 16 columns of x float32 [.., K] times a Hadamard matrix; x itself if K is no multiple.
-
-    So a few large numbers, of which activations have some, do not set the scale of all others (as
-    Ashkboos et al., 2024, do with whole rows). The matrix times itself is 16 times the identity.
-    """
-    if x.shape[-1] % SPREAD_TOGETHER:
-        return x
-    parts = torch.unflatten(x, -1, (-1, 2, 2, 2, 2))
-    for dim in (-1, -2, -3, -4):
-        first, second = parts.unbind(dim)
-        parts = torch.stack([first + second, first - second], dim)
-    return parts.flatten(-5)
-
-
-def quantize_int8(weight: Tensor) -> Int8Weight:
-    """Rows of a weight [N, K] as signed bytes, symmetric: the largest of a row becomes ±127.
-
-    Of the weight behind `spread`, divided so that products with `spread` rows are those of x.
-    """
-    divisor = 1.0 if weight.shape[1] % SPREAD_TOGETHER else float(SPREAD_TOGETHER)
-    weight = spread(weight.float()) / divisor
-    largest = weight.abs().amax(dim=1)
-    scale = torch.where(largest == 0.0, 1.0, largest / 127.0)
-    return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
-
-
-def to_int8(weight: Tensor) -> Int8Weight:
-    """`quantize_int8` and then `prepare_int8`, here some rows at a time, widened to float32."""
-    pieces = [quantize_int8(rows) for rows in torch.split(weight, _rows_together(weight))]
-    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
-    return Int8Weight(codes, scale)
-
-
-def _rows_together(weight: Tensor) -> int:
-    return max(1, WIDENED_TOGETHER // weight.shape[1])
-
-
-def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
-    """Activations [T, K] as signed bytes [T, K], and a float32 scale for each group of a row.
-
-    x ≈ codes · scale, scale [T, K / group]; a group is a whole row if None. The largest of a group
-    becomes ±127, the others are rounded to the nearest, ties to even. What is not finite makes its
-    group's scale so.
-    """
-    groups = torch.unflatten(x.float(), 1, (-1, group or x.shape[1]))  # [T, K / group, group]
-    largest = groups.abs().amax(dim=2, keepdim=True)
-    inverse = torch.where(largest == 0.0, 0.0, 127.0 / largest)
-    codes = (groups * inverse).round().nan_to_num(0.0).to(torch.int8)
-    return codes.flatten(1), (largest / 127.0).squeeze(2)
-
-
-def prepare_int8(weight: Int8Weight) -> Int8Weight:
-    """Bring a weight into the order that `linear_int8` reads; here: as it is."""
-    return weight
-
-
-def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, x [T, K] behind `spread` and `round_int8`, each row by itself → [T, N].
-
-    Bytes are multiplied and summed exactly, which float32 does here for up to 1,040 columns.
-    """
-    codes, scale = round_int8(spread(x.float()))
-    out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """Rows of a weight [N, K] in groups of four-bit numbers, K a multiple of the group."""
-    groups = torch.unflatten(weight.float(), 1, (-1, group))  # [N, K / group, group]
-    index = groups.abs().argmax(dim=2, keepdim=True)
-    scale = (groups.gather(2, index) / -8.0).half()  # the largest becomes -8, whatever its sign
-    divisor = torch.where(scale == 0.0, 1.0, scale.float())
-    codes = ((groups / divisor).round() + 8.0).clamp(0.0, 15.0).to(torch.uint8).flatten(1)
-    return Int4Weight(codes[:, 0::2] | codes[:, 1::2] << 4, scale.squeeze(2), None, group)
-
-
-def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """`quantize_int4` and then `prepare_int4`, here some rows at a time, widened to float32."""
-    pieces = [quantize_int4(rows, group) for rows in torch.split(weight, _rows_together(weight))]
-    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
-    return Int4Weight(codes, scale, None, group)
-
-
-def widen_int4(weight: Int4Weight) -> Tensor:
-    """The numbers that a four-bit weight stands for, float32 [N, K]."""
-    codes = torch.stack([weight.codes & 15, weight.codes >> 4], dim=2).flatten(1)
-    zeros = 8 if weight.zeros is None else weight.zeros[:, :, None].int()
-    numbers = (torch.unflatten(codes, 1, (-1, weight.group)).int() - zeros).float()
-    return (numbers * weight.scale[:, :, None].float()).flatten(1)
-
-
-def prepare_int4(weight: Int4Weight) -> Int4Weight:
-    """Bring a weight into the order that `linear_int4` reads; here: as it is."""
-    return weight
-
-
-def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each 32 by themselves → [T, N].
-
-    The sum of (code - zero) · byte over 32 is an exact integer wherever this is compiled; those
-    sums, times both scales, are added in float32.
-    """
-    codes, scale = round_int8(x, ROUNDED_TOGETHER)
-    groups = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)).float() * scale[:, :, None]
-    out = F.linear(groups.flatten(1), widen_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)

@@ -12,7 +12,7 @@ import struct
 import torch
 from torch import Tensor
 
-from quire.kernels import reference
+from quire.kernels import reference_integers
 from quire.kernels.cpu import native
 from quire.kernels.operands import Int4Weight, Int8Weight
 
@@ -27,20 +27,20 @@ _MOST_GROUP = 256
 
 
 def to_int8(weight: Tensor) -> Int8Weight:
-    """Twin of `reference.to_int8`: rounded and packed in one pass, where sizes allow."""
+    """Twin of `reference_integers.to_int8`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
     if weight.dtype not in native.DTYPES or n % BLOCK or k % STEP:
-        return prepare_int8(reference.to_int8(in_rows(weight)))
+        return prepare_int8(reference_integers.to_int8(in_rows(weight)))
     out = _room(n, _WIDE * (k + 4))
     _quantize(weight, out, 0, INT8)
     return Int8Weight(out, torch.empty(n, 0))
 
 
 def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """Twin of `reference.to_int4`: rounded and packed in one pass, where sizes allow."""
+    """Twin of `reference_integers.to_int4`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
     if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP or group > _MOST_GROUP:
-        return prepare_int4(reference.to_int4(in_rows(weight), group))
+        return prepare_int4(reference_integers.to_int4(in_rows(weight), group))
     out = _room(n, _WIDE * (k // 2 + 2 * (k // group)))
     _quantize(weight, out, group, INT4)
     return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group)
@@ -88,7 +88,7 @@ def is_packed(weight: Int8Weight | Int4Weight) -> bool:
 
 
 def prepare_int8(weight: Int8Weight) -> Int8Weight:
-    """Twin of `reference.prepare_int8`: packed, where sizes allow."""
+    """Twin of `reference_integers.prepare_int8`: packed, where sizes allow."""
     n, k = weight.codes.shape
     if n % BLOCK or k % STEP:
         return weight
@@ -97,7 +97,7 @@ def prepare_int8(weight: Int8Weight) -> Int8Weight:
 
 
 def prepare_int4(weight: Int4Weight) -> Int4Weight:
-    """Twin of `reference.prepare_int4`: packed, where sizes allow."""
+    """Twin of `reference_integers.prepare_int4`: packed, where sizes allow."""
     n, k, group, zeros = len(weight.codes), weight.codes.shape[1] * 2, weight.group, weight.zeros
     if n % BLOCK or group % STEP:
         return weight

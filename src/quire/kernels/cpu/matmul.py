@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
-from quire.kernels.reference import ROUNDED_TOGETHER, round_int8, spread
+from quire.kernels.reference_integers import ROUNDED_TOGETHER, round_int8, spread
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
@@ -58,7 +58,7 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_int8`. Few rows read the bytes; for many, tiles are widened.
+    """Few rows read the bytes; for many, tiles are widened; the twin is in reference_integers.
 
     oneDNN's products of bytes would be faster, but saturate on processors without VNNI.
     """
@@ -73,7 +73,7 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
 
 
 def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_int4`: tiles are widened, all first codes of bytes before others.
+    """Tiles are widened, all first codes of bytes before others; the twin is in reference_integers.
 
     So nothing is interleaved; instead the columns of x are brought into the same order.
     """

@@ -1,4 +1,4 @@
-// Weights rounded to 8 or 4 bits, as kernels/reference.py tells. Included inside a namespace,
+// Weights rounded to 8 or 4 bits, as kernels/reference_integers.py tells. Included inside a namespace,
 // behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
 
 // Codes and scales of some rows, as kernels/operands.py tells.
