@@ -20,7 +20,7 @@ import record
 import torch
 from gpu_attention import decode, prefill
 from gpu_products import chain, gemm, write_table
-from gpu_timing import MODELS, Budget
+from gpu_timing import MODELS, SHAPES, Budget
 
 PARTS = {"gemm": gemm, "chain": chain, "decode": decode, "prefill": prefill}
 
@@ -29,12 +29,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 32, 4])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     parser.add_argument("--name", default="gpu_kernels", help="of the result file")
+    parser.add_argument("--compile", action="store_true", help="only compile what gemm would time")
     parser.add_argument("--tune", action="store_true", help="make gemm's best ways the table")
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
@@ -47,6 +48,9 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
+    if args.compile:
+        gemm(budget, args, [])
+        return
     args.bandwidth = gpu_timing.read_bandwidth()
     measured: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),

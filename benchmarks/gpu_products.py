@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from gpu_timing import (
     DEVICE,
     DTYPE,
     MODELS,
+    SHAPES,
     SHARED_MEMORY,
     Budget,
     Model,
@@ -35,63 +37,61 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm,
     skinny_gemm_norm,
 )
-from quire.kernels.triton.tuning import SkinnyConfig
+from quire.kernels.triton.tuning import RingConfig, SkinnyConfig
+from quire.kernels.triton.workspace import NUM_PARTIALS
 from quire.quantization.fp8 import FORM
 
 TABLE = Path(tuning.__file__).parent / "tuned.json"
 
 
-# (rows of W, columns, stages, warps) by the bytes of a weight
-SHAPES = {
-    2: [
-        (64, 64, 6, 4), (64, 64, 8, 4), (64, 128, 3, 4), (64, 128, 4, 4), (64, 128, 5, 4),
-        (64, 256, 3, 4), (128, 64, 4, 4), (128, 64, 6, 4), (128, 128, 3, 4), (128, 128, 4, 8),
-    ],
-    1: [
-        (64, 128, 4, 4), (64, 128, 6, 4), (64, 256, 3, 4), (64, 256, 4, 4), (64, 256, 5, 4),
-        (64, 512, 3, 4), (128, 128, 3, 4), (128, 128, 4, 4), (128, 128, 5, 8), (128, 256, 3, 8),
-        (128, 256, 4, 8), (256, 128, 3, 8),
-    ],
-}  # fmt: skip
+Way = SkinnyConfig | RingConfig
+SPLITS = (1, 2, 3, 4, 6, 8)
+STAGES = {1: (10, 6), 2: (6,), 3: (4,), 4: (3,)}  # by the programs of a multiprocessor
 
 
-def skinny_configs(m: int, n: int, num_sms: int, itemsize: int) -> list[SkinnyConfig]:
-    """Ways to cut a weight that fit in shared memory and keep most multiprocessors busy."""
-    block_m = max(16, 1 << (m - 1).bit_length())
-    shapes = SHAPES[itemsize]
-    if m > 16:
-        shapes = [s for s in shapes if s not in [(64, 64, 8, 4), (64, 256, 3, 4), (64, 512, 3, 4)]]
-    configs = []
-    for block_n, block_k, stages, warps in shapes:
-        stage = (block_n * itemsize + block_m * 2) * block_k
-        fit = SHARED_MEMORY // (stages * stage + 2048)
-        for tma in (False, True):
-            base = SkinnyConfig(block_n, block_k, stages, warps=warps, tma=tma)
-            if fit >= 1:
-                configs.append(replace(base, per_sm=min(fit, 3)))
-            if fit >= 3:
-                configs.append(replace(base, per_sm=2))
-            tiles = -(-n // block_n)
-            configs += [
-                replace(base, split=split)
-                for split in (1, 2, 4, 8)
-                if num_sms * 0.7 <= tiles * split <= num_sms * fit * 1.05
+def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
+    """The table's way, the rule's, and its neighbours: half to twice as many programs."""
+    rule = tuning.ring_rule(m, n, k, itemsize, num_sms)
+    usual = -(-n // rule.block_n) * rule.split
+    ways: list[Way] = [tuning.product_config(m, n, k, itemsize, num_sms, hopper=True), rule]
+    for (block_n, tiles), split in itertools.product(((128, 1), (64, 2)), SPLITS):
+        programs = -(-n // block_n) * split
+        room = split == 1 or 2 * programs * block_n * max(8, m) <= NUM_PARTIALS
+        if room and usual / 2 <= programs <= 2 * usual:
+            on_each = min(4, -(-programs // num_sms)) if split > 1 else 2
+            ways += [
+                RingConfig(block_n, max(2, stages // tiles), split, tiles, warps)
+                for stages, warps in itertools.product(STAGES[on_each], warps_for(m, block_n))
             ]
-    if m <= 8:
-        configs.append(SkinnyConfig(64, 256 // itemsize, 4, min_block_m=8, tma=True))
-        configs.append(SkinnyConfig(128, 128 // itemsize, 6, min_block_m=8, tma=True))
-    return configs
+    return [way for way in dict.fromkeys(ways) if fits(way, itemsize)]
 
 
-def compiled_as(m: int, n: int, k: int, config: SkinnyConfig, num_sms: int) -> SkinnyConfig:
+def warps_for(m: int, block_n: int) -> tuple[int, ...]:
+    """So that what a thread holds of x and of the sums stays in registers."""
+    if m > 16:
+        return (8,) if block_n == 128 else (4,)
+    return (4, 8) if m > 8 and block_n == 128 else (4,)
+
+
+def fits(way: Way, itemsize: int) -> bool:
+    """Whether the ring and the program's piece of x have room in shared memory."""
+    if isinstance(way, SkinnyConfig):
+        return True
+    piece = 64 * 32 * way.warps * itemsize
+    return way.tiles * way.stages * way.block_n * 128 + piece + 1536 <= SHARED_MEMORY
+
+
+def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
     """Equal for cases that one compiled kernel serves."""
-    _, parts = config.grid(n, k, num_sms)
-    rows = max(config.min_block_m, 1 << (m - 1).bit_length())
-    return replace(config, split=1 << (parts - 1).bit_length(), per_sm=0, min_block_m=rows)
+    rows = max(8, 1 << (m - 1).bit_length())
+    if isinstance(way, RingConfig):
+        return rows, way
+    _, parts = way.grid(n, k, num_sms)
+    return max(way.min_block_m, rows), replace(way, split=1 << (parts - 1).bit_length(), per_sm=0)
 
 
 def product_calls(
-    x: Tensor, weights: list[Tensor] | list[Fp8Weight], config: SkinnyConfig
+    x: Tensor, weights: list[Tensor] | list[Fp8Weight], config: Way
 ) -> list[functools.partial[Tensor]]:
     """x · Wᵀ for each weight."""
     return [functools.partial(skinny_gemm, x, w, config=config) for w in weights]
@@ -100,47 +100,49 @@ def product_calls(
 def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Every product of the models at several numbers of rows, with weights of 16 and of 8 bits."""
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
-    flat = torch.randn(2**29 + 2**27, device=DEVICE).to(DTYPE).mul_(0.02)
+    flat = torch.randn(2**29 + 2**27, device=DEVICE).to(DTYPE)
+    codes = flat.to(reference.FP8)
     cases = [
         (m, model, name, n, k, itemsize)
         for itemsize in args.itemsizes
         for m in args.rows
         for model in args.models
-        for name, (n, k) in MODELS[model].products().items()
+        for name, (n, k) in SHAPES[model].products().items()
     ]
     wanted = {
-        (compiled_as(m, n, k, config, num_sms), itemsize): (m, n, k, itemsize, config)
+        (compiled_as(m, n, k, way, num_sms), itemsize): (m, n, k, itemsize, way)
         for m, _, _, n, k, itemsize in cases
-        for config in skinny_configs(m, n, num_sms, itemsize)
+        for way in ways_of(m, n, k, itemsize, num_sms)
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
+    if args.compile:
+        return
     for m, model, name, n, k, itemsize in cases:
         if budget.left < 0:
             print("out of time")
             break
         num_bytes = itemsize * n * k
-        copies = min(copies_beyond_cache(num_bytes), flat.numel() // (n * k))
-        plain = [flat[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
-        case = plain_case(m, plain) if itemsize == 2 else fp8_case(m, plain)
-        configs = skinny_configs(m, n, num_sms, itemsize)
+        copies = min(copies_beyond_cache(num_bytes, most=24), flat.numel() // (n * k))
+        source = flat if itemsize == 2 else codes
+        given = [source[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
+        case = plain_case(m, given) if itemsize == 2 else fp8_case(m, given)
+        ways = ways_of(m, n, k, itemsize, num_sms)
         make = functools.partial(product_calls, case.x, case.weights)
-        rows = time_ways(configs, make, case.expected, f"{m} {model} {name} {itemsize}")
+        rows = time_ways(ways, make, case.expected, f"{m} {model} {name} {itemsize}")
         if not rows:
             continue
         library = time_graph(case.library)
-        rule = time_graph(make(tuning.skinny_rule(m, n, k, itemsize, num_sms)))
         best = rows[0]
         share = num_bytes / best["us"] * 1e6 / args.bandwidth
         print(
             f"gemm {model} {name:8} {8 * itemsize:2} bits m={m:2} [{n}, {k}] {best['us']:7.2f} us "
             f"{num_bytes / best['us'] / 1e6:5.2f} TB/s {share:4.0%}  library {library:7.2f}  "
-            f"rule {rule:7.2f}  {brief(best['config'])}",
+            f"{brief(best['config'])}",
             flush=True,
         )
         results.append(
             {"model": model, "product": name, "m": m, "n": n, "k": k, "itemsize": itemsize,
-             "library_us": library, "rule_us": rule, "share_of_bandwidth": share,
-             "ways": rows[:5]}
+             "library_us": library, "share_of_bandwidth": share, "ways": rows}
         )  # fmt: skip
 
 
@@ -161,38 +163,44 @@ def plain_case(m: int, weights: list[Tensor]) -> Case:
     return Case(x, weights, F.linear(x, weights[0]), library)
 
 
-def fp8_case(m: int, weights: list[Tensor]) -> Case:
+def fp8_case(m: int, codes: list[Tensor]) -> Case:
     """Weights in FP8, against `_scaled_mm` behind the kernel that rounds x.
 
     x is FP8 already, so that both round it to the same and the result is known.
     """
-    codes, scale = reference.quantize_rows(torch.randn(m, weights[0].shape[1], device=DEVICE))
-    x = (codes.float() * scale).to(DTYPE)
-    made = [Fp8Weight(*FORM.make(w, kernels_for(DEVICE))) for w in weights]
-    expected = reference.linear_fp8(x, made[0].codes, made[0].scale, None)
-    library = [functools.partial(fp8.by_library, x, w.codes, w.scale, None) for w in made]
-    return Case(x, made, expected, library)
+    n, k = codes[0].shape
+    x = torch.randint(-8, 9, (m, k), device=DEVICE).to(DTYPE)
+    weights = [Fp8Weight(w, torch.ones(n, device=DEVICE)) for w in codes]
+    expected = reference.linear_fp8(x, weights[0].codes, weights[0].scale, None)
+    library = [functools.partial(fp8.by_library, x, w.codes, w.scale, None) for w in weights]
+    return Case(x, weights, expected, library)
 
 
 def write_table(result: dict[str, Any]) -> None:
-    """Keep the best way of each measured shape for `tuning`, and whether cuBLAS was faster."""
-    rows = [
-        {
-            **{key: row[key] for key in ("m", "n", "k")},
-            "itemsize": row.get("itemsize", 2),
-            "library": row["library_us"] < row["ways"][0]["us"],
-            "config": row["ways"][0]["config"],
+    """Keep the best way of each measured shape for `tuning`, and whether cuBLAS was faster.
+
+    What the table has of other shapes stays.
+    """
+    kept = {_shape(row): row for row in tuning.measured()["skinny_gemm"]}
+    for row in result["gemm"]:
+        best = row["ways"][0]
+        kept[_shape(row)] = {
+            **{key: row[key] for key in ("m", "n", "k", "itemsize")},
+            "library": row["library_us"] < best["us"],
+            "config": best["config"],
         }
-        for row in result["gemm"]
-    ]
-    lines = ",\n".join(json.dumps(row) for row in rows)
+    lines = ",\n".join(json.dumps(row) for row in kept.values())
     TABLE.write_text(f'{{"num_sms": {result["num_sms"]}, "skinny_gemm": [\n{lines}\n]}}\n')
     tuning.measured.cache_clear()
-    tuning.skinny_config.cache_clear()
+    tuning.product_config.cache_clear()
     tuning.library_is_faster.cache_clear()
 
 
-def run_once(m: int, n: int, k: int, itemsize: int, config: SkinnyConfig) -> None:
+def _shape(row: dict[str, Any]) -> tuple[int, ...]:
+    return row["m"], row["n"], row["k"], row.get("itemsize", 2)
+
+
+def run_once(m: int, n: int, k: int, itemsize: int, config: Way) -> None:
     """One product, for what it leaves in the cache of compiled kernels."""
     weight: Any = torch.empty(n, k, device=DEVICE, dtype=DTYPE if itemsize == 2 else reference.FP8)
     if itemsize == 1:

@@ -32,6 +32,49 @@ def gpu_kernels(result: Result) -> str:
     return "\n".join(lines)
 
 
+def gpu_products(result: Result) -> str:
+    """Products through the ring, beside the kernel for all GPUs and the library."""
+    lines = [
+        "Products with weights in FP8, us through the ring / by the other kernel / of the "
+        f"library; bytes: what these take ({result['read_bandwidth'] / 1e12:.2f} TB/s):",
+        "",
+        "| model, product | [N, K] | bytes | 1 row | 16 rows |",
+        "|---|---|---|---|---|",
+    ]
+    figures = {(row["model"], row["product"], row["m"]): row for row in result["gemm"]}
+    for model, product in dict.fromkeys(key[:2] for key in figures):
+        row = figures[model, product, 1]
+        floor = row["n"] * row["k"] / result["read_bandwidth"] * 1e6
+        cells = [f"{model} {product}", f"{row['n']}, {row['k']}", f"{floor:.1f}"]
+        for m in (1, 16):
+            row = figures[model, product, m]
+            ring = min(way["us"] for way in row["ways"] if "tiles" in way["config"])
+            other = min(way["us"] for way in row["ways"] if "tiles" not in way["config"])
+            cells.append(f"{ring:.1f} / {other:.1f} / {row['library_us']:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu_unseen(result: Result) -> str:
+    """What the rule chooses for shapes that the tables leave out, beside the best of all ways."""
+    from quire.kernels.triton import tuning
+
+    excess: dict[tuple[str, int], list[float]] = {}
+    for row in result["gemm"]:
+        shape = (row["m"], row["n"], row["k"], row["itemsize"])
+        rule = asdict(tuning.ring_rule(*shape, result["num_sms"]))
+        us = next(way["us"] for way in row["ways"] if way["config"] == rule)
+        excess.setdefault((row["model"], row["m"]), []).append(us / row["ways"][0]["us"] - 1)
+    lines = [
+        "| model, FP8 | rows | products | rule above the best way, mean | worst |",
+        "|---|---|---|---|---|",
+    ]
+    for (model, m), above in excess.items():
+        cells = [model, str(m), str(len(above)), f"{sum(above) / len(above):.1%}"]
+        lines.append(f"| {' | '.join(cells)} | {max(above):.1%} |")
+    return "\n".join(lines)
+
+
 def gpu_chain(result: Result) -> str:
     """All layers' products one after the other, launched early and not."""
     lines = [

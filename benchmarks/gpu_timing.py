@@ -53,6 +53,13 @@ MODELS = {
     "8b": Model(4096, 32, 8, 128, 14336, 128256, 32),
     "1b": Model(2048, 32, 8, 64, 8192, 128256, 16),
 }
+# Whose shapes are left out of the tables, so that rules are judged by them.
+UNSEEN = {
+    "qwen2.5-7b": Model(3584, 28, 4, 128, 18944, 152064, 28),
+    "phi-3-mini": Model(3072, 32, 32, 96, 8192, 32064, 32),
+    "qwen3-4b": Model(2560, 32, 8, 128, 9728, 151936, 36),
+}
+SHAPES = MODELS | UNSEEN
 
 
 class Budget:

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
-from gpu_tables import gpu_chain, gpu_decode, gpu_invariance, gpu_kernels, gpu_prefill
+from gpu_tables import (
+    gpu_chain,
+    gpu_decode,
+    gpu_invariance,
+    gpu_kernels,
+    gpu_prefill,
+    gpu_products,
+    gpu_unseen,
+)
 from serving_table import saturated, serving, step_profile
 
 ROOT = Path(__file__).parents[1]
@@ -242,6 +250,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "server_overhead": server_overhead,
     "gpu_invariance": gpu_invariance,
     "gpu_kernels": gpu_kernels,
+    "gpu_products": gpu_products,
+    "gpu_unseen": gpu_unseen,
     "gpu_chain": gpu_chain,
     "gpu_decode": gpu_decode,
     "gpu_prefill": gpu_prefill,

@@ -19,6 +19,7 @@ from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import _norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, weight_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
@@ -79,6 +80,34 @@ def skinny(capability: int, form: str = "plain") -> Compiled:
 def skinny_fp8(capability: int) -> Compiled:
     """The same with weights in FP8."""
     return skinny(capability, "fp8" if capability >= 89 else "bytes")
+
+
+def ring(capability: int, itemsize: int = 2) -> Compiled:
+    """The product before a norm with W in a ring."""
+    pointers = dict.fromkeys(["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normed_ptr"], BF16)
+    pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
+    sizes = dict.fromkeys(["M", "N", "K", "num_squares", "stride_x", "stride_out"], "i32")
+    kind, layout = {1: "fp8e4nv", 2: "bf16"}[itemsize], weight_layout(itemsize)
+    types = {
+        **pointers, **sizes, "counter_ptr": INTS, "eps": "fp32",
+        "w_desc": f"tensordesc<{kind}[64, {128 // itemsize}],{layout!r}>",
+    }  # fmt: skip
+    constants: dict[str, Any] = {
+        "w_scale_ptr": None, "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
+        "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False, "HAS_RESIDUAL": True,
+        "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
+    }  # fmt: skip
+    if itemsize == 1:
+        del constants["w_scale_ptr"]
+        types["w_scale_ptr"] = "*fp32"
+    return compile_kernel(
+        hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+    )
+
+
+def ring_fp8(capability: int) -> Compiled:
+    """The same with weights in FP8."""
+    return ring(capability, itemsize=1)
 
 
 ATTENTION = {
@@ -236,6 +265,8 @@ KERNELS = {
     "prefill_fp8": prefill_fp8,
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,
+    "ring": ring,
+    "ring_fp8": ring_fp8,
     "decode": decode,
     "plan": plan,
     "prefill": prefill,

@@ -18,6 +18,8 @@ SHARED_MEMORY = {"80": 163, "89": 99, "90": 227, "100": 227}  # KiB a program ma
 KERNELS = {
     "skinny": ["90"],
     "skinny_fp8": ["80", "89", "90", "100"],
+    "ring": ["90"],
+    "ring_fp8": ["90"],
     "decode": ["90"],
     "plan": ["90"],
     "decode_fp8": ["90"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -12,28 +13,53 @@ import torch
 
 from quire.kernels import reference
 from quire.kernels.triton import tuning
-from quire.kernels.triton.tuning import library_is_faster, skinny_config, skinny_rule
+from quire.kernels.triton.tuning import (
+    RingConfig,
+    library_is_faster,
+    product_config,
+    ring_rule,
+    skinny_rule,
+)
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_kernels.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 
 
-def test_the_table_is_that_of_the_result_file() -> None:
-    result, table = json.loads(RESULT.read_text()), tuning.measured()
-    assert table["num_sms"] == result["num_sms"]
-    assert len(table["skinny_gemm"]) == len(result["gemm"])
-    for row, measured in zip(table["skinny_gemm"], result["gemm"], strict=True):
-        best = measured["ways"][0]
-        assert [row[key] for key in "mnk"] == [measured[key] for key in "mnk"]
-        assert row["itemsize"] == measured.get("itemsize", 2)
-        assert row["config"] == best["config"]
-        assert row["library"] == (measured["library_us"] < best["us"])
+def test_the_table_is_that_of_the_result_files() -> None:
+    """The newer of the two counts."""
+    best = {}
+    for name in ("gpu_kernels", "gpu_products"):
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        for row in result["gemm"]:
+            shape = (*(row[key] for key in "mnk"), row.get("itemsize", 2))
+            best[shape] = row["ways"][0], row["library_us"], result["num_sms"]
+    table = tuning.measured()
+    for row in table["skinny_gemm"]:
+        way, library_us, num_sms = best[row["m"], row["n"], row["k"], row["itemsize"]]
+        assert table["num_sms"] == num_sms
+        assert row["config"] == way["config"]
+        assert row["library"] == (library_us < way["us"])
+
+
+def test_the_rule_is_near_the_best_way_of_shapes_that_the_table_leaves_out() -> None:
+    rows = json.loads((RESULTS / "gpu_unseen.json").read_text())["gemm"]
+    known = {(row["n"], row["k"]) for row in tuning.measured()["skinny_gemm"]}
+    excess = []
+    for row in rows:
+        shape = (row["m"], row["n"], row["k"], row["itemsize"])
+        rule = product_config(*shape, H200, hopper=True)
+        us = next(w["us"] for w in row["ways"] if w["config"] == dataclasses.asdict(rule))
+        excess.append(us / row["ways"][0]["us"])
+    assert len(excess) == 30
+    assert not known & {(row["n"], row["k"]) for row in rows}
+    assert max(excess) < 1.10
 
 
 def test_the_nearest_number_of_rows_upwards_is_taken() -> None:
-    assert skinny_config(2, *GATE_UP_8B, H200) == skinny_config(4, *GATE_UP_8B, H200)
-    assert skinny_config(33, *GATE_UP_8B, H200) == skinny_config(64, *GATE_UP_8B, H200)
-    assert skinny_config(16, *GATE_UP_8B, H200) != skinny_config(17, *GATE_UP_8B, H200)
+    choose = functools.partial(product_config, num_sms=H200, hopper=True)
+    assert choose(2, *GATE_UP_8B) == choose(8, *GATE_UP_8B)
+    assert choose(33, *GATE_UP_8B) == choose(64, *GATE_UP_8B)
+    assert choose(16, *GATE_UP_8B) != choose(17, *GATE_UP_8B)
 
 
 def test_the_library_serves_what_it_is_faster_at_and_what_nobody_measured() -> None:
@@ -47,8 +73,17 @@ def test_the_library_serves_what_it_is_faster_at_and_what_nobody_measured() -> N
 
 
 def test_ways_of_one_gpu_do_not_serve_another() -> None:
-    assert skinny_config(16, *QKV_8B, 108) == skinny_rule(16, *QKV_8B, 108)
+    assert product_config(16, *QKV_8B, 108, hopper=False) == skinny_rule(16, *QKV_8B, 108)
+    fp8 = (*QKV_8B[:2], 1)
+    assert product_config(16, *fp8, 114, hopper=True) == ring_rule(16, *fp8, 114)
     assert library_is_faster(16, *QKV_8B, 108)
+
+
+def test_a_ring_serves_few_rows_that_the_copy_engine_can_step_through() -> None:
+    for m, k, itemsize, ring in ((1, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False)):
+        way = product_config(m, 6144, k, itemsize, H200, hopper=True)
+        assert isinstance(way, RingConfig) == ring
+        assert not isinstance(product_config(m, 6144, k, itemsize, H200, hopper=False), RingConfig)
 
 
 @pytest.mark.parametrize(("head_dim", "padded"), [(8, 16), (16, 16), (80, 128), (128, 128)])
@@ -59,7 +94,7 @@ def test_attention_computes_with_as_many_dimensions_as_products_take(
 
 
 def test_the_way_of_prefill_attention_was_measured() -> None:
-    result = json.loads(RESULT.read_text())
+    result = json.loads((RESULTS / "gpu_kernels.json").read_text())
     for head_dim, model, group in ((128, "8b", 4), (64, "1b", 4)):
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
         prefill = tuning.prefill_config(cache, group)
@@ -69,7 +104,7 @@ def test_the_way_of_prefill_attention_was_measured() -> None:
 
 def test_the_way_of_decode_attention_was_measured() -> None:
     """Whatever keys and values are kept in."""
-    rows = json.loads(RESULT.with_name("gpu_decode.json").read_text())["decode"]
+    rows = json.loads((RESULTS / "gpu_decode.json").read_text())["decode"]
     assert {(row["model"], row["kept"]) for row in rows} == set(
         itertools.product(("8b", "1b"), ("bf16", "fp8"))
     )

@@ -6,6 +6,7 @@ Floor: the bytes of W over the memory's bandwidth; x, out and partial results ar
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -13,11 +14,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.triton.attention import has_hopper_kernels
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
-from quire.kernels.triton.tuning import SkinnyConfig, skinny_config
+from quire.kernels.triton.tuning import RingConfig, SkinnyConfig, product_config
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MAX_ROWS = 64
+Config = SkinnyConfig | RingConfig
 
 
 def skinny_gemm(
@@ -27,7 +30,7 @@ def skinny_gemm(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     silu: bool = False,
-    config: SkinnyConfig | None = None,
+    config: Config | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
@@ -48,7 +51,7 @@ def skinny_gemm_norm(
     eps: float,
     *,
     bias: Tensor | None = None,
-    config: SkinnyConfig | None = None,
+    config: Config | None = None,
     pdl: bool | None = None,
 ) -> Normed:
     """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
@@ -76,10 +79,10 @@ def _launch(
     norm_weight: Tensor | None,
     eps: float,
     silu: bool,
-    config: SkinnyConfig | None,
+    config: Config | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Run the kernel → (out, out · norm weight, sums of out's squares)."""
+    """Run a kernel → (out, out · norm weight, sums of out's squares)."""
     rows = x.rows if isinstance(x, Normed) else x
     assert isinstance(rows, Tensor)
     w, w_scale, form = _operand(weight)
@@ -88,13 +91,11 @@ def _launch(
     assert rows.stride(1) == w.stride(1) == 1
     assert residual is None or residual.is_contiguous()
     space = workspace(rows.device)
-    config = config or skinny_config(num_rows, n, k, w.dtype.itemsize, space.num_sms)
-    block_m = max(config.min_block_m, triton.next_power_of_2(num_rows))
+    config = config or product_config(
+        num_rows, n, k, w.itemsize, space.num_sms, hopper=has_ring(rows.device)
+    )
     num_tiles = triton.cdiv(n, config.block_n)
-    num_programs, parts = config.grid(n, k, space.num_sms)
     assert num_tiles <= NUM_COUNTERS
-    assert num_programs * num_tiles * triton.cdiv(k, config.block_k) < 2**31
-    assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
     out = rows.new_empty(num_rows, n // 2 if silu else n)
     scaled = None if norm_weight is None else torch.empty_like(out)
     squares = None
@@ -103,23 +104,67 @@ def _launch(
     incoming = x.squares if isinstance(x, Normed) else None
     assert incoming is not None or not isinstance(x, Normed)
     pdl = launches_early(rows.device) if pdl is None else pdl
-    skinny_gemm_kernel[(num_programs,)](
-        rows, w, _descriptor(w, config), w_scale, out, bias, residual,
-        norm_weight, scaled, squares, incoming,
+    behind = (
+        w_scale, out, bias, residual, norm_weight, scaled, squares, incoming,
         space.partials, space.counters,
         num_rows, n, k, 0 if incoming is None else len(incoming),
-        x.eps if isinstance(x, Normed) else eps,
-        rows.stride(0), w.stride(0), out.stride(0),
-        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-        STAGES=config.stages, SPLIT=parts if config.split else 0,
-        MAX_PARTS=triton.next_power_of_2(parts),
-        EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        HAS_NORM=norm_weight is not None, HAS_SQUARES=incoming is not None, SILU=silu,
-        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-        TMA=config.tma, PDL=pdl, FORM=form, num_warps=config.warps, launch_pdl=pdl,
+        x.eps if isinstance(x, Normed) else eps, rows.stride(0),
     )  # fmt: skip
+    flags = {
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
+        "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
+    }  # fmt: skip
+    if isinstance(config, RingConfig):
+        assert not silu or residual is None
+        _run_ring(config, rows, w, behind, out, flags)
+    else:
+        _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
     return out, scaled, squares
+
+
+def _run_ring(
+    config: RingConfig,
+    rows: Tensor,
+    w: Tensor,
+    behind: tuple[Any, ...],
+    out: Tensor,
+    flags: dict[str, Any],
+) -> None:
+    from quire.kernels.triton.hopper_gemm import chunk_steps, hopper_gemm_kernel, tiles_of
+
+    num_programs = triton.cdiv(len(w), config.block_n) * config.split
+    block_m = max(8, triton.next_power_of_2(len(rows)))
+    assert config.split == 1 or num_programs * config.block_n * block_m <= NUM_PARTIALS
+    hopper_gemm_kernel[(num_programs,)](
+        rows, tiles_of(w, config.block_n), *behind, out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+        TILES=config.tiles,
+        CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize), **flags,
+    )  # fmt: skip
+
+
+def _run_skinny(
+    config: SkinnyConfig,
+    rows: Tensor,
+    w: Tensor,
+    behind: tuple[Any, ...],
+    out: Tensor,
+    flags: dict[str, Any],
+) -> None:
+    n, k = w.shape
+    block_m = max(config.min_block_m, triton.next_power_of_2(len(rows)))
+    num_programs, parts = config.grid(n, k, workspace(rows.device).num_sms)
+    num_units = triton.cdiv(n, config.block_n) * triton.cdiv(k, config.block_k)
+    assert num_programs * num_units < 2**31
+    assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
+    skinny_gemm_kernel[(num_programs,)](
+        rows, w, _descriptor(w, config), *behind, w.stride(0), out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
+        SPLIT=parts if config.split else 0, MAX_PARTS=triton.next_power_of_2(parts),
+        EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", TMA=config.tma, **flags,
+    )  # fmt: skip
 
 
 def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
@@ -135,6 +180,11 @@ def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether tensor cores there take FP8; Triton's interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def has_ring(device: torch.device) -> bool:
+    """Whether the kernel with a ring runs there."""
+    return device.type == "cuda" and has_hopper_kernels(device.index)
 
 
 @functools.cache

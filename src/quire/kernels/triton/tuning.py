@@ -44,14 +44,53 @@ class SkinnyConfig:
         return num_programs, -(-(k_tiles - 1) // shortest) + 1
 
 
+@dataclass(frozen=True, slots=True)
+class RingConfig:
+    """A way of the ring on Hopper to cut W: `split` programs share each tile of block_n rows.
+
+    stages: places in the ring, two at least, each for a step's `tiles` times 128 bytes of the rows.
+    """
+
+    block_n: int
+    stages: int
+    split: int = 1
+    tiles: int = 1
+    warps: int = 4
+
+
 @functools.cache
-def skinny_config(m: int, n: int, k: int, itemsize: int, num_sms: int) -> SkinnyConfig:
+def product_config(
+    m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool
+) -> SkinnyConfig | RingConfig:
     """The choice for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
     Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule.
     """
     row = _measured_row(m, n, k, itemsize, num_sms)
-    return SkinnyConfig(**row["config"]) if row else skinny_rule(m, n, k, itemsize, num_sms)
+    if row and (hopper or "tiles" not in row["config"]):
+        return way_from(row["config"])
+    if hopper and itemsize == 1 and m <= 16 and k % 16 == 0:  # the copy engine's step
+        return ring_rule(m, n, k, itemsize, num_sms)
+    return skinny_rule(m, n, k, itemsize, num_sms)
+
+
+def way_from(config: dict[str, Any]) -> SkinnyConfig | RingConfig:
+    """A way as the table keeps it."""
+    return RingConfig(**config) if "tiles" in config else SkinnyConfig(**config)
+
+
+def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
+    """The choice for a shape that nobody measured.
+
+    Tiles of 128 rows, if a program for each fills one or two on every multiprocessor by 80 %, or if
+    there are fewer: those are shared by as many as fill two, are given eight steps each, and do not
+    wait too long for each other. Else tiles of 64 rows.
+    """
+    tiles, steps = -(-n // 128), -(-k * itemsize // 128)
+    if num_sms < tiles < 1.6 * num_sms or tiles > 2 * num_sms:
+        return RingConfig(block_n=64, stages=3, tiles=2)
+    split = max(1, min(8 if m <= 8 else 4, 2 * num_sms // tiles, steps // 8))
+    return RingConfig(block_n=128, stages=6, split=1 if tiles > 0.8 * num_sms else split)
 
 
 @functools.cache

@@ -1,0 +1,89 @@
+"""Products whose weight comes through a ring, on a Hopper GPU: Gluon has no interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from twins import normal
+
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.triton.skinny_gemm import skinny_gemm, skinny_gemm_norm
+from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.workspace import workspace
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+DEVICE = torch.device("cuda", 0)
+SHAPES = [(1, 64, 128), (3, 200, 1008), (8, 384, 4096), (17, 100, 528), (64, 130, 1040)]
+
+
+WAYS = [
+    RingConfig(64, 4),
+    RingConfig(64, 3, split=3, tiles=2),
+    RingConfig(128, 3, split=8, warps=8),
+]
+
+
+def weight_of(n: int, k: int, itemsize: int) -> tuple[Tensor | Fp8Weight, Tensor]:
+    """A weight in its form and as the numbers that it stands for."""
+    plain = (normal(n, k, dtype=torch.bfloat16, seed=n) / k**0.5).to(DEVICE, torch.bfloat16)
+    if itemsize == 2:
+        return plain, plain.float()
+    codes, scale = reference.quantize_fp8(plain)
+    return Fp8Weight(codes, scale), codes.float() * scale[:, None]
+
+
+def near(ours: Tensor, exact: Tensor) -> None:
+    """But for the rounding to bfloat16, and for what FP8's sums lack in digits."""
+    assert (ours.float() - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_ring_gives_what_float32_gives(
+    shape: tuple[int, int, int], way: RingConfig, itemsize: int
+) -> None:
+    m, n, k = shape
+    x = normal(m, k, dtype=torch.float32).mul(4).round().div(4)  # FP8 holds these
+    x = x.clamp(-3.75, 3.75).to(DEVICE, torch.bfloat16)
+    residual = normal(m, n, dtype=torch.bfloat16, seed=1).to(DEVICE)
+    bias = normal(n, dtype=torch.bfloat16, seed=2).to(DEVICE)
+    norm = normal(n, dtype=torch.bfloat16, seed=3).to(DEVICE)
+    weight, wide = weight_of(n, k, itemsize)
+    exact = x.float() @ wide.T + bias.float() + residual.float()
+    near(skinny_gemm(x, weight, bias=bias, residual=residual, config=way), exact)
+    normed = skinny_gemm_norm(x, weight, residual, norm, 1e-5, bias=bias, config=way)
+    assert isinstance(normed.rows, Tensor)
+    assert normed.squares is not None
+    near(normed.residual, exact)
+    near(normed.rows, normed.residual.float() * norm.float())
+    near(normed.squares.sum(0), normed.residual.float().square().sum(-1))
+    squares = normal(70, m, dtype=torch.float32, seed=4).abs().to(DEVICE)
+    pairs, wide = weight_of(2 * n, k, itemsize)
+    ours = skinny_gemm(Normed(x, x, norm, 1e-5, squares), pairs, silu=True, config=way)
+    divisor = torch.rsqrt(squares.sum(0) / k + 1e-5)[:, None]
+    gate, up = (x.float() @ wide.T * divisor).unflatten(-1, (-1, 2)).unbind(-1)
+    near(ours, F.silu(gate) * up)
+    assert not workspace(DEVICE).counters.any()
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+def test_products_launched_ahead_of_each_other_give_the_same_bits(itemsize: int) -> None:
+    """Each begins to read its weight while the one in front, whose result it takes, still runs."""
+    weight, _ = weight_of(2048, 2048, itemsize)
+    first = normal(3, 2048, dtype=torch.bfloat16).to(DEVICE)
+    results: list[Tensor] = []
+    for _ in range(20):
+        x = first
+        for way in WAYS * 4:
+            x = skinny_gemm(x, weight, config=way)
+        results.append(x)
+    for way in WAYS * 4:
+        first = skinny_gemm(first, weight, config=way, pdl=False)
+        torch.cuda.synchronize()
+    assert first.isfinite().all()
+    assert all(torch.equal(result, first) for result in results)
