@@ -1,4 +1,4 @@
-"""Over a hundred requests of all kinds at once, against the same requests one by one."""
+"""Two hundred requests of all kinds at once, against the same requests one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.engine.core import EngineCore
 from quire.engine.startup import start_engine
 from quire.layers.context import ForwardContext
 
-NUM_REQUESTS = 120
+NUM_REQUESTS = 200
 VOCAB_SIZE = 509  # of tiny_model
 
 
@@ -171,7 +171,7 @@ def test_an_answer_goes_on_in_another_engine_as_if_nothing_had_happened(
         for request in requests
         if (tokens := solo.tokens[request.request_id])
     ]
-    assert sum(len(request.output_token_ids) for request in begun) > 600
+    assert sum(len(request.output_token_ids) for request in begun) > 1000
     rest = serve(start(tiny_model, num_blocks=250, block_size=4), begun)
     for request in begun:
         name = request.request_id

@@ -180,6 +180,18 @@ def test_a_killed_api_process_is_replaced(server: Server, undisturbed: list[str]
         assert os.getpgid(worker.pid) == worker.pid  # which Ctrl-C does not reach
 
 
+def test_probes_are_answered_well_while_an_api_process_is_replaced(server: Server) -> None:
+    """By the one that is left; the new one takes no connection before it knows the engine."""
+    server.workers[0].kill()
+    end = time.monotonic() + 4.0  # a new one is there after two
+    while time.monotonic() < end:
+        for path in ("/ready", "/live"):
+            with urllib.request.urlopen(server.url + path, timeout=PATIENCE) as response:
+                assert response.status == 200
+        time.sleep(0.01)
+    assert len(server.workers) == 2
+
+
 def test_the_requests_of_a_killed_api_process_are_aborted(server: Server) -> None:
     """Seen by the engine's coming to rest: long answers would keep it busy."""
     streams = [Stream(server, prompt, length=1900) for prompt in PROMPTS]

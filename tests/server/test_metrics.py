@@ -108,6 +108,19 @@ def test_processes_add_up_and_dead_ones_stay(tmp_path: Path) -> None:
     assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 6
 
 
+def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> None:
+    """To Prometheus, less than before means that the server was started again."""
+    engines = [FakeEngine(), FakeEngine()]
+    first, second = (process(tmp_path, engine) for engine in engines)
+    first.share()
+    answered(engines[0].metrics, "stop")
+    assert value(text_of(first), "vllm:request_success_total") == 1
+    assert value(text_of(second), "vllm:request_success_total") == 1
+    answered(engines[1].metrics, "stop")
+    assert value(text_of(second), "vllm:request_success_total") == 2
+    assert value(text_of(first), "vllm:request_success_total") == 2
+
+
 def test_the_engine_counts_once_however_many_processes_know_it(tmp_path: Path) -> None:
     tokens = Histogram(STEP_TOKEN_BOUNDS)
     tokens.observe(3.0, times=7)

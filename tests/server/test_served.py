@@ -78,6 +78,14 @@ class House:
             asyncio.get_running_loop().call_later(0.01 * (place + 1), self.become, name, state)
 
 
+def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
+    house = House(condition("a", "loading"))
+    house.loader.tell(condition("a"))  # told before the engine is attached
+    reply = call(house.app, "/v1/completions", BODIES["/v1/completions"])
+    assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
+    assert b"model a is about to be ready" in call(house.app, "/ready").body
+
+
 def on_demand(**settings: Any) -> House:
     """`a` is there, `b` is loaded when somebody asks for it."""
     house = House(condition("a"), condition("b", "unloaded", at_start=False), **settings)

@@ -69,7 +69,7 @@ class Health:
             found = entry.condition
             is_wanted = found.at_start and not entry.is_usable
             if is_wanted and (found.state != "unloaded" or found.failure):
-                return f"model {entry.name} is {found.state}"
+                return f"model {entry.name} is {entry.state}"
         is_restarting = any(engine.is_restarting for engine in self._engines())
         return "the engine is being restarted" if is_restarting else None
 

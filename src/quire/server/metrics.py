@@ -143,9 +143,16 @@ class Metrics:
         return self.total().engines[model].requests
 
     def total(self) -> Total:
-        """The whole server's figures."""
-        others = [] if self._folder is None else self._folder.read_others()
-        return Total.of([*others, self.snapshot()])
+        """The whole server's figures.
+
+        What is told here of this process stands in its file first: whoever is asked next, another
+        process perhaps, tells no less of it, or a counter would seem to begin anew.
+        """
+        own = self.snapshot()
+        if self._folder is None:
+            return Total.of([own])
+        self._folder.write(own)
+        return Total.of([*self._folder.read_others(), own])
 
     def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
         info, stats = engine.info, engine.stats

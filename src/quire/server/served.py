@@ -51,6 +51,13 @@ class Entry:
         return self.condition.state == "loaded" and self.served is not None
 
     @property
+    def state(self) -> str:
+        """In words. A loaded one is not there for a process that has not met its engine yet."""
+        if self.condition.state == "loaded" and self.served is None:
+            return "about to be ready"
+        return self.condition.state
+
+    @property
     def num_running(self) -> int:
         """Answers that use the model, or are about to."""
         return self.admission.num_answers - self.num_waiting
@@ -170,10 +177,11 @@ class ServedModels:
     def _absent(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
         if name is not None and name not in self._entries:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
-        found = self.entry(name).condition
+        entry = self.entry(name)
+        found = entry.condition
         return ModelNotLoadedError(
             found.name,
-            found.failure or f"model {found.name} is {found.state}; send the request again later",
+            found.failure or f"model {found.name} is {entry.state}; send the request again later",
             retry_after=found.retry_after,
         )
 

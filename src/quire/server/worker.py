@@ -7,6 +7,7 @@ the application is told of each engine that can be reached, and when it dies or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -50,6 +51,7 @@ NUM_HELPERS = max(2, (os.cpu_count() or 1) // 2)
 # Objects made and not yet freed that cause a look for cycles. Requests under way are thousands, and
 # leave no cycles: with Python's own 700 they would be looked through again and again.
 YOUNG_OBJECTS = 50_000
+MEETING_SECONDS = 5.0  # for engines that run already
 
 
 def main() -> None:
@@ -77,8 +79,17 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     line.follow(lambda message: _call(loop, fronts, message))
     app = build_server(fronts.loader, settings, Path(start.metrics_folder))
     server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
+    if all(model.state == "loaded" for model in start.models if model.at_start):
+        await _meet_engines(fronts)
     with socket.socket(fileno=start.listener) as listener:
         await server.serve(sockets=[listener])
+
+
+async def _meet_engines(fronts: Fronts) -> None:
+    """For a process among others that serve already: until then, connections are theirs."""
+    with contextlib.suppress(TimeoutError):  # an engine that dies now is told of, as ever
+        async with asyncio.timeout(MEETING_SECONDS):
+            await fronts.are_complete.wait()
 
 
 async def _say_ready(fronts: Fronts, line: ParentLine) -> None:
