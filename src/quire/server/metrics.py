@@ -140,7 +140,7 @@ class Metrics:
 
     def requests(self, model: str) -> RequestMetrics:
         """What became of a model's requests, over all processes."""
-        return self.total().engines[model].requests
+        return Total.of([*self._others(), self.snapshot()]).engines[model].requests
 
     def total(self) -> Total:
         """The whole server's figures.
@@ -149,10 +149,12 @@ class Metrics:
         process perhaps, tells no less of it, or a counter would seem to begin anew.
         """
         own = self.snapshot()
-        if self._folder is None:
-            return Total.of([own])
-        self._folder.write(own)
-        return Total.of([*self._folder.read_others(), own])
+        if self._folder is not None:
+            self._folder.write(own)
+        return Total.of([*self._others(), own])
+
+    def _others(self) -> list[Snapshot]:
+        return [] if self._folder is None else self._folder.read_others()
 
     def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
         info, stats = engine.info, engine.stats

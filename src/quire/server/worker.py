@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
-from quire.background import step_back
 from quire.engine.client import AsyncEngine
 from quire.engine.control import (
     Control,
@@ -51,7 +50,7 @@ NUM_HELPERS = max(2, (os.cpu_count() or 1) // 2)
 # Objects made and not yet freed that cause a look for cycles. Requests under way are thousands, and
 # leave no cycles: with Python's own 700 they would be looked through again and again.
 YOUNG_OBJECTS = 50_000
-MEETING_SECONDS = 5.0  # for engines that run already
+MEETING_SECONDS = 10.0  # for engines that run already, and their tokenizers
 
 
 def main() -> None:
@@ -75,11 +74,12 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     models = ServedModels(start.models, settings)
     fronts = Fronts(start.client, line, Loader(models, line.send))
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))
+    loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper"))
     line.follow(lambda message: _call(loop, fronts, message))
     app = build_server(fronts.loader, settings, Path(start.metrics_folder))
     server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
-    if all(model.state == "loaded" for model in start.models if model.at_start):
+    are_running = all(model.state == "loaded" for model in start.models if model.at_start)
+    if are_running and settings.api_server_count > 1:
         await _meet_engines(fronts)
     with socket.socket(fileno=start.listener) as listener:
         await server.serve(sockets=[listener])
