@@ -81,9 +81,9 @@ class House:
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
     house = House(condition("a", "loading"))
     house.loader.tell(condition("a"))  # told before the engine is attached
-    reply = call(house.app, "/v1/completions", BODIES["/v1/completions"])
-    assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
-    assert b"model a is about to be ready" in call(house.app, "/ready").body
+    for path in ("/live", "/ready"):
+        reply = call(house.app, path)
+        assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
 
 
 def on_demand(**settings: Any) -> House:

@@ -81,6 +81,9 @@ class MetricsPage:
         """The text, summed over all processes."""
         accept = request.headers.get("accept", "")
         conditions = [entry.condition for entry in self._models.entries()]
+        # What is told of this process is in its file first: whoever is asked next, another process
+        # perhaps, tells no less of it, or counters would seem to begin anew.
+        self._metrics.share()
         total = self._metrics.total()
         content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
         return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})

@@ -140,21 +140,12 @@ class Metrics:
 
     def requests(self, model: str) -> RequestMetrics:
         """What became of a model's requests, over all processes."""
-        return Total.of([*self._others(), self.snapshot()]).engines[model].requests
+        return self.total().engines[model].requests
 
     def total(self) -> Total:
-        """The whole server's figures.
-
-        What is told here of this process stands in its file first: whoever is asked next, another
-        process perhaps, tells no less of it, or a counter would seem to begin anew.
-        """
-        own = self.snapshot()
-        if self._folder is not None:
-            self._folder.write(own)
-        return Total.of([*self._others(), own])
-
-    def _others(self) -> list[Snapshot]:
-        return [] if self._folder is None else self._folder.read_others()
+        """The whole server's figures."""
+        others = [] if self._folder is None else self._folder.read_others()
+        return Total.of([*others, self.snapshot()])
 
     def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
         info, stats = engine.info, engine.stats
