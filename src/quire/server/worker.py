@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
+from quire.background import step_back
 from quire.engine.client import AsyncEngine
 from quire.engine.control import (
     Control,
@@ -74,7 +75,7 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     models = ServedModels(start.models, settings)
     fronts = Fronts(start.client, line, Loader(models, line.send))
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper"))
+    loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))
     line.follow(lambda message: _call(loop, fronts, message))
     app = build_server(fronts.loader, settings, Path(start.metrics_folder))
     server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
