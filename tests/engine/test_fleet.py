@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
+from test_keepers import INFO
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
 from quire.engine.control import (
     Control,
     LeaveModel,
@@ -26,16 +26,6 @@ from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
 
 MIB = 1 << 20
-INFO = EngineInfo(
-    model_name="a",
-    limits=RequestLimits(max_model_len=8, max_kv_tokens=64, vocab_size=9, max_num_seqs=1),
-    eos_token_ids=[],
-    dtype="float32",
-    device="cpu",
-    num_blocks=4,
-    block_size=16,
-    kv_cache_bytes=0,
-)
 SETTINGS = SupervisorSettings(
     worker_module="none",
     worker_settings=b"",

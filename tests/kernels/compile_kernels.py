@@ -18,12 +18,12 @@ from triton.experimental.gluon import language as gl
 from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
-from quire.kernels.triton.elementwise import _norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
 from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, weight_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.rotary import _rotary_write_kv_kernel
+from quire.kernels.triton.rotary import rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling_filters import open_bin_kernel
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
@@ -214,7 +214,7 @@ def turning(capability: int, cache: str = BF16) -> Compiled:
     }
     constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
     return compile_kernel(
-        _rotary_write_kv_kernel, types, constants | {"HAS_NORMS": True}, capability, num_warps=8
+        rotary_write_kv_kernel, types, constants | {"HAS_NORMS": True}, capability, num_warps=8
     )
 
 
@@ -227,7 +227,7 @@ def norm_fp8(capability: int) -> Compiled:
     sizes = dict.fromkeys(["size", "stride_token", "stride_head"], "i32")
     constants = {"HAS_RESIDUAL": True, "HAS_SCALE": True, "BLOCK": 4096}
     types = {**pointers, **sizes, "eps": "fp32"}
-    return compile_kernel(_norm_kernel, types, constants, capability, num_warps=8)
+    return compile_kernel(norm_kernel, types, constants, capability, num_warps=8)
 
 
 def silu_fp8(capability: int) -> Compiled:

@@ -22,38 +22,38 @@ from triton.runtime.cache import get_cache_manager
 from quire.kernels.triton.attention import has_hopper_kernels, plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import (
-    _norm_kernel,
-    _quantize_kernel,
-    _silu_kernel,
+    norm_kernel,
+    quantize_kernel,
     silu_fp8_kernel,
+    silu_kernel,
 )
 from quire.kernels.triton.forked import ForkedExecutor
 from quire.kernels.triton.invariant import tile_gemm_kernel
-from quire.kernels.triton.penalties import _penalise_kernel
+from quire.kernels.triton.penalties import penalise_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.prefill_work import prefill_work_kernel
-from quire.kernels.triton.rotary import _angles_kernel, _rotary_write_kv_kernel
+from quire.kernels.triton.rotary import angles_kernel, rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling_filters import open_bin_kernel
 from quire.kernels.triton.shared_attention import (
-    _shared_plan_kernel,
     shared_attention_kernel,
+    shared_plan_kernel,
 )
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.step import (
-    _build_inputs_kernel,
-    _change_blocks_kernel,
-    _finish_step_kernel,
-    _move_kernel,
+    build_inputs_kernel,
+    change_blocks_kernel,
+    finish_step_kernel,
+    move_kernel,
 )
 
 _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
-    prefill_work_kernel, shared_attention_kernel, plan_kernel, _shared_plan_kernel, _norm_kernel,
-    _silu_kernel, silu_fp8_kernel, _quantize_kernel, _rotary_write_kv_kernel, _angles_kernel,
-    peaks_kernel, weigh_kernel, open_bin_kernel, _penalise_kernel, _change_blocks_kernel,
-    _build_inputs_kernel, _finish_step_kernel, _move_kernel,
+    prefill_work_kernel, shared_attention_kernel, plan_kernel, shared_plan_kernel, norm_kernel,
+    silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel, angles_kernel,
+    peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel, change_blocks_kernel,
+    build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def _norm(
     assert residual is None or residual.is_contiguous()
     size = x.shape[-1]
     block = triton.next_power_of_2(size)
-    _norm_kernel[(len(x), heads)](
+    norm_kernel[(len(x), heads)](
         x, residual, weight, out, scale, size, x.stride(0), stride_head, eps,
         HAS_RESIDUAL=residual is not None, HAS_SCALE=scale is not None, BLOCK=block,
         num_warps=_warps(block),
@@ -73,7 +73,7 @@ def _norm(
 
 
 @triton.jit
-def _norm_kernel(
+def norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, size, stride_token, stride_head, eps,
     HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -104,14 +104,14 @@ def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
     assert x.stride(1) == 1
     out = x.new_empty(tokens, width)
     block = min(1024, triton.next_power_of_2(width))
-    _silu_kernel[(tokens, triton.cdiv(width, block))](
+    silu_kernel[(tokens, triton.cdiv(width, block))](
         x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, num_warps=4
     )
     return out
 
 
 @triton.jit
-def _silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr):
+def silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr):
     token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
     i = start + tl.arange(0, BLOCK)
     inside = i < width
@@ -176,14 +176,14 @@ def quantize_rows(x: Tensor) -> Fp8Rows:
     assert x.stride(1) == 1
     rows = _empty_rows(x, x.shape[1])
     block = triton.next_power_of_2(x.shape[1])
-    _quantize_kernel[(len(x),)](
+    quantize_kernel[(len(x),)](
         x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, num_warps=_warps(block)
     )
     return rows
 
 
 @triton.jit
-def _quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr):
+def quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)

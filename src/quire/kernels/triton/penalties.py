@@ -17,14 +17,14 @@ def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) ->
     """Twin of `reference_step.penalise`."""
     num_rows, vocab = logits.shape
     assert logits.stride(1) == counts.stride(1) == 1
-    _penalise_kernel[(num_rows, triton.cdiv(vocab, _BLOCK))](
+    penalise_kernel[(num_rows, triton.cdiv(vocab, _BLOCK))](
         logits, logits.stride(0), rows, counts, counts.stride(0), penalties, vocab,
         BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 @triton.jit
-def _penalise_kernel(
+def penalise_kernel(
     logits_ptr, stride, rows_ptr, counts_ptr, stride_counts, penalties_ptr, vocab,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -70,17 +70,17 @@ def prefill_attention_kernel(
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
     if WINDOW > 0:
-        acc, m, s = _attend(
+        acc, m, s = attend_tiles(
             acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
             row_scale, stride_block, stride_slot,
             HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
         )  # fmt: skip
-    acc, m, s = _attend(
+    acc, m, s = attend_tiles(
         acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
         row_scale, stride_block, stride_slot,
         HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
     )  # fmt: skip
-    acc, m, s = _attend(
+    acc, m, s = attend_tiles(
         acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
         row_scale, stride_block, stride_slot,
         HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
@@ -92,7 +92,7 @@ def prefill_attention_kernel(
 
 
 @triton.jit
-def _attend(
+def attend_tiles(
     acc, m, s, q, position, k_ptr, v_ptr, table_ptr, begin, end, seq_len,
     scale, stride_block, stride_slot,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,

@@ -21,7 +21,7 @@ def rotary_angles(
     """Twin of `reference.rotary_angles`."""
     half = inv_freq.shape[-1]
     angles = torch.empty(2, len(positions), 2 * half, dtype=dtype, device=positions.device)
-    _angles_kernel[(len(positions),)](
+    angles_kernel[(len(positions),)](
         positions, inv_freq, angles[0], angles[1], scale,
         inv_freq.stride(0) if inv_freq.dim() == 2 else 0, HALF=half, num_warps=1,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def rotary_write_kv(
     kv_heads = k_cache.shape[2]
     out = heads.new_empty(tokens, num_heads - 2 * kv_heads, head_dim)
     assert heads.stride(2) == 1
-    _rotary_write_kv_kernel[(tokens, 3)](
+    rotary_write_kv_kernel[(tokens, 3)](
         heads, out, norms and norms.query, norms and norms.key, cos, sin,
         k_cache, v_cache, slot_mapping,
         norms.eps if norms else 0.0, heads.stride(0), heads.stride(1), cos.stride(0),
@@ -55,7 +55,7 @@ def rotary_write_kv(
 
 
 @triton.jit
-def _angles_kernel(
+def angles_kernel(
     positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, scale, stride_freq, HALF: tl.constexpr
 ):
     """One token."""
@@ -74,7 +74,7 @@ def _angles_kernel(
 
 
 @triton.jit
-def _rotary_write_kv_kernel(
+def rotary_write_kv_kernel(
     heads_ptr, out_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr,
     k_cache_ptr, v_cache_ptr, slots_ptr,
     eps, stride_token, stride_head, stride_angles, stride_block, stride_slot, stride_kv_head,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.fp8_cache import narrowed
-from quire.kernels.triton.prefill_attention import _attend
+from quire.kernels.triton.prefill_attention import attend_tiles
 from quire.kernels.triton.workspace import workspace
 
 MOST_SPLITS = 8
@@ -76,14 +76,14 @@ def _plan(layout: BatchLayout, num_kv_heads: int, num_programs: int) -> Tensor:
     """int32 [2]: tiles, and splits of their keys, on the device."""
     assert layout.shared is not None
     plan = layout.seq_lens.new_empty(2)
-    _shared_plan_kernel[(1,)](
+    shared_plan_kernel[(1,)](
         layout.shared.num_tiles, plan, num_programs // num_kv_heads, MOST=MOST_SPLITS
     )
     return plan
 
 
 @triton.jit
-def _shared_plan_kernel(num_tiles_ptr, plan_ptr, room, MOST: tl.constexpr):
+def shared_plan_kernel(num_tiles_ptr, plan_ptr, room, MOST: tl.constexpr):
     num_tiles = tl.load(num_tiles_ptr)
     splits = tl.minimum(tl.maximum(room // tl.maximum(num_tiles, 1), 1), MOST)
     tl.store(plan_ptr, num_tiles)
@@ -130,7 +130,7 @@ def shared_attention_kernel(
         acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
         m = tl.full([ROWS], -1e30, tl.float32)
         s = tl.zeros([ROWS], tl.float32)
-        acc, m, s = _attend(
+        acc, m, s = attend_tiles(
             acc, m, s, q, row, k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
             block_table_ptr + leader * stride_table,
             key_tiles * split // num_splits, key_tiles * (split + 1) // num_splits, num_keys,

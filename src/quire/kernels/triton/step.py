@@ -30,10 +30,10 @@ def build_inputs(
     """Twin of `reference_step.build_inputs`."""
     num_tokens = sections.num_tokens
     step = sections.cut(packed)
-    _change_blocks_kernel[(_NUM_WRITERS,)](
+    change_blocks_kernel[(_NUM_WRITERS,)](
         step.header, step.block_changes, block_table, BLOCK=256, num_warps=4
     )
-    _build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
+    build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
         step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows, last_tokens,
         block_table, inputs, num_tokens, block_table.stride(0),
         BLOCK_SIZE=block_size, BLOCK=_TOKENS, num_warps=4,
@@ -41,7 +41,7 @@ def build_inputs(
 
 
 @triton.jit
-def _change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
+def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
     """Each program takes every n-th BLOCK of the changes; no place is changed twice in a step."""
     count = tl.load(header_ptr)
     for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
@@ -52,7 +52,7 @@ def _change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexp
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _build_inputs_kernel(
+def build_inputs_kernel(
     query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
     num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -77,11 +77,11 @@ def _build_inputs_kernel(
 def move(target: Tensor, source: Tensor) -> None:
     """Twin of `reference_step.move`. The copy engine would do it, but a stream loses time to it."""
     count = len(source)
-    _move_kernel[(triton.cdiv(count, _MOVED),)](target, source, count, BLOCK=_MOVED, num_warps=4)
+    move_kernel[(triton.cdiv(count, _MOVED),)](target, source, count, BLOCK=_MOVED, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _move_kernel(target_ptr, source_ptr, count, BLOCK: tl.constexpr):
+def move_kernel(target_ptr, source_ptr, count, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target_ptr + i, tl.load(source_ptr + i, mask=i < count), mask=i < count)
 
@@ -97,7 +97,7 @@ def finish_step(
     """Twin of `reference_step.finish_step`. Its launch depends on the shapes alone."""
     num_samples, (num_tokens, size) = len(rows), hidden.shape
     outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
-    _finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
+    finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
         hidden, step_len, drawn, failed, rows, last_tokens, outcome, num_tokens, num_samples, size,
         BLOCK=min(8192, triton.next_power_of_2(size)), num_warps=4,
     )  # fmt: skip
@@ -105,7 +105,7 @@ def finish_step(
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_samples"])
-def _finish_step_kernel(
+def finish_step_kernel(
     hidden_ptr, step_len_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
     num_tokens, num_samples, size, BLOCK: tl.constexpr,
 ):  # fmt: skip
