@@ -15,15 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from quire.kernels.triton.gluon_names import barrier, fetch_rows, seen_as
 from quire.kernels.triton.hopper_work import key_tiles, piece_of
-
-# Triton 3.6 has other names for these than later versions
-_fetch_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-_seen_as = (
-    getattr(gl.shared_memory_descriptor, "reinterpret", None)
-    or gl.shared_memory_descriptor._reinterpret
-)
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 ROWS = gl.constexpr(64)  # of a warpgroup's products
 LIFT = gl.constexpr(14.0)  # as in fp8_cache.py
@@ -101,7 +94,7 @@ def _ask(q, pointers, there, NARROW: gl.constexpr):
     if NARROW:
         fetched = gl.load(pointers, mask=there, other=0.0)
     else:
-        _fetch_rows(q, pointers, mask=there)
+        fetch_rows(q, pointers, mask=there)
         async_copy.commit_group()
         fetched = 0
     return fetched
@@ -125,7 +118,7 @@ def _receive(q, fetched, scale, SCORES: gl.constexpr, NARROW: gl.constexpr):
     else:
         async_copy.wait_group(0)
     fence_async_shared()
-    _barrier()
+    barrier()
     return row_scale
 
 
@@ -263,8 +256,8 @@ def _clear(
     PARTS: gl.constexpr = HEAD_DIM // 64
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 4], [1, 0])
-    lines = _seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE, 1, 64], PLAIN)
-    eights = _seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE // 8, 8, 64], PLAIN)
+    lines = seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE, 1, 64], PLAIN)
+    eights = seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE // 8, 8, 64], PLAIN)
     for part in gl.static_range(PARTS):
         first = (slot * PARTS + part) * TILE
         for row in range(there, (there + 7) // 8 * 8):
@@ -272,7 +265,7 @@ def _clear(
         for eight in range((there + 7) // 8, TILE // 8):
             eights.index(first // 8 + eight).store(gl.zeros([8, 64], smem.dtype, LAYOUT))
     fence_async_shared()
-    _barrier()
+    barrier()
 
 
 @gluon.jit

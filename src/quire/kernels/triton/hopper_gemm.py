@@ -17,18 +17,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# These have other names from Triton 3.7 on.
-_fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-_Memory = gl.shared_memory_descriptor
-_seen_as = getattr(_Memory, "reinterpret", None) or _Memory._reinterpret
+from quire.kernels.triton.gluon_names import barrier, fetch_box, seen_as
 
 
 def weight_layout(itemsize: int) -> gl.NVMMASharedLayout:
@@ -125,7 +120,7 @@ def _ask(w_desc, ring, full, row, begin, end, step):
     for i in gl.static_range(TILES):
         start = ((begin + step) * TILES + i) * BLOCK_K
         place = ring.index(stage * TILES + i)
-        _fetch(w_desc, [row, start], full.index(stage), place, there)
+        fetch_box(w_desc, [row, start], full.index(stage), place, there)
 
 
 @gluon.constexpr_function
@@ -171,7 +166,7 @@ def _multiply(
     )
     x_shared: gl.constexpr = gl.NVMMASharedLayout(128, kind.primitive_bitwidth)
     xs = gl.allocate_shared_memory(kind, [PIECES * BLOCK_M, BLOCK_K], x_shared)
-    operands = _seen_as(xs, kind, [PIECES, BLOCK_M, BLOCK_K], x_shared)
+    operands = seen_as(xs, kind, [PIECES, BLOCK_M, BLOCK_K], x_shared)
     pieces = gl.arange(0, PIECES, gl.SliceLayout(1, gl.SliceLayout(2, x_layout)))[:, None, None]
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(2, x_layout)))[None, :, None]
     ks = gl.arange(0, BLOCK_K, gl.SliceLayout(0, gl.SliceLayout(1, x_layout)))[None, None, :]
@@ -195,7 +190,7 @@ def _multiply(
             taken = x
         xs.store(taken.reshape([PIECES * BLOCK_M, BLOCK_K]))
         fence_async_shared()
-        _barrier()
+        barrier()
         start = (first + CHUNK) * (TILES * BLOCK_K)  # the next chunk is on its way meanwhile
         x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
         for i in range(gl.minimum(CHUNK, end - first)):
@@ -207,7 +202,7 @@ def _multiply(
                     use_acc=(i + j > 0) if FP8 else True, is_async=True,
                 )  # fmt: skip
             acc = warpgroup_mma_wait(TILES, deps=[acc])
-            _barrier()  # everybody is behind the step before, whose place in the ring is free
+            barrier()  # everybody is behind the step before, whose place in the ring is free
             if step > 0:
                 _ask(w_desc, ring, full, row, begin, end, step - 1 + STAGES)
             if PDL:
@@ -217,7 +212,7 @@ def _multiply(
         acc = warpgroup_mma_wait(0, deps=[acc])
         if FP8:  # tensor cores keep their sums in few digits
             total += acc * scale[None, :]
-        _barrier()
+        barrier()
     if PDL:
         gdc_launch_dependents()
     return total if FP8 else acc
@@ -243,7 +238,7 @@ def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constex
     places = partial_ptr + tile * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
     there = gl.full([BLOCK_N, BLOCK_M], True, gl.int1, layout) & seen[None, :]
     gl.store(places + part * size, acc, mask=there)
-    _barrier()
+    barrier()
     ticket = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel", scope="gpu")
     complete = ticket == SPLIT - 1
     if complete:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-# Triton 3.6 has other names for these than later versions
-_fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+from quire.kernels.triton.gluon_names import barrier, fetch_box
 
 
 @gluon.jit
@@ -135,7 +133,7 @@ def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr, SLOTS: gl.conste
     mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
     mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
     for box in gl.static_range(TILE // BOX):
-        _fetch_box(desc, [rows[box], head * HEAD_DIM], filled, tile.slice(box * BOX, BOX))
+        fetch_box(desc, [rows[box], head * HEAD_DIM], filled, tile.slice(box * BOX, BOX))
 
 
 @gluon.jit
@@ -150,4 +148,4 @@ def _widen_tile(codes, tile, TILE: gl.constexpr):
         narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)
         tile.slice(part * ROWS, ROWS).store(narrow.to(gl.float16))
     fence_async_shared()
-    _barrier()
+    barrier()
