@@ -71,6 +71,26 @@ def test_a_short_prompt_behind_a_long_one_is_not_starved() -> None:
     assert shape(sim.step()) == [("r0", 0, 10), ("r1", 0, 6)]
 
 
+def test_of_two_prompts_alike_the_first_is_done_before_the_second_begins() -> None:
+    sim = Simulation(max_num_batched_tokens=16, num_blocks=200)
+    for _ in range(3):
+        sim.add(30, max_tokens=1)
+    assert shape(sim.step()) == [("r0", 0, 16)]
+    assert shape(sim.step()) == [("r0", 16, 14), ("r1", 0, 2)]
+    assert shape(sim.step()) == [("r1", 2, 16)]
+    sim.add(4, max_tokens=1)  # behind the third, which is not that short beside the second
+    assert shape(sim.step()) == [("r1", 18, 12), ("r2", 0, 4)]
+    assert shape(sim.step()) == [("r2", 4, 12), ("r3", 0, 4)]
+
+
+def test_they_share_a_step_when_the_second_lacks_less_than_half_as_much() -> None:
+    for length, shared in ((11, [("r0", 0, 8), ("r1", 0, 8)]), (12, [("r0", 0, 16)])):
+        sim = Simulation(max_num_batched_tokens=16, num_blocks=200)
+        sim.add(30)
+        sim.add(length)
+        assert shape(sim.step()) == shared
+
+
 def test_nor_where_a_step_of_prompts_alone_takes_less_than_the_budget() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8192)
     scheduler = Scheduler(config, KVCacheManager(1024, 16), 16384, paces_prompts=True)

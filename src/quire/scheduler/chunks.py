@@ -33,14 +33,16 @@ class Chunks:
         self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
 
-    def begin(self, step: StepPlan, num_decodes: int, num_prompts: int) -> None:
+    def begin(self, step: StepPlan, num_decodes: int, num_requests: int) -> None:
         """Bound what prompts may have, now that those who decode have their tokens.
 
-        num_prompts: requests that lack more than a token, in the batch or in line.
+        num_requests: all, in the batch or in line.
         """
         step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
+        num_prompts = num_requests - num_decodes
         budget = self._policy.prompt_tokens(num_decodes, step.budget, num_prompts)
+        step.leaves_rest = self._is_on and self._leaves_rest(num_decodes, num_requests)
         step.chunk_limit = self._limit
         if not self._threshold and self._may_take_all(num_decodes):
             step.chunk_limit = max(1, budget // 2)  # the policy may give less than all
@@ -65,7 +67,7 @@ class Chunks:
             limit = lacking
         return min(lacking, step.budget, limit)
 
-    def leaves_rest(self, num_decodes: int, num_requests: int) -> bool:
+    def _leaves_rest(self, num_decodes: int, num_requests: int) -> bool:
         """Whether prompts may go beyond the chunk limit, so that nobody waits longer for it.
 
         A limit that was asked for gives way only to a request that is alone.

@@ -21,6 +21,7 @@ class StepPlan:
 
     now: when it is planned, in seconds of the requests' clock. patience: prompt tokens of requests
     that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its turn.
+    cut: prompts that may have more if others leave it, noted where leaves_rest allows that.
     """
 
     def __init__(self, budget: int, now: float = 0.0, patience: int = 0) -> None:
@@ -29,6 +30,8 @@ class StepPlan:
         self.patience = patience
         self.num_decodes = 0
         self.chunk_limit = budget
+        self.leaves_rest = False
+        self.cut: list[Request] = []
         self.is_closed = False  # blocks or rows are short: nobody else enters the batch
         self.new_requests: list[NewRequest] = []
         self._planned: dict[str, PlannedRequest] = {}

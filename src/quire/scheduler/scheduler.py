@@ -143,24 +143,24 @@ class Scheduler:
         decodes, prompts = self._batch.split()
         for request in decodes:
             self._advance(step, request, 1)
-        self._chunks.begin(step, len(decodes), len(self._batch.requests) - len(decodes))
-        prompts += self._serve_prompts(step, prompts)
-        if self._chunks.leaves_rest(len(decodes), len(self._batch.requests)):
-            for request in prompts:
-                self._use_rest(step, request)
+        self._chunks.begin(step, len(decodes), len(self._batch.requests))
+        self._serve_prompts(step, prompts)
+        for request in step.cut:
+            self._use_rest(step, request)
         return self._emit(step)
 
-    def _serve_prompts(self, step: StepPlan, prompts: list[Request]) -> list[Request]:
+    def _serve_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
         """Prompts under way get their turns, then new ones; or all of them in order of their place
-        in line, if they have due times. Returns those that were admitted."""
+        in line, if they have due times."""
         admitted: list[Request] = []
         by_due, place = self._policy.has_due_times, self._batch.waiting.key
         for request in sorted(prompts, key=place) if by_due else prompts:
             if by_due:
                 admitted += self._admit(step, prompts + admitted, place(request))
             lacking = request.num_uncomputed_tokens
-            self._advance(step, request, self._chunks.size(step, request, lacking))
-        return admitted + self._admit(step, prompts + admitted)
+            self._let_finish(step, lacking)
+            self._advance(step, request, self._turn(step, request, lacking))
+        self._admit(step, prompts + admitted)
 
     def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
         """Plan a running request's next tokens; preempt others, or itself, when blocks run out."""
@@ -171,13 +171,33 @@ class Scheduler:
                 return
             self._batch.preempt(step)
 
-    def _use_rest(self, step: StepPlan, request: Request) -> None:
-        """Give what all others have left of the budget to a prompt that was cut at the limit."""
+    def _turn(self, step: StepPlan, request: Request, lacking: int) -> int:
+        """How many of the tokens that it lacks a prompt gets in its turn."""
+        num_tokens = self._chunks.size(step, request, lacking)
+        if step.leaves_rest and num_tokens < lacking:
+            step.cut.append(request)
+        return num_tokens
+
+    def _let_finish(self, step: StepPlan, lacking: int) -> int:
+        """Before a prompt that lacks so many tokens gets any, those that were cut get the rest of
+        theirs, but for those that lack at least twice as many; returns how many blocks they took.
+
+        Two prompts of one length that share each step both end when the last one does.
+        """
+        shorter = [r for r in step.cut if r.num_tokens - r.num_computed_tokens < 2 * lacking]
+        return sum(self._use_rest(step, request) for request in shorter)
+
+    def _use_rest(self, step: StepPlan, request: Request) -> int:
+        """Give what is left of the budget to a prompt that was cut at the limit; returns how many
+        blocks it took."""
         num_tokens = min(request.num_tokens - request.num_computed_tokens, step.budget)
-        if num_tokens and request.status is RequestStatus.RUNNING:
-            new_block_ids = self._kv.allocate_slots(request, num_tokens)
-            if new_block_ids is not None:
-                step.add(request, num_tokens, new_block_ids)
+        if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
+            return 0
+        new_block_ids = self._kv.allocate_slots(request, num_tokens)
+        if new_block_ids is None:
+            return 0
+        step.add(request, num_tokens, new_block_ids)
+        return len(new_block_ids)
 
     def _emit(self, step: StepPlan) -> SchedulerOutput | None:
         planned = step.planned
@@ -213,8 +233,9 @@ class Scheduler:
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
-            num_cached = len(hits) * self._kv.block_size
-            num_tokens = self._chunks.size(step, request, request.num_tokens - num_cached)
+            lacking = request.num_tokens - len(hits) * self._kv.block_size
+            promised -= self._let_finish(step, lacking)
+            num_tokens = self._turn(step, request, lacking)
             if num_tokens == 0 or not self._has_room(request, hits, promised):
                 step.is_closed = True
                 break
