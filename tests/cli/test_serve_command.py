@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from quire.cli import main
-from quire.server.listen import bind
+from quire.server.address import bind
 
 
 @contextmanager
@@ -93,3 +93,10 @@ def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) 
     with bind("127.0.0.1", 0) as sock:
         assert main(["serve", "--port", str(sock.getsockname()[1])]) == 2
     assert "is in use" in capsys.readouterr().err
+
+
+def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None:
+    heavy = ["starlette", "uvicorn", "numpy", "rich", "zmq", "quire.server.protocol"]
+    code = f"import sys, quire.cli.serve; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -14,9 +14,10 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
+from quire.server.address import bind
 from quire.server.app import build_app
 from quire.server.http_protocol import WireLimits
-from quire.server.listen import Server, bind
+from quire.server.listen import Server
 from quire.server.settings import ServerSettings
 
 

@@ -13,8 +13,9 @@ import pytest
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.server.address import bind
 from quire.server.app import build_app
-from quire.server.listen import Server, bind
+from quire.server.listen import Server
 from quire.server.settings import ServerSettings
 
 

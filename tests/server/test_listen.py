@@ -11,7 +11,7 @@ from fake_engine import FakeEngine
 from live_server import Running
 
 from quire.errors import ConfigError
-from quire.server.listen import base_url, bind
+from quire.server.address import base_url, bind
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from quire.cli.banner import key_in_shell, ready_text
-from quire.cli.dry_run import dry_run
 from quire.cli.models_file import read_models
 from quire.cli.options import (
     CommandParser,
@@ -31,7 +30,7 @@ from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
-from quire.server.listen import base_url, bind, is_loopback
+from quire.server.address import base_url, bind, is_loopback
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
@@ -95,6 +94,8 @@ def run(argv: Sequence[str]) -> int:
     if only_dry and not args.dry_run:
         raise ConfigError(f"{only_dry[0]} is for --dry-run; give both or none")
     if args.dry_run:
+        from quire.cli.dry_run import dry_run  # which reads models
+
         return dry_run([plan.config for plan in plans], args)
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:

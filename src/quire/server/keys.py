@@ -10,12 +10,13 @@ import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from starlette.datastructures import Headers
-from starlette.types import Scope
+from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
-from quire.server.http_errors import HttpError
+
+if TYPE_CHECKING:  # the parent of a server's processes waits for this module
+    from starlette.datastructures import Headers
+    from starlette.types import Scope
 
 
 class Keys:
@@ -36,6 +37,10 @@ class Keys:
         """
         if not self._hashes:
             return ""
+        from starlette.datastructures import Headers
+
+        from quire.server.http_errors import HttpError
+
         brought = _hash(_brought(Headers(scope=scope)))
         found = None
         for known in self._hashes:

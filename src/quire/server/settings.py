@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.errors import ConfigError
-from quire.server.cross_origin import listed_origins
 from quire.server.keys import Keys, all_keys, listed
+from quire.server.origins import listed_origins
 
 
 def _setting(default: Any, help_text: str) -> Any:

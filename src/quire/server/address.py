@@ -1,0 +1,55 @@
+"""The address that a server listens at: taken before a model is loaded, shown to people.
+
+Light to import: the parent of a server's processes waits for it before it starts them.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import sys
+
+from quire.errors import ConfigError
+
+UNSENT_BYTES = 16 << 10  # that the kernel takes of a connection before it can send them
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address, so that a port in use is said before any work. Raises ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(_not_ours(host)) from None
+    except OSError as error:
+        raise ConfigError(_why_not(error, host, port)) from None
+    if sys.platform == "linux":  # what a slow client has not read waits here, and can be joined
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    return sock
+
+
+def base_url(sock: socket.socket) -> str:
+    """The address that clients of this machine use, such as "http://127.0.0.1:8000"."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
+
+
+def _not_ours(host: str) -> str:
+    return f"host {host!r} is no address of this machine; give one, such as 127.0.0.1 or 0.0.0.0"
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; stop what uses it, or give another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than this user has; give a --port above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return _not_ours(host)
+    return f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
