@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cpu_peers import SHAPE, Answer, Bench, add_options, busy_seconds
-from peers.install import make_models
+from peers.install import Place
 from peers.rows import Row, ours
 from record import RESULTS, save
 
@@ -194,7 +194,8 @@ def main() -> None:
 def run(args: argparse.Namespace) -> None:
     """Measure and save, row by row; rows of forms that are not measured now stay in the file."""
     rows = [row for row in ours() if args.rows is None or row.weights in args.rows]
-    bench = Bench(args, make_models(rows, SHAPE, args.cache))
+    place = Place(args.cache)
+    bench = Bench(args, place, place.models(rows, SHAPE))
     path = RESULTS / f"{args.name}.json"
     found = json.loads(path.read_text())["rows"] if path.is_file() else []
     measured: dict[str, Answer] = {row["weights"]: row for row in found}

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.install import BENCHMARKS, PEERS, make_models, python_of
+from peers.install import BENCHMARKS, PEERS, Place
 from peers.rows import Row, all_rows
 from peers.worker import QUIET
 from record import RESULTS, save
@@ -96,12 +96,13 @@ class Bench:
     """Where engines and models lie, and how long each is measured."""
 
     args: argparse.Namespace
+    place: Place
     models: Path
 
     @contextmanager
     def worker(self, engine: str) -> Iterator[Worker]:
         """A fresh process of an engine; it is ended in any case."""
-        python = str(python_of(engine, self.args.cache, self.args.here))
+        python = str(self.place.python_of(engine))
         command = [*shlex.split(self.args.under), python, "-m", PEERS[engine].module]
         worker = Worker(command, self.args.threads, self.args.timeout)
         try:
@@ -269,16 +270,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=32, help="steps of decoding that are timed")
     parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for one process")
-    parser.add_argument(
-        "--here", nargs="*", default=[], help="engines that this interpreter has already"
-    )
     parser.add_argument("--under", default="", help="command that each engine is started with")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--here", nargs="*", default=[], help="engines that this interpreter has already"
+    )
+    parser.add_argument(
+        "--wheels", type=Path, help="folder with a folder of wheels for each engine: no network"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="0 makes ready, and no more")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4000])
     parser.add_argument(
         "--long-rounds", type=int, default=1, help="rounds in which all contexts have a turn"
@@ -290,9 +294,10 @@ def main() -> None:
     parser.add_argument("--name", default="cpu_peers", help="name of the result file")
     args = parser.parse_args()
     rows = chosen(args.rows)
+    place = Place(args.cache, args.here, args.wheels)
     for engine in {row.engine for row in rows}:
-        python_of(engine, args.cache, args.here)
-    run(Bench(args, make_models(rows, SHAPE, args.cache, args.here)), rows, args)
+        place.python_of(engine)
+    run(Bench(args, place, place.models(rows, SHAPE)), rows, args)
 
 
 if __name__ == "__main__":

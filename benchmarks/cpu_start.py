@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers.install import BENCHMARKS, make_models
+from peers.install import BENCHMARKS, Place
 from peers.rows import Row
 from record import save
 
@@ -86,12 +86,12 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="what Python imports")
     parser.add_argument("--name", default="cpu_start", help="name of the result file")
     args = parser.parse_args()
-    model = make_models([Row("quire", "bfloat16", "checkpoint")], SHAPE, args.cache) / "checkpoint"
+    models = Place(args.cache).models([Row("quire", "bfloat16", "checkpoint")], SHAPE)
     rows = []
     for form in args.forms:
         with tempfile.TemporaryDirectory(dir=args.cache) as name:
             for kind, count in (("cold", 1), ("warm", args.rounds)):
-                found = [start(form, model, Path(name), args) for _ in range(count)]
+                found = [start(form, models / "checkpoint", Path(name), args) for _ in range(count)]
                 rows.append({"weights": form, "start": kind} | medians(found))
                 print(rows[-1], flush=True)
     save(args.name, {"threads": args.threads, "rows": rows})

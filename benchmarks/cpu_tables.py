@@ -20,7 +20,7 @@ def cpu_peers(result: Result) -> str:
     ]
     for context in dict.fromkeys(row["context"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["context"] == context]
-        parts.append("\n".join(_peers_at(context, rows)))
+        parts += ["\n".join(_peers_at(context, rows)), _behind(rows)]
     versions = dict.fromkeys((row["engine"], row["version"]) for row in result["rows"])
     told = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
     disturbed = [row["others_cores"] for row in result["rows"] if row["others_cores"] > QUIET]
@@ -54,6 +54,35 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
         cells = [f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _behind(rows: list[Result]) -> str:
+    """Every cell in which a peer with as many bits does better than Quire."""
+    told = []
+    for ours in (row for row in rows if row["engine"] == "quire"):
+        peers = [row for row in rows if row["engine"] != "quire" and _bits(row) == _bits(ours)]
+        cells = []
+        for what, (mine, sign) in _cells(ours).items():
+            best = max(peers, key=lambda row: sign * _cells(row)[what][0], default=ours)
+            theirs = _cells(best)[what][0]
+            if sign * theirs > sign * mine:
+                name = f"{ENGINES[best['engine']]} {best['weights']}"
+                cells.append(f"{what} {mine:,.2f} ({name} {theirs:,.2f})")
+        if cells:
+            told.append(f"{ours['weights']}: {', '.join(cells)}")
+    return f"Behind a peer with as many bits: {'; '.join(told) or 'in no cell'}."
+
+
+def _bits(row: Result) -> int:
+    return {"float32": 32, "Q8_0": 8, "int8": 8, "Q4_0": 4, "int4": 4}.get(row["weights"], 16)
+
+
+def _cells(row: Result) -> dict[str, tuple[float, int]]:
+    """A row's figures by what they are, and 1 where more is better, else -1."""
+    found = {"prefill": (row["prefill_tokens_per_s"], 1)}
+    found |= {f"decode of {n}": (rate, 1) for n, rate in row["decode_tokens_per_s"].items()}
+    found["seconds to a first token"] = row["first_token_s"], -1
+    return found | {"GB": (row["peak_gb"], -1), "GB, all streams": (row["peak_gb_all_streams"], -1)}
 
 
 def _figure(value: float, best: float) -> str:

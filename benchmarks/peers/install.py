@@ -1,13 +1,16 @@
 """Virtual environments for the peers, and the forms of the checkpoint that each one reads.
 
-Everything is made once, below one cache folder, and nothing is fetched but packages from PyPI.
+Everything is made once, below one cache folder, and nothing is fetched but packages from PyPI; with
+a folder of wheels not even those.
 """
 
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
+import sysconfig
 import venv
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -57,51 +60,81 @@ PEERS = {
 }
 
 
-def python_of(engine: str, cache: Path, here: Collection[str] = ()) -> Path:
-    """The interpreter that an engine runs in; its environment is made where there is none.
+@dataclass(frozen=True)
+class Place:
+    """Where engines and models are, and where the engines come from.
 
-    here: engines that this interpreter has, whoever installed them.
+    cache: holds environments and models, made once. here: engines that this interpreter has,
+    whoever installed them. wheels: for a machine without a network, a folder with one folder of
+    wheels for each engine; what they need beside each other is what this interpreter has.
     """
-    peer = PEERS[engine]
-    if engine in here or not peer.packages:
-        return Path(sys.executable)
-    folder = cache / engine
-    done = folder / "installed"  # what is in it: another list makes it anew
-    wanted = " ".join((*peer.packages, *peer.options))
-    python = folder / "bin" / "python"
-    if not done.is_file() or done.read_text() != wanted:
-        _say(f"installing {engine} into {folder}; a build takes minutes")
-        venv.create(folder, clear=True, with_pip=True)
-        pip = [str(python), "-m", "pip"]
-        environment = os.environ | dict(peer.environment)
-        subprocess.run(
-            [*pip, "install", *peer.packages, *peer.options], check=True, env=environment
-        )
-        if peer.unwanted:
-            subprocess.run([*pip, "uninstall", "--yes", *peer.unwanted], check=True)
-        done.write_text(wanted)
-    return python
 
+    cache: Path
+    here: Collection[str] = ()
+    wheels: Path | None = None
 
-def make_models(rows: list[Row], shape: Path, cache: Path, here: Collection[str] = ()) -> Path:
-    """The folder that holds every model the rows name."""
-    folder = cache / shape.name
-    checkpoint = folder / "checkpoint"
-    if not (checkpoint / "model.safetensors").is_file():
-        _say(f"writing random weights to {checkpoint}")
-        write_checkpoint(shape, checkpoint)
-    for engine in dict.fromkeys(row.engine for row in rows):
+    def python_of(self, engine: str) -> Path:
+        """The interpreter that an engine runs in; its environment is made where there is none."""
         peer = PEERS[engine]
-        missing = [r for r in rows if r.engine == engine and not (folder / r.model).exists()]
-        if peer.converter and missing:
-            forms = [row.weights for row in missing]
-            _say(f"converting the checkpoint for {engine}: {', '.join(forms)}")
-            target = (folder / missing[0].model).parent
-            python = python_of(engine, cache, here)
-            command = [str(python), "-m", peer.converter, str(checkpoint), str(target), *forms]
-            offline = os.environ | {"HF_HUB_OFFLINE": "1"}
-            subprocess.run(command, check=True, cwd=BENCHMARKS, env=offline)
-    return folder
+        if engine in self.here or not peer.packages:
+            return Path(sys.executable)
+        folder = self.cache / engine
+        wheels = None if self.wheels is None else sorted((self.wheels / engine).glob("*.whl"))
+        named = (*peer.packages, *peer.options) if wheels is None else [w.name for w in wheels]
+        done = folder / "installed"  # what is in it: another list makes it anew
+        if not done.is_file() or done.read_text() != " ".join(named):
+            _say(f"installing {engine} into {folder}; a build takes minutes")
+            if wheels is None:
+                _install(peer, folder)
+            else:
+                _install_wheels(wheels, folder)
+            done.write_text(" ".join(named))
+        return folder / "bin" / "python"
+
+    def models(self, rows: list[Row], shape: Path) -> Path:
+        """The folder that holds every model the rows name; what is missing is made."""
+        folder = self.cache / shape.name
+        checkpoint = folder / "checkpoint"
+        if not (checkpoint / "model.safetensors").is_file():
+            _say(f"writing random weights to {checkpoint}")
+            write_checkpoint(shape, checkpoint)
+        for engine in dict.fromkeys(row.engine for row in rows):
+            missing = [r for r in rows if r.engine == engine and not (folder / r.model).exists()]
+            if missing and PEERS[engine].converter:
+                self._convert(engine, checkpoint, folder, missing)
+        return folder
+
+    def _convert(self, engine: str, checkpoint: Path, folder: Path, rows: list[Row]) -> None:
+        forms = [row.weights for row in rows]
+        _say(f"converting the checkpoint for {engine}: {', '.join(forms)}")
+        target = (folder / rows[0].model).parent
+        command = [str(self.python_of(engine)), "-m", str(PEERS[engine].converter)]
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+        subprocess.run(
+            [*command, str(checkpoint), str(target), *forms],
+            check=True,
+            cwd=BENCHMARKS,
+            env=offline,
+        )
+
+
+def _install(peer: Peer, folder: Path) -> None:
+    """An environment with a peer's packages from PyPI."""
+    venv.create(folder, clear=True, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    environment = os.environ | dict(peer.environment)
+    subprocess.run([*pip, "install", *peer.packages, *peer.options], check=True, env=environment)
+    if peer.unwanted:
+        subprocess.run([*pip, "uninstall", "--yes", *peer.unwanted], check=True)
+
+
+def _install_wheels(wheels: list[Path], folder: Path) -> None:
+    """An environment with these wheels before all that this interpreter has."""
+    venv.create(folder, clear=True)
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    (packages / "this_interpreter.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", *map(str, wheels)], check=True)
 
 
 def _say(what: str) -> None:

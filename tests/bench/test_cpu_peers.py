@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from cpu_growth import Work
 from cpu_peers import Worker, WorkerError, chosen, result_of
 from cpu_tables import cpu_peers
 from peers.checkpoint import write_checkpoint
+from peers.install import Place
 from peers.quire_engine import Quire
 from peers.rows import all_rows
 from peers.worker import age, answer_all, peak_bytes
@@ -103,12 +107,49 @@ def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> No
     assert len(result["visits"]) == 7
     table = cpu_peers(result | {"threads": 2})
     assert "| **Quire** float32 | **7.0** | **7.0** | **21.0** | 1.0 | 3.00 | 3.50 | 70% |" in table
+    assert "Behind a peer with as many bits: in no cell." in table
+
+
+def test_a_table_tells_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -> None:
+    visits = [visit("int8", 7.0), visit("bfloat16", 5.0)]
+    visits += [visit("Q8_0", 8.0, engine="llama_cpp", prefill_tokens_per_s=6.0, peak_gb=3.1)]
+    visits += [visit("int8", 6.0, engine="openvino", prefill_tokens_per_s=9.0, first_token_s=0.5)]
+    rates = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
+    table = cpu_peers(result_of(visits, [rates]) | {"threads": 2})
+    line = next(line for line in table.splitlines() if line.startswith("Behind"))
+    assert line == (
+        "Behind a peer with as many bits: int8: prefill 7.00 (OpenVINO GenAI int8 9.00), decode of "
+        "1 7.00 (llama.cpp Q8_0 8.00), decode of 8 21.00 (llama.cpp Q8_0 24.00), seconds to a "
+        "first token 1.00 (OpenVINO GenAI int8 0.50)."
+    )
 
 
 def test_rows_can_be_chosen_by_engine_and_by_form() -> None:
     assert [row.name for row in chosen(["llama_cpp:Q4_0"])] == ["llama_cpp Q4_0"]
     assert {row.engine for row in chosen(["openvino", "quire"])} == {"openvino", "quire"}
     assert chosen(None) == all_rows()
+
+
+def test_an_environment_of_wheels_has_what_they_lack_from_this_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("pip")
+    wheels = tmp_path / "wheels" / "openvino"
+    wheels.mkdir(parents=True)
+    about, files = "openvino_genai-7.dist-info", {"openvino_genai.py": "version = 7"}
+    files[f"{about}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{about}/METADATA"] = "Metadata-Version: 2.1\nName: openvino-genai\nVersion: 7\n"
+    files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(wheels / "openvino_genai-7-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    place = Place(tmp_path / "cache", here=("transformers",), wheels=tmp_path / "wheels")
+    python = place.python_of("openvino")
+    imports = "import numpy, openvino_genai; print(numpy.__file__, openvino_genai.version)"
+    told = subprocess.run([python, "-c", imports], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [str(numpy.__file__), "7"]
+    done = (tmp_path / "cache" / "openvino" / "installed").stat().st_mtime_ns
+    assert place.python_of("openvino") == python
+    assert (tmp_path / "cache" / "openvino" / "installed").stat().st_mtime_ns == done
+    assert place.python_of("transformers") == Path(sys.executable)
 
 
 def test_the_checkpoint_is_one_that_quire_reads(tmp_path: Path) -> None:
