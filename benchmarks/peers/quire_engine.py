@@ -1,7 +1,11 @@
-"""Quire: the engine core, without tokenizer or server. Equal prompts share blocks of the cache."""
+"""Quire: the engine core, without tokenizer or server. Equal prompts share blocks of the cache.
+
+Imports no torch before `load`: an engine's process has things to do before.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -9,15 +13,19 @@ from peers.worker import WARM_UP, Load, Prompt, serve
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.footprint import weights_by_form
-from quire.engine.startup import start_engine
-from quire.kernels.cpu import native
-from quire.models.architecture import ModelArchitecture
+from quire.engine.head_start import give_head_start
+from quire.engine.lean_import import import_lean
 from quire.version import __version__
 
 
 class Quire:
-    """Options: settings of the engine by their names."""
+    """Options: settings of the engine by their names.
+
+    alone: the process is all the engine's, and starts as that of a server does.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
 
     def load(self, load: Load) -> dict[str, Any]:
         block_size = 16
@@ -31,7 +39,19 @@ class Quire:
             num_blocks=load.streams * -(-load.max_len // block_size),
             **load.options,
         )
+        if self._alone:
+            give_head_start(config)
+            import_lean(config.device.device)
+        from quire.engine.footprint import weights_by_form
+        from quire.engine.startup import start_engine
+        from quire.kernels.cpu import native
+        from quire.models.architecture import ModelArchitecture
+
         self._core, info = start_engine(config)
+        if self._alone:
+            gc.collect()
+            gc.freeze()
+            gc.enable()
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
         settings["compiled_kernels"] = native.library() is not None
@@ -86,4 +106,4 @@ class Quire:
 
 
 if __name__ == "__main__":
-    serve(Quire())
+    serve(Quire(alone=True))
