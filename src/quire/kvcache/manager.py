@@ -71,7 +71,6 @@ class KVCacheManager:
         self._seed_digest = hashlib.sha256(
             os.urandom(32) if hash_seed is None else hash_seed
         ).digest()
-        self._packer = struct.Struct(f"<{block_size}I")
         self._removed: OrderedDict[bytes, None] = OrderedDict()  # oldest first, bounded
 
     # Looking up: these change no block.
@@ -227,9 +226,10 @@ class KVCacheManager:
         if len(hashes) == request.num_tokens // size:
             return hashes
         parent = hashes[-1] if hashes else self._root(request.cache_salt)
-        for start in range(len(hashes) * size, request.num_tokens - size + 1, size):
-            tokens = self._packer.pack(*request.token_ids[start : start + size])
-            parent = hashlib.sha256(parent + tokens).digest()
+        tokens = request.token_ids[len(hashes) * size : request.num_tokens // size * size]
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+        for start in range(0, len(packed), 4 * size):
+            parent = hashlib.sha256(parent + packed[start : start + 4 * size]).digest()
             hashes.append(parent)
         return hashes
 
@@ -244,15 +244,15 @@ class KVCacheManager:
         hashes = list(self._needed_hashes(request))
         stats.queries += len(hashes) * size
         stats.hits += num_hits * size
-        for block_hash in hashes[num_hits:]:
-            stats.misses[self._miss_reason(request, block_hash)] += size
-
-    def _miss_reason(self, request: Request, block_hash: bytes) -> str:
+        missed = hashes[num_hits:]
         if not self._reads_cache(request):
-            return "bypassed"
+            stats.misses["bypassed"] += len(missed) * size
+            return
         # a block may outlive the head of its prefix, and then cannot be reached
-        seen = block_hash in self._removed or self.pool.lookup(block_hash) is not None
-        return "evicted" if seen else "cold"
+        removed, find = self._removed, self.pool.lookup
+        num_evicted = sum(h in removed or find(h) is not None for h in missed)
+        stats.misses["evicted"] += num_evicted * size
+        stats.misses["cold"] += (len(missed) - num_evicted) * size
 
     def _remember_removed(self, block_hash: bytes) -> None:
         self._removed[block_hash] = None

@@ -180,6 +180,7 @@ STREAM_UNSUPPORTED: body.NeutralValues = {"include_obfuscation": (None, False)}
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
+_ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 
 def parse_completion(data: bytes) -> CompletionRequest:
@@ -216,12 +217,14 @@ def check_chat(request: ChatRequest) -> None:
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:
     """Bring the four forms of `prompt` into one: a list of texts or lists of token ids."""
-    given = body.decode(bytes(request.prompt), _prompt_decoder, path="prompt")
+    data = bytes(request.prompt)
+    try:  # there may be very many ids: those are gone through once
+        return [_ids_decoder.decode(data)]
+    except msgspec.DecodeError:
+        given = body.decode(data, _prompt_decoder, path="prompt")
     if isinstance(given, str):
         return [given]
-    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
-    if kinds == {int}:
-        return [cast(list[int], given)]
+    kinds = set(map(type, given))
     if kinds not in ({str}, {list}):
         text = "prompt: give a text, a list of texts, a list of token ids, or a list of such lists"
         raise InvalidRequestError(text, param="prompt", code="invalid_value")
