@@ -56,8 +56,8 @@ class ModelConfig:
     )
     prepared_weights: str = _setting(
         "auto",
-        "folder that keeps a CPU's weights in their run-time form, which the next start maps; "
-        "auto: quire/prepared in the user's cache folder; none: keep none",
+        "folder that keeps a CPU's weights in their run-time form, which the next start maps, "
+        "and what steps cost; auto: quire/prepared in the user's cache folder; none: keep none",
     )
     pooling: Literal["auto", "mean", "last"] = _setting(
         "auto",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -67,9 +69,12 @@ def test_the_bundled_model_measured(config: EngineConfig) -> None:
 
 
 def test_an_engine_begins_with_what_it_measured(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a model that is large enough; the figures are made up."""
+    config = EngineConfig.from_options(
+        device="cpu", dtype="float32", prepared_weights=str(tmp_path)
+    )
     monkeypatch.setattr(startup, "is_tiny", lambda _: False)
     monkeypatch.setattr(startup, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
     core, info = startup.start_engine(config)

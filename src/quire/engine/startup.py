@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
 from quire.engine.runners import make_executor
 from quire.engine.tuning import is_tiny, measure_steps, with_token_budget
+from quire.engine.tuning_file import steps_of
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
@@ -75,7 +77,9 @@ def start_engine(
     table = None
     if device.type == "cpu" and not is_tiny(shape):
         with _timed("tuning", seconds):
-            table = measure_steps(model, shape, block_size, kv_type, threads)
+            measure = partial(measure_steps, model, shape, block_size, kv_type, threads)
+            numbers = (dtype, kv_type, block_size)
+            table = steps_of(config.model, shape, numbers, threads, measure)
         config = with_token_budget(config, asked, table)
         logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)

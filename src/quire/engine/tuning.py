@@ -37,6 +37,7 @@ RUNS = 5  # with each number of threads; the fastest counts
 SHORT_STEP = 0.01
 COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
+ALIKE = 1.5  # a step may take so many times what an earlier start found, or the same part of it
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 BUDGETS = (2048, 1024, 512, 256)
 
@@ -95,13 +96,17 @@ def measure_steps(
     block_size: int,
     kv_type: torch.dtype,
     candidates: Sequence[int],
+    kept: StepTable | None = None,
 ) -> StepTable:
     """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
 
     candidates: numbers of threads, the one that is taken in case of doubt first. Sets torch's.
+    kept: the table of an earlier start, which is returned if a step takes as long as it says.
     """
     end = time.perf_counter() + SECONDS
     probe = _Probe(model, shape, block_size, kv_type)
+    if kept is not None and _still_holds(probe.step([1]), kept):
+        return kept
     threads = _time_threads(probe.step([1]), candidates)
     chosen = choose_threads(threads)
     torch.set_num_threads(chosen)
@@ -118,6 +123,17 @@ def measure_steps(
             cost = min(cost, step())
         (decodes if size in DECODES else prompts)[size] = cost
     return StepTable(chosen, threads, decodes, prompts)
+
+
+def _still_holds(step: Callable[[], float], kept: StepTable) -> bool:
+    """Whether a step of one token takes about as long as in a table, with its threads.
+
+    One of a busy machine, or of one that has become another, does not stay for good that way.
+    """
+    torch.set_num_threads(kept.num_threads)
+    step()  # what is made at a first call is no part of a step
+    expected = kept.decodes[1]
+    return any(expected / ALIKE < step() < expected * ALIKE for _ in range(2))
 
 
 def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:

@@ -45,14 +45,21 @@ _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def prepared_folder(config: ModelConfig) -> Path | None:
+    """Where what a start on a CPU has made is kept for the next; None by the settings."""
+    if config.prepared_weights == "none":
+        return None
+    if config.prepared_weights != "auto":
+        return Path(config.prepared_weights).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "quire" / "prepared"
+
+
 def prepared_weights(config: ModelConfig, path: Path, dtype: torch.dtype) -> PreparedWeights | None:
     """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
-    if config.prepared_weights == "none" or config.load_format != "auto":
+    folder = prepared_folder(config)
+    if folder is None or config.load_format != "auto":
         return None
-    folder = Path(config.prepared_weights).expanduser()
-    if config.prepared_weights == "auto":
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(cache) / "quire" / "prepared"
     key = {
         "version": [__version__, LAYOUT],
         "folder": str(path.resolve()),

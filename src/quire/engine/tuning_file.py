@@ -1,0 +1,98 @@
+"""Tables of what steps cost, on disk: a second start tries one step instead of timing all again.
+
+Owns the file, which of its tables belongs to which model, settings and machine, and how many stay.
+It lies with the prepared weights. What is wrong with it costs a measurement and no start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from quire.config import ModelConfig
+from quire.engine.tuning import StepTable
+from quire.kernels.cpu.matmul import is_emulated
+from quire.kernels.dispatch import describe
+from quire.models.architecture import ModelArchitecture
+from quire.models.prepared import prepared_folder
+from quire.version import __version__
+
+logger = logging.getLogger(__name__)
+
+LAYOUT = 1  # to be raised when steps are timed in another way
+MOST_TABLES = 64  # of a file; the ones made first leave
+_NAME = "steps.json"
+
+Tables = dict[str, StepTable]
+Measure = Callable[[StepTable | None], StepTable]
+
+
+def steps_of(
+    config: ModelConfig,
+    shape: ModelArchitecture,
+    numbers: tuple[torch.dtype, torch.dtype, int],
+    candidates: Sequence[int],
+    measure: Measure,
+) -> StepTable:
+    """The table that `measure` gives for the kept one, or for None; kept, too, if it is another.
+
+    numbers: the model's data type, the KV cache's, and tokens of a block.
+    candidates: numbers of threads that are chosen from.
+    """
+    folder = prepared_folder(config)
+    if folder is None:
+        return measure(None)
+    dtype, kv_type, block_size = numbers
+    key = (
+        __version__, LAYOUT, torch.__version__, _processor(), describe("cpu"),
+        torch.backends.cpu.get_cpu_capability(), is_emulated(dtype),
+        shape, config.quantization, dtype, kv_type, block_size, list(candidates),
+    )  # fmt: skip
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    file = folder / _NAME
+    kept = _read(file).get(name)
+    if kept is not None and (kept.num_threads not in candidates or 1 not in kept.decodes):
+        kept = None  # somebody has changed it
+    table = measure(kept)
+    if table is not kept:
+        _write(file, name, table)
+    return table
+
+
+def _processor() -> str:
+    """Its name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith("model name")), "")
+
+
+def _read(file: Path) -> Tables:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Tables)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        logger.warning("%s is of no use (%s); steps are measured again", file, error)
+        return {}
+
+
+def _write(file: Path, name: str, table: StepTable) -> None:
+    """Under a name of its own first. Of two starts at a time one may win; the other measures."""
+    tables = _read(file)
+    tables.pop(name, None)
+    newest = [*list(tables.items())[-(MOST_TABLES - 1) :], (name, table)]
+    unfinished = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished.write_bytes(msgspec.json.encode(dict(newest)))
+        unfinished.replace(file)
+    except OSError as error:
+        logger.warning("what steps cost cannot be kept in %s (%s)", file.parent, error.strerror)

@@ -1,0 +1,129 @@
+"""What steps cost, kept from one start to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config import ModelConfig
+from quire.engine import tuning, tuning_file
+from quire.engine.tuning import StepTable
+from quire.engine.tuning_file import steps_of
+from quire.hub import resolve_model
+from quire.models.architecture import ModelArchitecture
+
+NUMBERS = (torch.bfloat16, torch.bfloat16, 16)
+TABLE = StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, {32: 0.3})
+OTHER = StepTable(1, {1: 0.4}, {1: 0.4}, {})
+
+Seen = list[StepTable | None]
+
+
+def start(
+    folder: Path | str, seen: Seen, found: StepTable | None = None, **other: Any
+) -> StepTable:
+    """One start, which notes what was kept and measures `found`, or finds that the kept holds."""
+
+    def measure(kept: StepTable | None) -> StepTable:
+        seen.append(kept)
+        table = found or kept
+        assert table is not None
+        return table
+
+    config = ModelConfig(
+        prepared_weights=str(folder), quantization=other.get("quantization", "none")
+    )
+    shape = ModelArchitecture.from_folder(resolve_model(other.get("model", "quire-tiny")))
+    numbers = other.get("numbers", NUMBERS)
+    return steps_of(config, shape, numbers, other.get("candidates", [2, 1]), measure)
+
+
+def test_a_second_start_is_told_what_the_first_one_found(tmp_path: Path) -> None:
+    seen: Seen = []
+    assert start(tmp_path / "new", seen, TABLE) == TABLE
+    assert start(tmp_path / "new", seen) == TABLE
+    assert start(tmp_path / "new", seen, OTHER) == OTHER  # no longer as it was: that stays
+    assert start(tmp_path / "new", seen) == OTHER
+    assert seen == [None, TABLE, TABLE, OTHER]
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["steps.json"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"quantization": "int8"},
+        {"model": "quire-tiny-draft"},
+        {"numbers": (torch.bfloat16, torch.int8, 16)},
+        {"numbers": (torch.float32, torch.bfloat16, 16)},
+        {"numbers": (torch.bfloat16, torch.bfloat16, 32)},
+        {"candidates": [1]},
+    ],
+)
+def test_what_steps_depend_on_has_a_table_of_its_own(tmp_path: Path, other: dict[str, Any]) -> None:
+    seen: Seen = []
+    start(tmp_path, seen, TABLE)
+    start(tmp_path, seen, OTHER, **other)
+    assert start(tmp_path, seen) == TABLE
+    assert seen == [None, None, TABLE]
+
+
+def test_an_other_machine_measures_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Seen = []
+    start(tmp_path, seen, TABLE)
+    monkeypatch.setattr(tuning_file, "_processor", lambda: "model name : another")
+    start(tmp_path, seen, OTHER)
+    assert seen == [None, None]
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen: Seen = []
+    start("none", seen, TABLE)
+    start("none", seen, TABLE)
+    assert seen == [None, None]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": {"num_threads": "many"}}'])
+def test_a_file_that_says_nothing_costs_a_measurement(tmp_path: Path, text: str) -> None:
+    (tmp_path / "steps.json").write_text(text)
+    seen: Seen = []
+    start(tmp_path, seen, TABLE)
+    start(tmp_path, seen)
+    assert seen == [None, TABLE]
+
+
+def test_tables_that_nobody_could_have_measured_are_not_used(tmp_path: Path) -> None:
+    seen: Seen = []
+    start(tmp_path, seen, StepTable(0, {}, {1: 0.1}, {}))
+    start(tmp_path, seen, StepTable(1, {}, {8: 0.1}, {}))
+    start(tmp_path, seen, TABLE)
+    assert seen == [None, None, None]
+
+
+def test_a_folder_that_cannot_be_written_costs_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    assert start(tmp_path / "file", [], TABLE) == TABLE
+    assert "cannot be kept" in caplog.text
+
+
+def test_tables_made_first_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning_file, "MOST_TABLES", 2)
+    seen: Seen = []
+    for candidates in ([1], [2, 1], [2]):
+        start(tmp_path, seen, TABLE, candidates=candidates)
+    start(tmp_path, seen, OTHER, candidates=[1])
+    start(tmp_path, seen, candidates=[2])
+    assert seen == [None, None, None, None, TABLE]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "holds"), [(0.1, True), (0.14, True), (0.16, False), (0.06, False), (0.07, True)]
+)
+def test_one_step_tells_whether_a_table_still_holds(seconds: float, *, holds: bool) -> None:
+    assert tuning._still_holds(lambda: seconds, TABLE) == holds
