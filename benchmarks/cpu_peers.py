@@ -123,7 +123,7 @@ class Bench:
             loaded = worker.ask("load", **self.load(row, max_len, max(STREAMS)))
             busy = busy_seconds() - loaded["cpu"]
             start = worker.ask("prefill", prompt=self.prompt(FIRST_PROMPT, seed + 1))
-            worker.ask("prefill", prompt=self.prompt(min(context, WARM_UP_PROMPT), seed + 2))
+            warm = worker.ask("prefill", prompt=self.prompt(min(context, WARM_UP_PROMPT), seed + 2))
             prefill = worker.ask("prefill", prompt=self.prompt(context, seed))
             decodes = {n: worker.ask("decode", streams=n, steps=self._steps(n)) for n in STREAMS}
             bandwidth = worker.ask("bandwidth", threads=self.args.threads)
@@ -136,6 +136,7 @@ class Bench:
             "read_gb_per_s": round(bandwidth["read_gb_per_s"], 2),
             "first_token_s": round(start["age"], 2),
             "prefill_tokens_per_s": round(context / prefill["seconds"], 2),
+            "prefill_cores": round((prefill["cpu"] - warm["cpu"]) / prefill["seconds"], 2),
             "token": prefill["token"],
             "decode_tokens_per_s": {
                 str(n): round(decode["tokens"] / decode["seconds"], 2)

@@ -6,6 +6,7 @@ Speed does not depend on the values, and nothing has to be fetched.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ def write_checkpoint(shape: Path, folder: Path) -> Path:
 
 
 def _weights(config: dict[str, Any]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, size in _sizes(config).items():
-        weight = torch.ones(size, dtype=torch.bfloat16)
-        if len(size) > 1:
-            weight.normal_(0.0, _SPREAD, generator=generator)
-        weights[name] = weight
-    return weights
+    sizes = _sizes(config)
+    with ThreadPoolExecutor() as pool:  # drawing numbers takes one thread, and minutes of them
+        return dict(zip(sizes, pool.map(_weight, range(len(sizes)), sizes.values()), strict=True))
+
+
+def _weight(seed: int, size: tuple[int, ...]) -> Tensor:
+    weight = torch.ones(size, dtype=torch.bfloat16)
+    if len(size) > 1:
+        weight.normal_(0.0, _SPREAD, generator=torch.Generator().manual_seed(seed))
+    return weight
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
