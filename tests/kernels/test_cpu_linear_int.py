@@ -19,7 +19,7 @@ from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
-SETS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx")
+SETS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni")  # of tiles: test_cpu_tiles.py
 ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 70)
 # outputs, inputs, inputs that share a scale of four bits
 SHAPES = ((16, 32, 32), (64, 128, 64), (80, 256, 128), (96, 96, 96), (160, 2048, 32))

@@ -1,4 +1,4 @@
-"""Products by tiles (AMX) beside those of other sets, also with the tile instructions spelt out."""
+"""Products and attention by tiles (AMX) beside others, also with the instructions spelt out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from twins import attention_case
 
-from quire.kernels.cpu import linear, linear_int, native
-from quire.kernels.operands import Int8Weight, Normed
+from quire.kernels import reference, reference_integers
+from quire.kernels.cpu import linear, linear_int, native, native_attention
+from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -25,6 +27,20 @@ static int left = 0;
 void linear_int_avx512_vnni(const LinearArgs&) { ++left; }
 void linear_avx512_bf16(const LinearArgs&) { ++left; }
 extern "C" int left_to_others() { return left; }
+extern "C" void quire_cpu_attention(const AttentionArgs* args) {  // of prompts, one after the other
+    const AttentionArgs& a = *args;
+    const auto [attend, rows] = prompts_amx(a);
+    if (!attend) { ++left; return; }
+    const int64_t most = rows * a.kv_heads / a.heads;
+    for (int64_t r = 0; r < a.requests; ++r) {
+        const int32_t* table = a.block_table + r * a.table_stride;
+        const int64_t end = a.query_start[r + 1], length = a.seq_lens[r];
+        for (int64_t token = a.query_start[r]; token < end; token += most)
+            for (int64_t head = 0; head < a.kv_heads; ++head)
+                attend(a, table, token, length - end + token,
+                       end - token < most ? end - token : most, head);
+    }
+}
 extern "C" void quire_cpu_linear(const LinearArgs* args) {
     args->format == Format::bf16 ? linear_bf16_amx(*args) : linear_int_amx(*args);
 }
@@ -67,7 +83,10 @@ def spelt_out(folder: Path) -> ctypes.CDLL:
 
 
 def both(
-    tiles: ctypes.CDLL, patch: pytest.MonkeyPatch, x: Tensor, weight: Tensor | Int8Weight
+    tiles: ctypes.CDLL,
+    patch: pytest.MonkeyPatch,
+    x: Tensor,
+    weight: Tensor | Int8Weight | Int4Weight,
 ) -> list[tuple[Tensor, Tensor]]:
     """The same products by the library's own choice and by tiles, with all that is around them."""
     n = weight.shape[0] * 16 if isinstance(weight, Tensor) else len(weight.scale)
@@ -108,6 +127,68 @@ def test_bfloat16(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: to
             for found, expected in both(tiles, monkeypatch, x, weight):
                 difference = (found - expected).abs().max()
                 assert difference <= 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: bool) -> None:
+    """Weights and rows are rounded to bfloat16: each product is within 2^-7 of what it is."""
+    for n, k, group in ((48, 96, 96), (288, 1024, 32), (16, 1280, 160)):
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8) if zeros else None
+        weight = Int4Weight(codes, torch.randn(n, k // group).half(), points, group)
+        packed, wide = linear_int.prepare_int4(weight), reference_integers.widen_int4(weight)
+        for rows in (32, 33, 70):
+            x, bias = torch.randn(rows, k), torch.randn(n)
+            with monkeypatch.context() as chosen:
+                chosen.setattr(native, "library", lambda: tiles)
+                found = linear.linear(x, packed, bias)
+            expected = x.double() @ wide.double().T + bias
+            most = 2**-7 * (x.double().abs() @ wide.double().abs().T)
+            assert ((found - expected).abs() <= most + 1e-4).all()
+            error = (found - expected).norm() / expected.norm()
+            assert error < 0.003
+
+
+@pytest.mark.parametrize(
+    ("kept", "window"), [("bfloat16", None), ("bfloat16", 1), ("fp8", 70), ("int8", None)]
+)
+def test_attention(
+    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, kept: str, window: int | None
+) -> None:
+    batch = [5, 70, 2], [90, 200, 2]
+    for heads, block_size in (((6, 3, 32), 1), ((4, 1, 64), 32), ((5, 1, 96), 8)):
+        query, k_cache, v_cache, *rest = attention_case(
+            *batch, heads, window, True, torch.bfloat16, block_size
+        )
+        caches = [k_cache, v_cache]
+        if kept == "fp8":
+            caches = [cache.to(reference.FP8) for cache in caches]
+        elif kept == "int8":
+            caches = [reference.quantize_heads(cache) for cache in caches]
+        exact = [cache.float() if kept == "bfloat16" else cache for cache in caches]
+        expected = reference.attention(query.float(), *exact, *rest)
+        monkeypatch.setattr(native, "library", lambda: tiles)
+        found = native_attention.attention(query, *caches, *rest)
+        monkeypatch.undo()
+        assert (found.float() - expected).abs().max() <= 0.01 * expected.abs().max()
+
+
+def test_attention_has_the_same_bits_in_any_batch_and_keeps_nan_to_its_request(
+    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries, lens = [70, 3, 9], [200, 3, 100]
+    query, k_cache, v_cache, layout, *rest = attention_case(
+        queries, lens, (4, 2, 64), None, True, torch.bfloat16
+    )
+    monkeypatch.setattr(native, "library", lambda: tiles)
+    whole = native_attention.attention(query, k_cache, v_cache, layout, *rest)
+    k_cache[layout.block_table[0]] = float("nan")
+    found = native_attention.attention(query, k_cache, v_cache, layout, *rest)
+    assert found[:70].isnan().all()
+    assert torch.equal(found[70:], whole[70:])
+    alone = type(layout).build([9], [100], layout.block_table[2:].numpy(), k_cache.shape[1])
+    part = native_attention.attention(query[73:], k_cache, v_cache, alone, *rest)
+    assert torch.equal(part, whole[73:])
 
 
 def test_sizes_that_end_within_a_tile_are_left_to_others(

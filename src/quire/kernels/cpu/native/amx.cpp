@@ -1,4 +1,4 @@
-// Products with weights in bytes and in bfloat16 as compiled for tiles (AMX).
+// Products and the attention of prompts as compiled for tiles (AMX).
 
 #include <algorithm>
 #include <array>
@@ -34,14 +34,35 @@ namespace amx {
 
 #include "tiles.h"
 
+#include "widen_tiles.h"
+
 #include "linear_tiles.h"
+
+#include "paged.h"
+
+#include "softmax.h"
+
+#include "prefill_tiles.h"
 }  // namespace amx
 
-// A tile's row has 64 k's in bytes, 32 in bfloat16; sizes that end within one are left to others.
+// A tile's row has 64 k's in bytes, 32 in bfloat16; sizes that end within one are left to others, and
+// so are few rows by four bits, which cost less than widening them.
 void linear_int_amx(const LinearArgs& a) {
-    a.format != Format::int8 || a.k % 64 ? linear_int_avx512_vnni(a) : amx::linear_bytes(a);
+    if (a.format != Format::int8 && a.rows >= amx::MANY_ROWS4) return amx::linear_nibbles(a);
+    a.format == Format::int8 && a.k % 64 == 0 ? amx::linear_bytes(a) : linear_int_avx512_vnni(a);
 }
 void linear_bf16_amx(const LinearArgs& a) {
     a.k % 32 ? linear_avx512_bf16(a) : amx::linear_bf16(a);
+}
+// Queries in bfloat16, by heads that fill tiles.
+Prompts prompts_amx(const AttentionArgs& a) {
+    if (a.dtype != Dtype::bf16 || a.head_dim % 32) return {};
+    switch (a.kept) {
+        case Dtype::f32: return {};
+        case Dtype::bf16: return {amx::attend_rows<bf16>, amx::ROWS};
+        case Dtype::fp8: return {amx::attend_rows<fp8>, amx::ROWS};
+        case Dtype::int8: return {amx::attend_rows<int8_t>, amx::ROWS};
+    }
+    return {};
 }
 #endif

@@ -14,10 +14,10 @@ struct Cut {          // of a request
 };
 
 // The pieces of request `r`, and how it is cut.
-inline int64_t cut_request(const AttentionArgs& a, int64_t r, Cut* cut) {
+inline int64_t cut_request(const AttentionArgs& a, const Prompts& prompts, int64_t r, Cut* cut) {
     const int64_t queries = a.query_start[r + 1] - a.query_start[r], length = a.seq_lens[r];
     if (queries != 1) {
-        cut->stretch = std::max<int64_t>(1, ROWS * a.kv_heads / a.heads);
+        cut->stretch = std::max<int64_t>(1, prompts.rows * a.kv_heads / a.heads);
         return (queries + cut->stretch - 1) / cut->stretch * a.kv_heads;
     }
     cut->begin = a.window ? std::max<int64_t>(0, length - a.window) : 0;
@@ -27,20 +27,19 @@ inline int64_t cut_request(const AttentionArgs& a, int64_t r, Cut* cut) {
 }
 
 template <typename Code>
-void attention_as(const AttentionArgs& a) {
+void attention_as(const AttentionArgs& a, Prompts prompts) {
+    if (!prompts.attend) prompts = {attend_rows<Code>, ROWS};
     const int64_t width = (a.heads + 15) / 16 * 16, dim = a.head_dim;
     thread_local Scratch plan, shared;
     Cut* const cuts = plan.room<Cut>(a.requests);
     int64_t total = 0, parts = 0;
     for (int64_t r = 0; r < a.requests; ++r) {
         cuts[r].pieces = total;
-        total += cut_request(a, r, cuts + r);
+        total += cut_request(a, prompts, r, cuts + r);
         if (a.query_start[r + 1] - a.query_start[r] == 1) parts = total;
     }
     const int64_t part_size = a.heads * dim + 2 * width;
     float* const memory = shared.room<float>(parts * part_size);
-    const int shift = __builtin_ctz(a.block_size);
-    const int64_t token_bytes = a.kv_heads * row_bytes<Code>(dim);
     parallel_for(total, a.threads, [&](int64_t number) {
         const int64_t piece = total - 1 - number;  // prompts, the longer pieces, come last
         int64_t r = 0;
@@ -51,18 +50,18 @@ void attention_as(const AttentionArgs& a) {
         Cut& cut = cuts[r];
         const int64_t index = piece - cut.pieces, token = a.query_start[r];
         const int64_t queries = a.query_start[r + 1] - token, length = a.seq_lens[r];
-        const Blocks blocks{a.block_table + r * a.table_stride, token_bytes, shift};
+        const int32_t* const table = a.block_table + r * a.table_stride;
         if (queries > 1) {
             const int64_t first = index / a.kv_heads * cut.stretch;
-            return attend_rows<Code>(a, blocks, token + first, length - queries + first,
-                                     std::min(cut.stretch, queries - first), index % a.kv_heads);
+            return prompts.attend(a, table, token + first, length - queries + first,
+                                  std::min(cut.stretch, queries - first), index % a.kv_heads);
         }
         const auto part = [&](int64_t i) {
             float* const sums = memory + (cut.pieces + i) * part_size;
             return Part{sums, sums + a.heads * dim, sums + a.heads * dim + width};
         };
         const int64_t begin = cut.begin + index * cut.stretch;
-        attend<Code>(a, blocks, token, begin, std::min(begin + cut.stretch, length), part(index));
+        attend<Code>(a, blocks_of<Code>(a, table), token, begin, std::min(begin + cut.stretch, length), part(index));
         if (__atomic_sub_fetch(&cut.left, 1, __ATOMIC_ACQ_REL) > 0) return;
         Part all[MOST_PARTS];
         const int64_t count = (length - cut.begin + cut.stretch - 1) / cut.stretch;
@@ -71,11 +70,11 @@ void attention_as(const AttentionArgs& a) {
     });
 }
 
-void attention(const AttentionArgs& a) {
+void attention(const AttentionArgs& a, Prompts prompts) {
     switch (a.kept) {
-        case Dtype::f32: return attention_as<float>(a);
-        case Dtype::bf16: return attention_as<bf16>(a);
-        case Dtype::fp8: return attention_as<fp8>(a);
-        case Dtype::int8: return attention_as<int8_t>(a);
+        case Dtype::f32: return attention_as<float>(a, prompts);
+        case Dtype::bf16: return attention_as<bf16>(a, prompts);
+        case Dtype::fp8: return attention_as<fp8>(a, prompts);
+        case Dtype::int8: return attention_as<int8_t>(a, prompts);
     }
 }

@@ -37,6 +37,7 @@ namespace avx512 {
 #include "paged.h"
 
 #include "decode.h"
+#include "softmax.h"
 #include "prefill.h"
 
 #include "attention.h"

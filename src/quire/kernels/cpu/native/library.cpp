@@ -44,9 +44,10 @@ struct Set {
     const Kernels* kernels;
     void (*linear_int)(const LinearArgs&);   // in place of theirs
     void (*linear_bf16)(const LinearArgs&);  // in place of `linear` for that format
+    Prompts (*prompts)(const AttentionArgs&) = nullptr;  // in place of theirs, where it serves
 };
 static const Set all[] = {  // best first
-    {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx},
+    {"amx", has_amx, &kernels_avx512, linear_int_amx, linear_bf16_amx, prompts_amx},
     {"avx512_bf16", has_avx512_bf16, &kernels_avx512, linear_int_avx512_vnni, linear_avx512_bf16},
     {"avx512_vnni", has_avx512_vnni, &kernels_avx512, linear_int_avx512_vnni, nullptr},
     {"avx512", has_avx512, &kernels_avx512, nullptr, nullptr},
@@ -62,6 +63,7 @@ static const Kernels* take(const char* name) {
         taken = *set.kernels;
         taken.name = set.name;
         if (set.linear_int) taken.linear_int = set.linear_int;
+        taken.prompts = set.prompts;
         taken.linear_bf16 = set.linear_bf16 ? set.linear_bf16 : taken.linear;
         return &taken;
     }
@@ -101,7 +103,9 @@ void quire_cpu_linear(const LinearArgs* args) {
 void quire_cpu_quantize(const QuantizeArgs* args) { chosen->quantize(*args); }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 void quire_cpu_rotary_write_kv(const RotaryArgs* args) { chosen->rotary_write_kv(*args); }
-void quire_cpu_attention(const AttentionArgs* args) { chosen->attention(*args); }
+void quire_cpu_attention(const AttentionArgs* args) {
+    chosen->attention(*args, chosen->prompts ? chosen->prompts(*args) : Prompts{});
+}
 
 // For tests: e^x of `count` numbers, a multiple of 16.
 void quire_cpu_exp(const float* x, float* out, int64_t count) { chosen->exp(x, out, count); }

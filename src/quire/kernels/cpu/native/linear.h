@@ -10,11 +10,15 @@ constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the la
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
 constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
 
-// Rows cut into blocks of like sizes.
+// Rows cut into blocks of like sizes, or into whole ones and a rest.
 struct RowBlocks {
-    int64_t rows, count;
-    RowBlocks(int64_t rows, int64_t most) : rows(rows), count((rows + most - 1) / most) {}
-    int64_t start(int64_t block) const { return block * rows / count; }
+    int64_t rows, most, count;
+    bool alike;
+    RowBlocks(int64_t rows, int64_t most, bool alike)
+        : rows(rows), most(most), count((rows + most - 1) / most), alike(alike) {}
+    int64_t start(int64_t block) const {
+        return alike ? block * rows / count : std::min(block * most, rows);
+    }
     int size(int64_t block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
@@ -66,8 +70,8 @@ inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, i
 template <typename Form>
 inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
     thread_local Scratch scratch;
-    auto* taken = scratch.room<typename Form::X>(rows * Form::row_size(a));
-    const RowBlocks blocks(rows, Form::ROWS);
+    auto* taken = scratch.room<typename Form::X>(rows * Form::row_size(a) + Form::BEYOND);
+    const RowBlocks blocks(rows, Form::ROWS, Form::ALIKE);
     const int takers = rows * a.k < LEAST_WORK / 8 ? 1 : a.threads;
     parallel_for(blocks.count, takers, [&](int64_t b) {
         Form::take(a, row + blocks.start(b), blocks.size(b),
@@ -78,7 +82,7 @@ inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
     const int64_t outputs = std::max(most, least);
     parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {
         const int64_t first = piece * outputs;
-        multiply_piece<Form>(a, taken, row, blocks, first, std::min(outputs, a.n - first));
+        Form::piece(a, taken, row, blocks, first, std::min(outputs, a.n - first));
     });
 }
 

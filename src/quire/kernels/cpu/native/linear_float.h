@@ -96,8 +96,15 @@ struct Floats {
     using W = typename Way::Weight;
     static constexpr int ROWS = TILE_ROWS;
     static constexpr int64_t OUTPUTS = 128;
+    static constexpr bool ALIKE = true;
+    static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
+
+    static void piece(const LinearArgs& a, const X* taken, int64_t row, const RowBlocks& blocks,
+                      int64_t first, int64_t outputs) {
+        multiply_piece<Floats>(a, taken, row, blocks, first, outputs);
+    }
 
     static void take(const LinearArgs& a, int64_t row, int rows, X* taken) {
         a.dtype == Dtype::bf16 ? take_as<bf16>(a, row, rows, taken)

@@ -118,9 +118,16 @@ struct Ints {
     using X = uint8_t;  // see quantize.h
     static constexpr int ROWS = BYTE_ROWS;
     static constexpr int64_t OUTPUTS = 128;
+    static constexpr bool ALIKE = true;
+    static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs& a) { return a.k; }
     static int64_t row_size(const LinearArgs& a) {
         return a.k / CHUNK * (format == Format::int8 ? CODES8 : CODES4) + (format == Format::int8 ? 8 : 0);
+    }
+
+    static void piece(const LinearArgs& a, const X* taken, int64_t row, const RowBlocks& blocks,
+                      int64_t first, int64_t outputs) {
+        multiply_piece<Ints>(a, taken, row, blocks, first, outputs);
     }
 
     static void take(const LinearArgs& a, int64_t row, int rows, uint8_t* taken) {

@@ -1,128 +1,188 @@
-// Products by tiles, with weights in bytes and in bfloat16, packed as for the dot instructions: what
-// lies side by side there is a tile's row here. Included inside a namespace, behind tiles.h.
+// Products by tiles. Included inside a namespace, behind tiles.h, quantize.h and widen_tiles.h.
 //
-// Two tiles of rows by two of 16 outputs at a time; sums stay in tiles over a stretch of k. Their
-// order does not depend on the stretch or on the number of rows.
+// Bytes and bfloat16 are packed as for the dot instructions: what lies side by side there is a
+// tile's row here. Four bits become bfloat16 on their way. Work goes by units: 32 outputs' weights
+// over a stretch of k, which the first cache keeps while all rows are multiplied by them, and the
+// next unit's are asked for meanwhile. So weights come from memory once, in a steady stream; rows
+// come from the second cache. Sums go over k in stretches, in an order that nothing changes.
 
-constexpr int64_t ROW_BYTES = 1024;    // of a stretch: 32 rows, the first cache's
 constexpr int64_t LINE = 64;
-constexpr int64_t TILE_AHEAD = 4096;   // how far before its use a line is asked for
+constexpr int64_t STEPS = 16;          // of a stretch, where rows are in several blocks
+constexpr int64_t TILE_AHEAD = 4096;   // for one block of rows: how far before its use a line is asked for
+constexpr int64_t MANY_ROWS4 = 32;     // for fewer, four bits are multiplied as they are
 
-// Where the weights of 16 outputs are: their tiles are `step` bytes apart, a tile's rows `stride`.
-template <typename X>
-struct Weights;
-template <>
-struct Weights<uint8_t> {  // blocks of 32 outputs, their scales before them (see linear_int.h)
-    static constexpr int64_t STRIDE = 128, STEP = 2048, SCALES = 128;
+// Ways: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
+// stretch, and as tiles. `more` is whether there are more than 16 outputs.
+struct Bytes : ByBytes {  // blocks of 32 outputs, their scales before them (see linear_int.h)
+    static constexpr int64_t SIZE = 1, ROOM = 0;
     static int64_t block(const LinearArgs& a) { return 32 * (a.k + 4); }
-    static const uint8_t* at(const LinearArgs& a, int64_t output, int64_t k) {
-        return static_cast<const uint8_t*>(a.weight) + output / 32 * block(a) + SCALES +
-               output % 32 * 4 + k * 32;
+    static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
+        const uint8_t* w = static_cast<const uint8_t*>(a.weight) + output / 32 * block(a) + 128 + k * 32;
+        return {w, w + LINE, 2 * LINE, 16 * STEPS};
     }
-    template <int C, int A, int B>
-    static void add() { Tiles::add_bytes<C, A, B>(); }
+    static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool more, uint8_t*) {
+        const Ahead at = lies(a, output, k, more);
+        return {at.first, at.second, at.stride, 16 * at.stride};
+    }
 };
-template <>
-struct Weights<bf16> {
-    static constexpr int64_t STRIDE = 64, STEP = 1024;
-    static const uint8_t* at(const LinearArgs& a, int64_t output, int64_t k) {
-        return static_cast<const uint8_t*>(a.weight) + (output * a.k + k * 16) * 2;
+struct Pairs : ByPairs {  // bfloat16, in blocks of 16
+    static constexpr int64_t SIZE = 2, ROOM = 0;
+    static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool more) {
+        const uint8_t* w = static_cast<const uint8_t*>(a.weight) + (output * a.k + k * 16) * 2;
+        return {w, more ? w + a.k * 32 : w, LINE, 16 * STEPS};
     }
-    template <int C, int A, int B>
-    static void add() { Tiles::add_pairs<C, A, B>(); }
+    static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool more, uint8_t*) {
+        const Ahead at = lies(a, output, k, more);
+        return {at.first, at.second, at.stride, 16 * at.stride};
+    }
+};
+struct Nibbles : ByPairs {  // as bfloat16, in two tiles for each 32 k's
+    static constexpr int64_t SIZE = 2, ROOM = STEPS * 32 * LINE;
+    static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
+        const uint8_t* w = nibbles_at(a, output, k);
+        const int64_t lines = bytes_of_nibbles(a, STEPS * 32) / LINE / 2 + 1;
+        return {w, w + lines * LINE, LINE, lines};
+    }
+    static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* room) {
+        widen_nibbles(a, output, k, std::min(STEPS * 32, a.k - k), room);
+        return {room, room + 16 * LINE, LINE, 32 * LINE};
+    }
 };
 
-// sums [.., ld] += x · one or two times 16 outputs. x: rows `row` bytes apart, in lines.
-template <typename X, bool more_rows, bool more_outputs>
-void tiles(const uint8_t* x, int64_t row, const uint8_t* first, const uint8_t* second, int64_t lines,
-           float* sums, int64_t ld) {
-    using Way = Weights<X>;
-    float* const below = sums + 16 * ld;
-    Tiles::load<C00>(sums, 4 * ld);
-    if constexpr (more_outputs) Tiles::load<C01>(sums + 16, 4 * ld);
-    if constexpr (more_rows) Tiles::load<C10>(below, 4 * ld);
-    if constexpr (more_rows && more_outputs) Tiles::load<C11>(below + 16, 4 * ld);
-    for (int64_t i = 0; i < lines; ++i) {
-        const uint8_t *w = first + i * Way::STEP, *v = second + i * Way::STEP;
-        for (int64_t line = 0; line < 16; ++line) {
-            prefetch(w + TILE_AHEAD + line * Way::STRIDE);
-            if constexpr (more_outputs) prefetch(v + TILE_AHEAD + line * Way::STRIDE);
-        }
-        Tiles::load<B0>(w, Way::STRIDE);
-        if constexpr (more_outputs) Tiles::load<B1>(v, Way::STRIDE);
-        Tiles::load<A0>(x + i * LINE, row);
-        Way::template add<C00, A0, B0>();
-        if constexpr (more_outputs) Way::template add<C01, A0, B1>();
-        if constexpr (more_rows) Tiles::load<A1>(x + 16 * row + i * LINE, row);
-        if constexpr (more_rows) Way::template add<C10, A1, B0>();
-        if constexpr (more_rows && more_outputs) Way::template add<C11, A1, B1>();
-    }
-    Tiles::store<C00>(sums, 4 * ld);
-    if constexpr (more_outputs) Tiles::store<C01>(sums + 16, 4 * ld);
-    if constexpr (more_rows) Tiles::store<C10>(below, 4 * ld);
-    if constexpr (more_rows && more_outputs) Tiles::store<C11>(below + 16, 4 * ld);
-}
-
-// A form as linear.h takes it. A row that was taken in has a line before it, in which bytes keep
-// their scale and start.
-template <typename Number>
+// A form as linear.h takes it. In a block of rows, behind a line for each with the scale and start
+// of bytes, a row has a line for each step; where a block has fewer rows than tiles, theirs are
+// whatever follows, and so are their sums, which nobody reads.
+template <typename Way>
 struct Tiled {
     using X = uint8_t;
-    static constexpr bool BYTES = std::is_same_v<Number, uint8_t>;
+    static constexpr bool BYTES = std::is_same_v<Way, Bytes>, WIDENED = Way::ROOM > 0;
     static constexpr int ROWS = 32;
-    static constexpr int64_t OUTPUTS = 256, SIZE = sizeof(Number);
-    static int64_t stretch(const LinearArgs& a) { return a.rows > ROWS ? ROW_BYTES / SIZE : a.k; }
-    static int64_t row_size(const LinearArgs& a) { return LINE + a.k * SIZE; }
+    static constexpr bool ALIKE = false;
+    static constexpr int64_t OUTPUTS = 256, BEYOND = 16 * LINE;
+    static int64_t row_size(const LinearArgs& a) { return LINE + a.k * Way::SIZE; }
 
     static void take(const LinearArgs& a, int64_t row, int rows, X* taken) {
-        for (int r = 0; r < rows; ++r, taken += row_size(a))
-            a.dtype == Dtype::bf16 ? take_row<bf16>(a, row + r, taken)
-                                   : take_row<float>(a, row + r, taken);
+        for (int r = 0; r < rows; ++r)
+            a.dtype == Dtype::bf16 ? take_row<bf16>(a, row + r, taken, rows, r)
+                                   : take_row<float>(a, row + r, taken, rows, r);
     }
 
-    static void multiply(const LinearArgs& a, const X* taken, int rows, int64_t first,
-                         int64_t outputs, int64_t k, int64_t count, float* sums) {
-        const Tiles configured(rows);
-        const X* x = taken + LINE + k * SIZE;
-        for (int64_t o = 0; o < outputs; o += 32) {
-            const bool more = outputs - o > 16;
-            const uint8_t* w = Weights<Number>::at(a, first + o, k);
-            const uint8_t* v = more ? Weights<Number>::at(a, first + o + 16, k) : w;
-            const auto make = rows > 16 ? more ? tiles<Number, true, true> : tiles<Number, true, false>
-                              : more    ? tiles<Number, false, true>
-                                        : tiles<Number, false, false>;
-            make(x, row_size(a), w, v, count * SIZE / LINE, sums + o, outputs);
+    static void piece(const LinearArgs& a, const X* taken, int64_t row, const RowBlocks& blocks,
+                      int64_t first, int64_t outputs) {
+        thread_local Scratch scratch;
+        const int64_t panels = (outputs + 31) / 32, size = blocks.count * ROWS * 32;
+        float* const sums = scratch.room<float>(panels * size + Way::ROOM / 4);
+        {
+            const Tiles configured(blocks.count > 1 ? ROWS : blocks.size(0));
+            multiply_units(a, taken, blocks, first, outputs, sums);
         }
-        if (BYTES && k + count == a.k)
-            for (int r = 0; r < rows; ++r)
-                scale_sums(a, taken + r * row_size(a), first, outputs, sums + r * outputs);
+        for (int64_t p = 0; p < panels; ++p) {
+            const int64_t output = first + 32 * p, some = std::min<int64_t>(32, outputs - 32 * p);
+            if (BYTES) scale_panel(a, taken, blocks, output, some, sums + p * size);
+            (a.dtype == Dtype::bf16 ? finish<bf16> : finish<float>)(
+                a, sums + p * size, 32, row, blocks.rows, output, some);
+        }
     }
 
    private:
-    template <typename T>
-    static void take_row(const LinearArgs& a, int64_t row, X* taken) {
-        if constexpr (BYTES) return round_row8<T>(a, row, taken + LINE - 8, 1, 0);
-        const Stream<T> x = stream<T>(a, row);
-        for (int64_t k = 0; k < a.k; k += 16) x.at(k).store(reinterpret_cast<bf16*>(taken + LINE) + k);
+    static int64_t stretch(const LinearArgs& a, bool few) {
+        return few && !WIDENED ? a.k : STEPS * LINE / Way::SIZE;
     }
 
+    template <typename T>
+    static void take_row(const LinearArgs& a, int64_t row, X* taken, int64_t rows, int64_t place) {
+        X* const out = taken + rows * LINE + place * LINE;
+        if constexpr (BYTES) {
+            thread_local Scratch scratch;
+            X* const codes = scratch.room<X>(8 + a.k);
+            round_row8<T>(a, row, codes, 1, 0);
+            std::memcpy(taken + place * LINE, codes, 8);
+            for (int64_t k = 0; k < a.k; k += LINE) std::memcpy(out + k * rows, codes + 8 + k, LINE);
+        } else {
+            const Stream<T> x = stream<T>(a, row);
+            for (int64_t k = 0; k < a.k; k += 16)
+                x.at(k).store(reinterpret_cast<bf16*>(out + k / 32 * rows * LINE) + k % 32);
+        }
+    }
+
+    // Panels' sums [rows, 32] one after the other. One block of rows goes through a panel's
+    // weights as they lie, several go through a stretch of all panels, so that rows stay in the cache.
+    static void multiply_units(const LinearArgs& a, const X* taken, const RowBlocks& blocks,
+                               int64_t first, int64_t outputs, float* sums) {
+        const bool few = blocks.count == 1;
+        const int64_t most = stretch(a, few), panels = (outputs + 31) / 32;
+        const int64_t stretches = (a.k + most - 1) / most;
+        X* const room = reinterpret_cast<X*>(sums + panels * blocks.count * ROWS * 32);
+        const auto weights = [&](int64_t unit) {
+            const int64_t panel = few ? unit / stretches : unit % panels;
+            const int64_t k = (few ? unit % stretches : unit / panels) * most;
+            return Unit{panel, k, first + 32 * panel, outputs - 32 * panel > 16};
+        };
+        for (int64_t i = 0; i < panels * stretches; ++i) {
+            const Unit unit = weights(i), next = weights(std::min(i + 1, panels * stretches - 1));
+            const Side w = Way::tiles(a, unit.output, unit.k, unit.more, room);
+            const Ahead soon = few ? Way::lies(a, unit.output, unit.k, unit.more)
+                                   : Way::lies(a, next.output, next.k, next.more);
+            const int64_t steps = std::min(most, a.k - unit.k) * Way::SIZE / LINE;
+            for (int64_t b = 0; b < blocks.count; ++b) {
+                const int64_t rows = blocks.size(b), step = rows * LINE;
+                const X* x = taken + blocks.start(b) * row_size(a) + step + unit.k * Way::SIZE * rows;
+                const int kind = (unit.k > 0 ? 0 : 4) + (rows > 16 ? 2 : 0) + (unit.more ? 1 : 0);
+                make[kind]({x, x + 16 * LINE, LINE, step}, w, steps,
+                           sums + (unit.panel * blocks.count + b) * ROWS * 32, 32,
+                           few ? ahead(soon) : share(soon, b, blocks.count));
+            }
+        }
+    }
+
+    struct Unit {
+        int64_t panel, k, output;
+        bool more;
+    };
+
+    // What is asked for at a step while one block of rows is multiplied: what comes soon. What is
+    // widened was asked for there.
+    static Ahead ahead(const Ahead& unit) {
+        const int64_t lines = WIDENED ? 0 : unit.lines / STEPS;
+        return {unit.first + TILE_AHEAD, unit.second + TILE_AHEAD, unit.stride, lines};
+    }
+    // While one of several is: its share of the next unit.
+    static Ahead share(const Ahead& next, int64_t block, int64_t blocks) {
+        const int64_t lines = (next.lines + STEPS * blocks - 1) / (STEPS * blocks);
+        const int64_t skipped = block * STEPS * lines * next.stride;
+        return {next.first + skipped, next.second + skipped, next.stride, lines};
+    }
+
+    using Make = void (*)(const Side&, const Side&, int64_t, float*, int64_t, const Ahead&);
+    static constexpr Make make[8] = {
+        add_block<Way, false, false, false>, add_block<Way, false, false, true>,
+        add_block<Way, false, true, false>,  add_block<Way, false, true, true>,
+        add_block<Way, true, false, false>,  add_block<Way, true, false, true>,
+        add_block<Way, true, true, false>,   add_block<Way, true, true, true>,
+    };
+
     // Whole numbers in place of sums become what they stand for.
-    static void scale_sums(const LinearArgs& a, const X* row, int64_t first, int64_t outputs,
-                           float* sums) {
-        float scale_x;
-        int32_t start;
-        std::memcpy(&scale_x, row + LINE - 8, 4);
-        std::memcpy(&start, row + LINE - 4, 4);
-        for (int64_t o = 0; o < outputs; o += 16) {
-            const int64_t output = first + o;
-            const uint8_t* block = static_cast<const uint8_t*>(a.weight) +
-                                   output / 32 * Weights<uint8_t>::block(a);
-            const F32 scale = F32::load(reinterpret_cast<const float*>(block) + output % 32);
-            const Sum sum{_mm512_add_epi32(_mm512_loadu_si512(sums + o), _mm512_set1_epi32(start))};
-            (sum.total() * (scale * F32::all(scale_x))).store(sums + o);
+    static void scale_panel(const LinearArgs& a, const X* taken, const RowBlocks& blocks,
+                            int64_t output, int64_t outputs, float* sums) {
+        const float* scales = reinterpret_cast<const float*>(
+            static_cast<const uint8_t*>(a.weight) + output / 32 * Bytes::block(a));
+        for (int64_t r = 0; r < blocks.rows; ++r) {
+            const int64_t b = r / ROWS;
+            const X* head = taken + blocks.start(b) * row_size(a) + (r - blocks.start(b)) * LINE;
+            float scale_x;
+            int32_t start;
+            std::memcpy(&scale_x, head, 4);
+            std::memcpy(&start, head + 4, 4);
+            for (int64_t o = 0; o < outputs; o += 16) {
+                float* const at = sums + r * 32 + o;
+                const F32 scale = F32::load(scales + o) * F32::all(scale_x);
+                const Sum sum{_mm512_add_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(start))};
+                (sum.total() * scale).store(at);
+            }
         }
     }
 };
 
-void linear_bytes(const LinearArgs& a) { multiply<Tiled<uint8_t>>(a); }
-void linear_bf16(const LinearArgs& a) { multiply<Tiled<bf16>>(a); }
+void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(a); }
+void linear_bf16(const LinearArgs& a) { multiply<Tiled<Pairs>>(a); }
+void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles>>(a); }

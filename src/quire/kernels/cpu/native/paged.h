@@ -2,6 +2,8 @@
 // has the vector types.
 
 constexpr int64_t MAX_DIM = 256;  // of a head; a multiple of 16
+constexpr float LEAST = -1e30f;   // below all scores
+constexpr float LOG2_E = 1.44269504f;
 
 // Rows of bytes with a sign end with a scale in bfloat16, by which all their numbers are multiplied.
 template <typename Code>
@@ -32,6 +34,11 @@ struct Blocks {
         return ((int64_t{table[position >> shift]} << shift) + inside) * token_bytes;
     }
 };
+
+template <typename Code>
+inline Blocks blocks_of(const AttentionArgs& a, const int32_t* table) {
+    return {table, a.kv_heads * row_bytes<Code>(a.head_dim), __builtin_ctz(a.block_size)};
+}
 
 // `count` rows of a head, from a position on, as numbers [count, dim].
 template <typename Code>

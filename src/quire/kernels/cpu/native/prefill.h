@@ -1,11 +1,11 @@
 // Attention of several query tokens of one request, for one key head. Included inside a namespace
-// that has paged.h and exp.h.
+// that has paged.h and softmax.h.
 //
 // A lane is a row: a query token and one of the heads that share the key head. Scores stand
 // transposed, [keys, rows], so that keys and values are read as they lie, number by number, the
 // softmax goes down the lanes, and only queries and the result are transposed, once for all keys.
 
-constexpr int64_t ROWS = 64;  // of a piece, at most, but for more heads than that
+constexpr int64_t ROWS = 64;  // of a piece
 constexpr int64_t KEYS = 64;  // of a step
 
 // A tile of sums: c [R, 16·V] = c · by + a · b; a is read at a[i · row + k · step], b at
@@ -29,42 +29,11 @@ inline void multiply(const float* a, int64_t row, int64_t step, const float* b, 
         for (int v = 0; v < V; ++v) sum[i][v].store(c + i * width + 16 * v);
 }
 
-// Scores [count, width], exponents of two, into weights; positions [width]: of each lane's query. Key `first` + t is
-// seen from its own position on, and for `window` tokens.
-inline void weigh_rows(float* scores, int64_t count, int64_t width, int64_t first, bool masked,
-                       const float* positions, float window, float* most, float* total, float* by) {
-    const F32 hidden = F32::all(-INFINITY);
-    for (int64_t lane = 0; lane < width; lane += 16) {
-        const F32 position = F32::load(positions + lane), before = F32::load(most + lane);
-        const F32 oldest = position - F32::all(window - 1.0f);
-        F32 highest = before;
-        for (int64_t t = 0; t < count; ++t) {
-            float* at = scores + t * width + lane;
-            F32 s = F32::load(at);
-            if (masked) {
-                const F32 key = F32::all(static_cast<float>(first + t));
-                s = where_less(key, oldest, hidden, where_less(position, key, hidden, s));
-                s.store(at);
-            }
-            highest = max(highest, s);
-        }
-        const F32 factor = power_of_two(before - highest);
-        F32 sum = F32::load(total + lane) * factor;
-        for (int64_t t = 0; t < count; ++t) {
-            const F32 weight = power_of_two(F32::load(scores + t * width + lane) - highest);
-            weight.store(scores + t * width + lane);
-            sum = sum + weight;
-        }
-        highest.store(most + lane);
-        sum.store(total + lane);
-        factor.store(by + lane);
-    }
-}
-
-// `count` queries from token `token` on, the first at `position`, over the keys of `head`.
+// As `AttendRows` tells.
 template <typename Code>
-void attend_rows(const AttentionArgs& a, const Blocks& blocks, int64_t token, int64_t position,
+void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t position,
                  int64_t count, int64_t head) {
+    const Blocks blocks = blocks_of<Code>(a, table);
     constexpr int64_t lanes = 16 * SCORE_VECTORS;
     const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
     const int64_t width = (count * group + lanes - 1) / lanes * lanes;
@@ -100,8 +69,8 @@ void attend_rows(const AttentionArgs& a, const Blocks& blocks, int64_t token, in
                 multiply<SCORE_ROWS, SCORE_VECTORS>(keys + t * dim, dim, 1, query + lane, width, dim,
                                                   nullptr, scores + t * width + lane);
         const bool masked = first + some > position + 1 || first <= end - 1 - window;
-        weigh_rows(scores, some, width, first, masked, positions, static_cast<float>(window), most,
-                   total, by);
+        weigh_rows(scores, some, width, first, masked, positions, static_cast<float>(window), 1.0f,
+                   most, total, by, InPlace{scores, width});
         for (int64_t lane = 0; lane < width; lane += lanes)
             for (int64_t d = 0; d < dim; d += SCORE_ROWS)
                 multiply<SCORE_ROWS, SCORE_VECTORS>(values + d, 1, dim, scores + lane, width, some,

@@ -130,6 +130,15 @@ struct AttentionArgs {
     int32_t threads;
 };
 
+// Attention of `count` queries of a request, from a token of the batch on, over the keys of a head;
+// table: the request's blocks, position: the first query's.
+using AttendRows = void (*)(const AttentionArgs& a, const int32_t* table, int64_t token,
+                            int64_t position, int64_t count, int64_t head);
+struct Prompts {
+    AttendRows attend;
+    int64_t rows;  // queries times heads that share a key head, at most, but for more heads
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNormArgs&);
@@ -141,9 +150,10 @@ struct Kernels {
     void (*linear_int)(const LinearArgs&);  // with others
     void (*quantize)(const QuantizeArgs&);
     void (*rotary_write_kv)(const RotaryArgs&);
-    void (*attention)(const AttentionArgs&);
+    void (*attention)(const AttentionArgs&, Prompts);  // null for their own way for prompts
     void (*exp)(const float*, float*, int64_t);
-    void (*linear_bf16)(const LinearArgs&) = nullptr;  // library.cpp's choice
+    void (*linear_bf16)(const LinearArgs&) = nullptr;  // these are library.cpp's choice
+    Prompts (*prompts)(const AttentionArgs&) = nullptr;
 };
 
 extern const Kernels kernels_avx2, kernels_avx512;
@@ -156,3 +166,5 @@ void linear_avx512_bf16(const LinearArgs& args);
 // With tiles both, where sizes allow.
 void linear_int_amx(const LinearArgs& args);
 void linear_bf16_amx(const LinearArgs& args);
+// And prompts' attention: null for what it does not serve.
+Prompts prompts_amx(const AttentionArgs& args);
