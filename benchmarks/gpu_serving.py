@@ -34,7 +34,7 @@ from typing import Any
 import record
 from workloads import figures
 from workloads.backends import Backend, BackendError, OfflineEngine, ServedEngine, shape_folder
-from workloads.plan import Workload, chosen, make_level
+from workloads.plan import SATURATED, Workload, chosen, make_level
 from workloads.vocabulary import make_folder
 
 from quire.cli.options import add_option
@@ -44,6 +44,7 @@ from quire.hub import resolve_model
 
 MAX_MODEL_LEN = 8192
 API_PROCESSES = 4
+STEADY_ROWS = 512, 1024  # so that few engines serve all of those workloads
 WARM_UP = 8  # requests, four at a time, whose figures are not kept
 
 
@@ -76,6 +77,8 @@ class Bench:
         self._way = "offline" if args.offline else "server"
         self._results = Results(Path(args.out), args.name or f"gpu_serving_{self._way}")
         self._seed = int(time.time()) % 1_000_000 * 10_000_019
+        self._backend: Backend | None = None
+        self._started: dict[str, Any] = {}  # its options
         self.num_failed = 0
 
     def run(self, workloads: list[Workload]) -> None:
@@ -83,21 +86,26 @@ class Bench:
         left = sum(len(workload.levels) for workload in workloads)
         with tempfile.TemporaryDirectory() as folder:
             for workload in workloads:
-                own = Path(folder, workload.name)
-                own.mkdir()
-                self._run_workload(workload, self._model_options(workload, own), left)
+                self._run_workload(workload, self._model_options(workload, Path(folder)), left)
                 left -= len(workload.levels)
+            self._close()
 
     def _model_options(self, workload: Workload, folder: Path) -> dict[str, Any]:
         options: dict[str, Any] = {"enable_prefix_caching": workload.shared_prefix > 0}
         if self._args.model is None:
-            options["model"] = str(make_folder(shape_folder(workload.shape), folder))
-            longest = max(MAX_MODEL_LEN, workload.input_len + workload.output_len)
+            own = folder / workload.shape
+            if not own.exists():
+                own.mkdir()
+                make_folder(shape_folder(workload.shape), own)
+            options["model"] = str(own)
+            lengths = [each.input_len + each.output_len for each in (workload, *SATURATED)]
+            longest = max(lengths) if workload.is_steady else max(MAX_MODEL_LEN, lengths[0])
             options |= {"load_format": "dummy", "max_model_len": longest}
         else:
             options["model"] = self._args.model
         if workload.is_steady:
-            options["max_num_seqs"] = int(max(workload.levels))
+            most = max(workload.levels)
+            options["max_num_seqs"] = next((n for n in STEADY_ROWS if n >= most), int(most))
         if not self._args.offline:
             options |= {"api_server_count": self._args.api_server_count, "log_level": "warning"}
             options["served_model_name"] = workload.shape
@@ -106,32 +114,36 @@ class Bench:
     def _run_workload(self, workload: Workload, options: dict[str, Any], left: int) -> None:
         print(f"\n# {workload.name}, {self._way}, {self._args.label}: {workload.input_len} in, "
               f"{workload.output_len} out", flush=True)  # fmt: skip
-        backend: Backend | None = None
         for level in workload.levels:
             try:
-                if backend is None:
-                    backend = self._start(workload, options)
-                    print(figures.heading(), flush=True)
-                self._run_level(backend, workload, level, left)
+                self._run_level(self._backend_for(workload, options), workload, level, left)
             except BackendError as error:
                 self._tell_failure(workload, level, str(error))
-                if backend is not None:
-                    backend.close()
-                backend = None
+                self._close()
             left -= 1
-        if backend is not None:
-            backend.close()
 
-    def _start(self, workload: Workload, options: dict[str, Any]) -> Backend:
-        kind = OfflineEngine if self._args.offline else ServedEngine
-        backend: Backend = kind(options, max(1.0, self._left))
+    def _backend_for(self, workload: Workload, options: dict[str, Any]) -> Backend:
+        """The one that runs, if it has these options, or a new one. Raises BackendError."""
+        if self._backend is None or options != self._started:
+            self._close()
+            kind = OfflineEngine if self._args.offline else ServedEngine
+            self._backend, self._started = kind(options, max(1.0, self._left)), options
+            self._warm_up(self._backend, workload)
+            print(figures.heading(), flush=True)
+        return self._backend
+
+    def _close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = None
+
+    def _warm_up(self, backend: Backend, workload: Workload) -> None:
         print(f"start: {backend.start}", flush=True)
         self._results.add("starts", self._row(workload, None) | backend.start)
         few = replace(workload, is_open=False)
         if workload.is_steady:
             few = replace(few, is_steady=False, input_len=min(few.input_len, 2048), output_len=16)
         self._run_one(backend, few, 4, min(20.0, max(1.0, self._left / 4)), WARM_UP)
-        return backend
 
     def _run_level(self, backend: Backend, workload: Workload, level: float, left: int) -> None:
         share = self._left / left

@@ -9,6 +9,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,8 +24,11 @@ def main(connection: Connection, options: dict[str, Any]) -> None:
     """Start an engine, tell how that went, then run each level that comes."""
     from quire.config import EngineConfig
     from quire.engine.startup import start_engine
+    from workloads.begun import begun_requests
 
-    core, info = start_engine(EngineConfig.from_options(**options))
+    config = EngineConfig.from_options(**options)
+    with nullcontext() if config.cache.enable_prefix_caching else begun_requests():
+        core, info = start_engine(config)
     gc.collect()
     gc.freeze()
     connection.send({"phases": info.seconds, "num_blocks": info.num_blocks, "dtype": info.dtype})

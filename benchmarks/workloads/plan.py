@@ -62,8 +62,7 @@ class Level:
     def prompt_of(self, seed: int, length: int) -> list[int]:
         """So many random token ids."""
         low, high = min(FIRST_ID, self.vocab_size // 2), min(LAST_ID, self.vocab_size)
-        own = random.Random(seed)
-        return [own.randrange(low, high) for _ in range(length)]
+        return random.Random(seed).choices(range(low, high), k=length)
 
     def shares(self, count: int) -> list[Level]:
         """This level for at most so many processes; requests are dealt round, as are lanes."""
@@ -119,10 +118,10 @@ WORKLOADS = (
     Workload("voice-1b", "llama-3.2-1b", 1950, 200, (1, 8, 64, 256)),
 )
 # The pairs of lengths for which TensorRT-LLM publishes figures at saturation.
-_SATURATED = ((128, 128, 1024), (1000, 1000, 512), (2048, 128, 128), (2048, 2048, 256))
+_SATURATED = ((128, 128, 1024), (1000, 1000, 1024), (2048, 128, 256), (2048, 2048, 512))
 SATURATED = tuple(
     Workload(f"saturated-{ins}-{outs}", "llama-3.1-8b", ins, outs, (level,), is_steady=True)
-    for ins, outs, level in (*_SATURATED, (20_000, 2000, 24))
+    for ins, outs, level in (*_SATURATED, (20_000, 2000, 76))
 )
 
 

@@ -2,8 +2,10 @@
 
 The first requests are as far in their answers as requests that are replaced one by one would be:
 each brings a share of its answer, from nothing to nearly all of it, as part of its prompt, and
-draws the rest. So none end together, and as many keys are kept as later. Counting begins when all
-of these draw; whoever ends is followed by a whole request.
+draws the rest. So none end together, and as many keys are kept as later. Their prompts are taken
+for computed (begun.py). Counting begins SETTLING seconds after all of these draw, when one ends,
+and is over when another ends: so as many prompts as ended are in it. Whoever ends is followed by a
+whole request.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 
 from workloads.plan import Level
 
-WINDOW = 10.0  # seconds of counting, where there is so much time
+BEGUN = "begun "  # how the names of requests begin that find their prompt computed
+SETTLING = 2.0  # seconds in which the engine learns what its steps cost
+WINDOW = 5.0  # seconds of counting, where there is so much time
 LEAST_WINDOW = 3.0
 
 now = time.perf_counter
@@ -36,16 +40,14 @@ class Steady:
         end = begin + self._level.stop_after
         length = self._lengths[1]
         for place in self._random.sample(range(count), count):
-            self._add(place * length // count)
+            self._add(place * length // count, BEGUN)
         silent = set(self._running)
         while silent and now() < end - LEAST_WINDOW:
             silent -= {delta.request_id for delta in self._step() if delta.token_ids}
+        if not silent:
+            self._count(now() + SETTLING, end - LEAST_WINDOW)
         ramp, start = now() - begin, now()
-        tokens = ended = 0
-        while not silent and now() < min(start + WINDOW, end):
-            deltas = self._step()
-            tokens += sum(len(delta.token_ids) for delta in deltas)
-            ended += sum(delta.finish_reason is not None for delta in deltas)
+        tokens, ended = self._count(start + WINDOW, end) if not silent else (0, 0)
         seconds = now() - start
         self._empty()
         if silent:
@@ -55,7 +57,20 @@ class Steady:
             "tok_s": round(tokens / seconds, 1), "req_s": round(ended / seconds, 3),
         }  # fmt: skip
 
-    def _add(self, num_drawn: int = 0) -> None:
+    def _count(self, least: float, most: float) -> tuple[int, int]:
+        """Run steps until one in which a request ends, after `least` and before `most`; returns
+        what tokens and ends there were."""
+        tokens = ended = 0
+        while now() < most:
+            deltas = self._step()
+            ends = sum(delta.finish_reason is not None for delta in deltas)
+            tokens += sum(len(delta.token_ids) for delta in deltas)
+            ended += ends
+            if ends and now() >= least:
+                break
+        return tokens, ended
+
+    def _add(self, num_drawn: int = 0, name: str = "") -> None:
         """Send the next request. num_drawn: tokens of its answer that it has already."""
         from quire.core.messages import AddRequest
         from quire.core.sampling_params import SamplingParams
@@ -65,7 +80,7 @@ class Steady:
             temperature=0.0, max_tokens=output_len - num_drawn, ignore_eos=True
         )
         prompt = self._level.prompt_of(seed, input_len + num_drawn)
-        message = AddRequest(request_id=str(seed), prompt_token_ids=prompt, sampling=sampling)
+        message = AddRequest(request_id=f"{name}{seed}", prompt_token_ids=prompt, sampling=sampling)
         self._running.add(message.request_id)
         self._core.handle(message)
 

@@ -12,16 +12,19 @@ import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
 from serving_table import serving
 from workloads import plan, steady
+from workloads.begun import begun_requests
 from workloads.figures import Exchange, line, summarize
 from workloads.http_load import Load, Reader, now, request
 from workloads.offline import Run
 from workloads.plan import Level, Workload, make_level
-from workloads.steady import Steady
+from workloads.steady import BEGUN, Steady
 from workloads.vocabulary import make_folder
 
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
 from quire.engine.null import start_null_engine
+from quire.engine.startup import start_engine
 from quire.tokenizer.tokenizer import Tokenizer
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
@@ -160,6 +163,7 @@ def test_the_engine_alone_is_left_empty_when_time_is_over() -> None:
 def test_a_saturated_level_is_even_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady, "WINDOW", 0.2)
     monkeypatch.setattr(steady, "LEAST_WINDOW", 0.1)
+    monkeypatch.setattr(steady, "SETTLING", 0.05)
     core, _ = start_null_engine(EngineConfig())
     asked: list[tuple[int, int]] = []
     handle = core.handle
@@ -179,6 +183,26 @@ def test_a_saturated_level_is_even_from_the_start(monkeypatch: pytest.MonkeyPatc
     assert not core.has_work
     assert Steady(core, level_of(workload, 4, 0.0)).measure()["errors"] == {"unsteady": 4}
     assert not core.has_work
+
+
+def test_begun_requests_find_their_prompts_in_blocks_of_their_own() -> None:
+    options = {"model": "quire-tiny", "device": "cpu", "num_blocks": 64, "max_num_seqs": 3}
+    with begun_requests():
+        core, _ = start_engine(EngineConfig.from_options(**options, enable_prefix_caching=False))
+    sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    for name in (BEGUN + "1", BEGUN + "2", "3"):
+        prompt = list(range(1000, 1100))
+        core.handle(AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling))
+    deltas = core.step().deltas
+    assert core.stats.num_free_blocks == 64 - 3 * 7
+    while core.has_work:
+        deltas += core.step().deltas
+    cached = {delta.request_id: delta.num_cached_tokens for delta in deltas if delta.finish_reason}
+    assert cached == {BEGUN + "1": 96, BEGUN + "2": 96, "3": 0}
+    tokens = [d.token_ids for d in deltas if d.request_id.startswith(BEGUN)]
+    assert sum(map(len, tokens)) == 6
+    assert core.stats.num_free_blocks == 64
+    assert core.stats.num_shared_blocks == 0
 
 
 def test_figures() -> None:

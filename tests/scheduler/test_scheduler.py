@@ -144,6 +144,34 @@ def test_but_no_prompt_gets_much_less_for_it(budget: int, prompt_tokens: int) ->
     assert plan.num_tokens == 2 + prompt_tokens
 
 
+@pytest.mark.parametrize(
+    ("num_decodes", "lengths", "prompt_tokens"),
+    [
+        (40, [60], [56]),  # 28 tokens of padding, and the step would be 100
+        (40, [54], [54]),  # 2 of 94
+        (40, [40, 30], [40, 16]),
+        (10, [60], [60]),  # few decodes: a next step may be long in coming
+        (40, [5], [5]),  # nothing but the end of one
+    ],
+)
+def test_beside_many_decodes_a_prompt_leaves_its_end_where_a_step_would_be_padded(
+    num_decodes: int, lengths: list[int], prompt_tokens: list[int]
+) -> None:
+    sim = Simulation(
+        max_num_seqs=64, max_num_batched_tokens=512, step_sizes=(32, 64, 96, 128, 512),
+        num_blocks=2000,
+    )  # fmt: skip
+    for _ in range(num_decodes):
+        sim.add(2, max_tokens=50)
+    sim.step()
+    for length in lengths:
+        sim.add(length)
+    plan = sim.step()
+    assert plan is not None
+    assert [entry.num_tokens for entry in plan.scheduled[num_decodes:]] == prompt_tokens
+    sim.drain()
+
+
 def test_prompts_that_are_never_cut_know_no_sizes() -> None:
     sim = Simulation(
         max_num_batched_tokens=40, max_model_len=40, enable_chunked_prefill=False, step_sizes=(36,)

@@ -122,7 +122,7 @@ class DeviceRunner:
         self._sampler.upload(entered)
         self._wishes.enter(entered)
         order = self._batch.order(plan)
-        due = np.flatnonzero([self._running.is_due(entry) for entry in order.scheduled])
+        due = self._running.due(order.scheduled)
         rows = order.rows[due]
         num_tokens = int(order.query_start[-1])
         has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)

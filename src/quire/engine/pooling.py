@@ -43,6 +43,9 @@ class Pooler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def add(self, request: NewRequest) -> None:
         """A request enters the batch."""
         if request.pooling is not None:

@@ -84,6 +84,12 @@ class RunningRequests:
         """Whether a token is to be drawn for it in this step."""
         return entry.samples and entry.request_id not in self.pooler
 
+    def due(self, scheduled: list[ScheduledRequest]) -> Ints:
+        """The places [D] of those that are due a token."""
+        if self.pooler:
+            return np.flatnonzero([self.is_due(entry) for entry in scheduled])
+        return np.flatnonzero([entry.samples for entry in scheduled])
+
     def sample(self, order: StepOrder, due: list[int], logits: Tensor, results: Results) -> None:
         """Draw a token for these places of the batch by logits [S, V], and keep it in its row."""
         batch, rows = self.batch, order.rows[due].tolist()
@@ -114,6 +120,8 @@ class RunningRequests:
 
     def reads_hidden(self, order: StepOrder) -> bool:
         """Whether anybody in this step wants more of its hidden states than a token."""
+        if not self._prompt_logprobs and not self.pooler:
+            return False
         return any(
             entry.request_id in self.pooler or self._num_scored(int(row), entry) > 0
             for row, entry in zip(order.rows, order.scheduled, strict=True)

@@ -28,6 +28,7 @@ class StepLog:
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turns] = {}
+        self._silent = set[str]()  # those without a token
         self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
         self._planned: deque[float] = deque()  # when each step in flight was planned
         self._last_end = 0.0
@@ -42,6 +43,7 @@ class StepLog:
     def queue(self, request_id: str) -> None:
         """A request has reached the engine."""
         self._turns[request_id] = _Turns(time.monotonic())
+        self._silent.add(request_id)
 
     def plan(self, plan: SchedulerOutput) -> None:
         """A step was planned, and is about to start."""
@@ -58,22 +60,24 @@ class StepLog:
         # a step that was planned while another ran began when that one ended
         seconds = now - max(self._planned.popleft(), self._last_end)
         self._last_end = now
-        num_decodes = num_sampled = num_tokens = 0
-        for entry in plan.scheduled:
-            num_tokens += entry.num_tokens
-            num_decodes += entry.num_tokens == 1
-        for delta in deltas:
-            if delta.token_ids:
-                num_sampled += len(delta.token_ids)
-                turns = self._turns.get(delta.request_id)
-                if turns is not None and turns.first_token is None:
-                    turns.first_token = now
-                    delta.timing = RequestTiming(turns.queued, turns.started, now, now)
+        lengths = [entry.num_tokens for entry in plan.scheduled]
+        num_tokens, num_decodes = sum(lengths), lengths.count(1)
+        num_sampled = sum([len(delta.token_ids) for delta in deltas])
+        if self._silent:
+            self._note_first_tokens(deltas, now)
         self._tokens.observe(num_tokens)
         self._seconds.observe(seconds)
         num_prefill = num_tokens - num_decodes
         counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
         self._recent.append(StepSummary(plan.step_id, now, seconds, *counts))
+
+    def _note_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
+        for delta in deltas:
+            if delta.token_ids and delta.request_id in self._silent:
+                self._silent.remove(delta.request_id)
+                turns = self._turns[delta.request_id]
+                turns.first_token = now
+                delta.timing = RequestTiming(turns.queued, turns.started, now, now)
 
     def finish(self, deltas: list[RequestDelta]) -> None:
         """Write into each last delta when its request had its turns."""
@@ -81,6 +85,7 @@ class StepLog:
             turns = None
             if delta.finish_reason is not None:
                 turns = self._turns.pop(delta.request_id, None)
+                self._silent.discard(delta.request_id)
             if turns is None:
                 continue
             last = None if turns.first_token is None else time.monotonic()

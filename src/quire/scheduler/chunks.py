@@ -15,6 +15,10 @@ from quire.scheduler.plan import StepPlan
 from quire.scheduler.policy import ChunkPolicy
 
 LEAST_FILLED = 0.75  # of what prompts may have, so that a budget that is tried out still grows
+# Beside so many decodes the end of a prompt waits for the next step if this one would be padded by
+# more than this share: there is a next step soon, and most likely with another prompt.
+MANY_DECODES = 32
+MOST_PADDING = 0.05
 
 
 class Chunks:
@@ -33,10 +37,11 @@ class Chunks:
         self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
 
-    def begin(self, step: StepPlan, num_decodes: int, num_requests: int) -> None:
+    def begin(self, step: StepPlan, num_decodes: int, num_requests: int, lacking: int) -> None:
         """Bound what prompts may have, now that those who decode have their tokens.
 
-        num_requests: all, in the batch or in line.
+        num_requests: all, in the batch or in line. lacking: tokens that those of them lack that can
+        have some in this step; beyond its budget no matter how many.
         """
         step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
@@ -46,7 +51,16 @@ class Chunks:
         step.chunk_limit = self._limit
         if not self._threshold and self._may_take_all(num_decodes):
             step.chunk_limit = max(1, budget // 2)  # the policy may give less than all
-        step.budget = self._up_to_a_size(budget, num_given)
+        if lacking >= budget or self._pads_too_much(num_given + lacking, num_decodes):
+            budget = self._up_to_a_size(min(budget, lacking), num_given)
+        step.budget = budget
+
+    def _pads_too_much(self, num_tokens: int, num_decodes: int) -> bool:
+        """Whether a step of so many tokens had better leave some of them to the next."""
+        place = bisect.bisect_left(self._step_sizes, num_tokens)
+        if num_decodes < MANY_DECODES or place == len(self._step_sizes):
+            return False
+        return self._step_sizes[place] - num_tokens > MOST_PADDING * num_tokens
 
     def _up_to_a_size(self, budget: int, num_given: int) -> int:
         """The largest budget, no greater, with which a step of so many tokens ends on a size.

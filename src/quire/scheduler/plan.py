@@ -77,6 +77,21 @@ class StepPlan:
         )
         self._planned[request_id] = (request, entry, request.num_preemptions)
 
+    def add_decode(self, request: Request, new_block_ids: list[int]) -> None:
+        """Compute the one token that a request lacks, before anything else of it."""
+        start = request.num_computed_tokens
+        request.num_computed_tokens = start + 1
+        request.num_in_flight_tokens += 1
+        self.budget -= 1
+        entry = ScheduledRequest(
+            request_id=request.request_id,
+            start=start,
+            num_tokens=1,
+            new_block_ids=new_block_ids,
+            samples=True,
+        )
+        self._planned[request.request_id] = (request, entry, request.num_preemptions)
+
     def take_back(self, request: Request) -> None:
         """Undo the request's entry, if it has one."""
         if request.request_id in self._planned:

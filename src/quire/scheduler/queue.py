@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from quire.core.request import Request
@@ -49,6 +51,10 @@ class WaitingQueue:
         while self._heap and self._heap[0].request is None:
             heapq.heappop(self._heap)
         return self._heap[0].request if self._heap else None
+
+    def some(self, most: int) -> Iterator[Request]:
+        """So many of those in line, the first of all first and the others in no order."""
+        return islice((e.request for e in self._heap if e.request is not None), most)
 
     def pop(self) -> Request:
         """Take the first in line, whom `peek` has shown."""

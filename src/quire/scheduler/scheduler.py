@@ -141,13 +141,33 @@ class Scheduler:
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split()
-        for request in decodes:
-            self._advance(step, request, 1)
-        self._chunks.begin(step, len(decodes), len(self._batch.requests))
+        self._serve_decodes(step, decodes)
+        lacking = self._lacking(prompts, step.budget)
+        self._chunks.begin(step, len(decodes), len(self._batch.requests), lacking)
         self._serve_prompts(step, prompts)
         for request in step.cut:
             self._use_rest(step, request)
         return self._emit(step)
+
+    def _lacking(self, prompts: list[Request], most: int) -> int:
+        """Tokens that the prompts under way lack, and those that may enter; counted up to most."""
+        lacking = sum(request.num_uncomputed_tokens for request in prompts)
+        room = self._config.max_num_seqs - len(self._batch.running)
+        for request in self._batch.waiting.some(room):
+            if lacking >= most:
+                break
+            lacking += request.num_tokens
+        return lacking
+
+    def _serve_decodes(self, step: StepPlan, decodes: list[Request]) -> None:
+        """A token for each; most have room for it in their last block."""
+        block_size = self._kv.block_size
+        for request in decodes:
+            has_room = request.num_computed_tokens % block_size > 0
+            if has_room and request.status is RequestStatus.RUNNING:
+                step.add_decode(request, [])
+            else:
+                self._advance(step, request, 1)
 
     def _serve_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
         """Prompts under way get their turns, then new ones; or all of them in order of their place
@@ -275,17 +295,20 @@ class Scheduler:
         """
         deltas = []
         planned = self._take_planned(plan)
+        is_caching = self._kv.enable_prefix_caching
         self._num_graph_steps += output.replayed
         for (request, entry, num_preemptions), result in zip(planned, output.results, strict=True):
             request.num_in_flight_tokens -= entry.samples
-            if request.is_finished:  # by an earlier token, or from outside
+            if request.status is RequestStatus.FINISHED:  # by an earlier token, or from outside
                 continue
             if result.failed:
                 self._kv.forget(request)
                 self._num_corrupted_requests += 1
                 deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE))
                 continue
-            if request.num_preemptions == num_preemptions:  # it still holds the blocks
+            if (
+                is_caching and request.num_preemptions == num_preemptions
+            ):  # it still holds the blocks
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
             if result.exhausted:
                 deltas.append(

@@ -1,0 +1,79 @@
+"""Requests that find their prompt computed, so that a level is full of keys from its first step on.
+
+Eighty prompts of 20,000 tokens take half a minute of a GPU that would only prepare the measurement.
+The speed of attention does not depend on the values of keys, so the cache is filled with random
+numbers, and a request whose name says so gets blocks of its own with a share of them as its prompt:
+no two requests share one. All that follows is computed. Owns what stands in for the prefix cache,
+which is off here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from quire.core.request import Request
+from quire.engine import startup
+from quire.kvcache.manager import KVCacheManager
+from workloads.steady import BEGUN
+
+CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches hold
+
+
+class BegunManager(KVCacheManager):
+    """Hands such requests their prompt as a prefix that was found, in blocks of their own."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert not self.enable_prefix_caching, "their blocks would be found by others"
+        self._given: dict[str, list[int]] = {}
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """All full blocks before the last known token, for a request that is yet to begin."""
+        name = request.request_id
+        if not name.startswith(BEGUN) or request.num_preemptions:
+            return super().get_computed_blocks(request)
+        if name not in self._given:
+            count = (request.num_tokens - 1) // self.block_size
+            if count > self.pool.num_available:
+                return []
+            self._given[name] = self.pool.allocate(count)
+        return self._given[name]
+
+    def admit(self, request: Request, hits: list[int], num_tokens: int) -> list[int] | None:
+        """The blocks are the request's alone, once it is in."""
+        block_ids = super().admit(request, hits, num_tokens)
+        if block_ids is not None:
+            self.pool.release(self._given.pop(request.request_id, ()))
+        return block_ids
+
+
+@contextmanager
+def begun_requests() -> Iterator[None]:
+    """Engines that are started within know such requests, and have random keys and values."""
+    allocate = startup.allocate_kv
+
+    def filled(*args: Any) -> list[tuple[Tensor, Tensor]]:
+        caches = allocate(*args)
+        for cache in (tensor for pair in caches for tensor in pair):
+            _fill(cache)
+        return caches
+
+    with (
+        mock.patch.object(startup, "allocate_kv", filled),
+        mock.patch.object(startup, "KVCacheManager", BegunManager),
+    ):
+        yield
+
+
+def _fill(cache: Tensor) -> None:
+    flat = cache.view(-1)
+    numbers = torch.randn(min(CHUNK, len(flat)), device=cache.device).to(cache.dtype)
+    for start in range(0, len(flat), len(numbers)):
+        part = flat[start : start + len(numbers)]
+        part.copy_(numbers[: len(part)])
