@@ -85,7 +85,8 @@ def prepared(weight: Int8Weight | Int4Weight) -> Int8Weight | Int4Weight:
 
 def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
     x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
-    x[0], x[1], x[1, ::16] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
+    together = reference_integers.spread_together(k)
+    x[0], x[1], x[1, ::together] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
     for weight in weights(n, k, group):
         packed, expected = prepared(weight), exact(x, weight) + bias.double()
         for rows in ROWS:

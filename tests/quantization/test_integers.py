@@ -36,17 +36,18 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     assert (error <= made.scale[:, None] * 0.50001).all()
 
 
-def test_a_large_number_is_spread_and_products_stay() -> None:
-    x, weight = random(1, 0.0, 3, 96), random(2, 0.0, 5, 96)
+@pytest.mark.parametrize(("k", "together"), [(128, 64), (96, 32), (48, 16)])
+def test_a_large_number_is_spread_and_products_stay(k: int, together: int) -> None:
+    x, weight = random(1, 0.0, 3, k), random(2, 0.0, 5, k)
     x[:, 7] = 50.0
     twice = reference_integers.spread(reference_integers.spread(x))
-    torch.testing.assert_close(twice, 16.0 * x, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(twice, together * x, rtol=1e-4, atol=1e-3)
     exact = x @ weight.T
     codes, scale = reference_integers.round_int8(x)
     product = reference_integers.linear_int8(x, reference_integers.quantize_int8(weight), None)
     error = (product - exact).abs().mean()
-    assert error < 0.5 * ((codes.float() * scale) @ weight.T - exact).abs().mean()
-    uneven = x[:, :90]  # as it is
+    assert error < 0.7 * ((codes.float() * scale) @ weight.T - exact).abs().mean()
+    uneven = x[:, :40]  # as it is
     assert reference_integers.spread(uneven) is uneven
 
 
@@ -75,6 +76,17 @@ def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent
     made = reference_integers.widen_int4(reference_integers.quantize_int4(weight)).view(-1, 32)
     found = (made - groups).square().sum(dim=1)
     assert found.sum() < plain.sum()
+
+
+def test_fitted_scales_of_four_bits_leave_less_of_an_error() -> None:
+    """Than those by which the largest number becomes -8, of which 6 % more were simulated."""
+    groups = random(3, 0.0, 500, 32)
+    largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True)) / -8.0
+    plain = ((groups / largest).round().clamp(-8, 7) * largest - groups).square().sum(dim=1)
+    made = reference_integers.widen_int4(reference_integers.quantize_int4(groups))
+    found = (made - groups).square().sum(dim=1)
+    assert (found < 1.001 * plain).all()
+    assert found.sum() < 0.97 * plain.sum()
 
 
 def test_zeros_and_what_is_not_a_number() -> None:

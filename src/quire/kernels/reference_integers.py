@@ -5,30 +5,41 @@ As those of `reference.py` they are written to be read, not to be fast.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
 
-SPREAD_TOGETHER = 16  # columns of what is rounded to bytes by whole rows
+SPREAD_TOGETHER = 64  # columns of what is rounded to bytes by whole rows, or the half of them,
+LEAST_SPREAD = 16  # down to these, so that they divide the row
 ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
 WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
 
 
+def spread_together(k: int) -> int:
+    """Columns of rows of k numbers that are spread over each other; 1 for none."""
+    size = math.gcd(k, SPREAD_TOGETHER)
+    return size if size >= LEAST_SPREAD else 1
+
+
 def spread(x: Tensor) -> Tensor:
-    """Each 16 columns of x float32 [.., K] times a Hadamard matrix; x itself if K is no multiple.
+    """Each 64 columns (or 32, or 16) of x float32 [.., K] times a Hadamard matrix.
 
     So a few large numbers, of which activations have some, do not set the scale of all others (as
-    Ashkboos et al., 2024, do with whole rows). The matrix times itself is 16 times the identity.
+    Ashkboos et al., 2024, do with whole rows). The matrix times itself is as many times one.
     """
-    if x.shape[-1] % SPREAD_TOGETHER:
+    size = spread_together(x.shape[-1])
+    if size == 1:
         return x
-    parts = torch.unflatten(x, -1, (-1, 2, 2, 2, 2))
-    for dim in (-1, -2, -3, -4):
+    bits = size.bit_length() - 1
+    parts = torch.unflatten(x, -1, (-1, *[2] * bits))
+    for dim in range(-1, -bits - 1, -1):
         first, second = parts.unbind(dim)
         parts = torch.stack([first + second, first - second], dim)
-    return parts.flatten(-5)
+    return parts.flatten(-bits - 1)
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
@@ -36,8 +47,7 @@ def quantize_int8(weight: Tensor) -> Int8Weight:
 
     Of the weight behind `spread`, divided so that products with `spread` rows are those of x.
     """
-    divisor = 1.0 if weight.shape[1] % SPREAD_TOGETHER else float(SPREAD_TOGETHER)
-    weight = spread(weight.float()) / divisor
+    weight = spread(weight.float()) / float(spread_together(weight.shape[1]))
     largest = weight.abs().amax(dim=1)
     scale = torch.where(largest == 0.0, 1.0, largest / 127.0)
     return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
@@ -84,13 +94,37 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
 
 
 def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """Rows of a weight [N, K] in groups of four-bit numbers, K a multiple of the group."""
+    """Rows of a weight [N, K] in groups of four-bit numbers, K a multiple of the group.
+
+    The largest of a group would become -8, whatever its sign; then the scale is fitted to the codes
+    by least squares, and the codes are rounded by it anew.
+    """
     groups = torch.unflatten(weight.float(), 1, (-1, group))  # [N, K / group, group]
     index = groups.abs().argmax(dim=2, keepdim=True)
-    scale = (groups.gather(2, index) / -8.0).half()  # the largest becomes -8, whatever its sign
+    scale = _fitted(groups, (groups.gather(2, index) / -8.0).half())
     divisor = torch.where(scale == 0.0, 1.0, scale.float())
     codes = ((groups / divisor).round() + 8.0).clamp(0.0, 15.0).to(torch.uint8).flatten(1)
     return Int4Weight(codes[:, 0::2] | codes[:, 1::2] << 4, scale.squeeze(2), None, group)
+
+
+def _fitted(groups: Tensor, scale: Tensor) -> Tensor:
+    """The float16 scales by which the codes that some give come closest to their groups.
+
+    Zero and what is not finite stay.
+    """
+    codes = (groups * (1.0 / scale.float())).round().clamp(-8.0, 7.0)
+    fitted = (_sum_by_halves(codes * groups) / _sum_by_halves(codes * codes)).half()
+    return torch.where((scale == 0.0) | ~scale.isfinite(), scale, fitted)
+
+
+def _sum_by_halves(groups: Tensor) -> Tensor:
+    """[.., group] → [.., 1], in the order in which vectors of 16 numbers add up."""
+    lanes = math.gcd(groups.shape[-1], 16)
+    sums = sum(torch.unflatten(groups, -1, (-1, lanes)).unbind(-2), start=groups.new_zeros(1))
+    while sums.shape[-1] > 1 and sums.shape[-1] % 2 == 0:
+        first, second = sums.chunk(2, dim=-1)
+        sums = first + second
+    return sums.sum(dim=-1, keepdim=True)
 
 
 def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:

@@ -33,7 +33,7 @@ from quire.version import __version__
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 2  # to be raised when the packed form of any layer changes
+LAYOUT = 3  # to be raised when the packed form of any layer changes, or its rounding
 WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
 _CHECK = "check"  # a tensor of its own

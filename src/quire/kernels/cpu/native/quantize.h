@@ -4,7 +4,7 @@
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
-// In int8 each 16 numbers were spread by a Hadamard matrix before they were rounded, as the weight's
+// In int8 each 64 or 32 numbers were spread by a Hadamard matrix before they were rounded, as the weight's
 // were. A start is where a sum of products begins, which takes the zero point of the weights out of it.
 
 constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
@@ -88,18 +88,38 @@ inline void store_wide(const int8_t* codes, uint8_t* out) {
 #endif
 }
 
+// Numbers of a row of k that are spread over each other.
+constexpr int64_t spread_together(int64_t k) { return k % 64 ? 32 : 64; }
+
+// A row behind that; `at` gives 16 numbers of it. Returns what `magnitude` takes of all of them.
+template <typename At>
+inline F32 spread_row(int64_t k, At at, float* out) {
+    F32 larger = F32::zero();
+    const auto keep = [&](F32 v) {
+        v.store(out);
+        larger = max_magnitude(larger, v);
+        out += 16;
+    };
+    const bool wide = spread_together(k) == 64;
+    for (int64_t i = 0; i < k; i += wide ? 64 : 32) {
+        const F32 a = hadamard(at(i)), b = hadamard(at(i + 16)), ab = a + b, a_b = a - b;
+        if (!wide) {
+            keep(ab), keep(a_b);
+            continue;
+        }
+        const F32 c = hadamard(at(i + 32)), d = hadamard(at(i + 48)), cd = c + d, c_d = c - d;
+        keep(ab + cd), keep(a_b + c_d), keep(ab - cd), keep(a_b - c_d);
+    }
+    return larger;
+}
+
 template <typename T>
 void round_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
     const Stream<T> x = stream<T>(a, row);
     thread_local Scratch scratch;
     float* const spread = scratch.room<float>(a.k);
-    F32 larger = F32::zero();
-    for (int64_t i = 0; i < a.k; i += 16) {
-        const F32 v = hadamard(x.at(i));
-        v.store(spread + i);
-        larger = max_magnitude(larger, v);
-    }
-    const float largest = magnitude(larger), scale = largest / 127.0f;
+    const auto at = [&](int64_t i) { return x.at(i); };
+    const float largest = magnitude(spread_row(a.k, at, spread)), scale = largest / 127.0f;
     const F32 inverse = F32::all(inverse_of(largest));
     uint8_t* out = block + rows * 8 + place * CODES8;
     int32_t sum = 0;

@@ -11,11 +11,14 @@ template <typename T>
 void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
     int8_t* codes = reinterpret_cast<int8_t*>(out.codes);
-    const auto spread = [&](int64_t i) { return hadamard(F32::load(w + i)) * F32::all(1.0f / 16); };
-    F32 larger = F32::zero();
-    for (int64_t i = 0; i < a.k; i += 16) larger = max_magnitude(larger, spread(i));
-    const float largest = magnitude(larger), scale = largest == 0.0f ? 1.0f : largest / 127.0f;
-    for (int64_t i = 0; i < a.k; i += 16) store_bytes(spread(i) / F32::all(scale), codes + i);
+    thread_local Scratch scratch;
+    float* const spread = scratch.room<float>(a.k);
+    const F32 share = F32::all(1.0f / static_cast<float>(spread_together(a.k)));
+    const auto at = [&](int64_t i) { return F32::load(w + i); };
+    const float largest = magnitude(spread_row(a.k, at, spread) * share);
+    const float scale = largest == 0.0f ? 1.0f : largest / 127.0f;
+    for (int64_t i = 0; i < a.k; i += 16)
+        store_bytes(F32::load(spread + i) * share / F32::all(scale), codes + i);
     *static_cast<float*>(out.scale) = scale;
 }
 
@@ -29,6 +32,29 @@ inline float largest_of(const float* w, int64_t count) {
     return largest;  // no number
 }
 
+// A sum of lanes by halves, as the twin adds them up.
+inline float sum_by_halves(F32 v) {
+    alignas(64) float lanes[16];
+    v.store(lanes);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+// The scale by which the codes of a group come closest to it, if the one that gives them is a number.
+inline float fitted(const float* group, int64_t count, float scale) {
+    if (scale == 0.0f || !std::isfinite(scale)) return scale;
+    const F32 inverse = F32::all(1.0f / scale), least = F32::all(-8.0f), most = F32::all(7.0f);
+    F32 products = F32::zero(), squares = F32::zero();
+    for (int64_t i = 0; i < count; i += 16) {
+        const F32 number = F32::load(group + i);
+        const F32 code = min(max(round(number * inverse), least), most);
+        products = products + code * number;
+        squares = squares + code * code;
+    }
+    return sum_by_halves(products) / sum_by_halves(squares);
+}
+
 template <typename T>
 void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
     alignas(64) float group[MOST_GROUP];
@@ -37,7 +63,8 @@ void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
     uint16_t* scales = static_cast<uint16_t*>(out.scale);
     for (int64_t k = 0; k < a.k; k += a.group, w += a.group) {
         for (int64_t i = 0; i < a.group; i += 16) F32::load(w + i).store(group + i);
-        const uint16_t half = _cvtss_sh(largest_of(group, a.group) / -8.0f, 0);
+        const float first = _cvtsh_ss(_cvtss_sh(largest_of(group, a.group) / -8.0f, 0));
+        const uint16_t half = _cvtss_sh(fitted(group, a.group, first), 0);
         const float scale = _cvtsh_ss(half), divisor = scale == 0.0f ? 1.0f : scale;
         for (int64_t i = 0; i < a.group; i += 32, codes += 16) {
             alignas(32) int8_t bytes[32];
