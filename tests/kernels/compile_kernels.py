@@ -42,7 +42,7 @@ def plan(capability: int) -> Compiled:
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
 
-def skinny(capability: int, form: str = "plain") -> Compiled:
+def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Compiled:
     """The product before a norm, as an 8B model's layers have it."""
     itemsize = 2 if form == "plain" else 1
     pointers = dict.fromkeys(["x_ptr", "w_ptr", "out_ptr", "residual_ptr", "norm_ptr"], BF16)
@@ -67,13 +67,42 @@ def skinny(capability: int, form: str = "plain") -> Compiled:
         constants |= {"TMA": True}
         pointers |= {"w_desc": f"tensordesc<{kind}[64,{constants['BLOCK_K']}]>"}
         del constants["w_desc"]
+    types, constants = turned(
+        {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes}, constants | {"PDL": pdl}, heads
+    )
     return compile_kernel(
         skinny_gemm_kernel,
-        {**pointers, "counter_ptr": INTS, "eps": "fp32", **sizes},
-        constants | {"PDL": pdl},
+        types,
+        constants,
         capability,
         num_warps=4,
         launch_pdl=pdl,
+    )
+
+
+TURNED = {
+    **dict.fromkeys(["cos_ptr", "sin_ptr", "query_norm_ptr", "key_norm_ptr"], BF16),
+    **dict.fromkeys(["k_cache_ptr", "v_cache_ptr"], BF16),
+    **dict.fromkeys(["stride_angles", "stride_block", "stride_slot", "stride_kv_head"], "i32"),
+    "slots_ptr": "*i64",
+    "head_eps": "fp32",
+}
+NOT_TURNED = dict.fromkeys(TURNED, 0) | dict.fromkeys(n for n in TURNED if n.endswith("_ptr"))
+NOT_TURNED |= dict.fromkeys(["HEAD_DIM", "KV_HEADS", "CACHE_BLOCK"], 0)
+HEADS = {"HEAD_DIM": 64, "KV_HEADS": 8, "CACHE_BLOCK": 16}
+ALONE = {"HAS_RESIDUAL": False, "HAS_NORM": False, "HAS_SQUARES": True} | dict.fromkeys(
+    ["residual_ptr", "norm_ptr", "normed_ptr", "squares_out_ptr"]
+)
+
+
+def turned(types: dict[str, str], constants: dict[str, Any], wanted: bool) -> tuple[Any, Any]:
+    """With heads as the product's results, or as it was."""
+    if not wanted:
+        return types, constants | NOT_TURNED
+    types = types | TURNED | {"squares_ptr": "*fp32"}
+    constants = {name: value for name, value in constants.items() if name != "squares_ptr"}
+    return {name: kind for name, kind in types.items() if name not in ALONE}, (
+        constants | ALONE | HEADS
     )
 
 
@@ -82,7 +111,7 @@ def skinny_fp8(capability: int) -> Compiled:
     return skinny(capability, "fp8" if capability >= 89 else "bytes")
 
 
-def ring(capability: int, itemsize: int = 2) -> Compiled:
+def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled:
     """The product before a norm with W in a ring."""
     pointers = dict.fromkeys(["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normed_ptr"], BF16)
     pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
@@ -100,6 +129,7 @@ def ring(capability: int, itemsize: int = 2) -> Compiled:
     if itemsize == 1:
         del constants["w_scale_ptr"]
         types["w_scale_ptr"] = "*fp32"
+    types, constants = turned(types, constants, heads)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
@@ -135,10 +165,17 @@ def decode(
             **ATTENTION,
             "partial_ptr": "*fp32",
             **dict.fromkeys(["counter_ptr", "runs_ptr"], INTS),
-            **dict.fromkeys(["min_units", "num_tokens"], "i32"),
+            **dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32"),
             **cache,
         },
-        {**SHAPE, "NUM_KV_HEADS": 8, "STAGES": stages, "BLOCK_B": 64, "BLOCK_D": 128, "FORM": form}
+        {
+            **SHAPE,
+            "NUM_KV_HEADS": 8,
+            "STAGES": stages,
+            "BLOCK_B": 64,
+            "BLOCK_D": 128,
+            "FORM": form,
+        }
         | {"PRECISION": "tf32", "PDL": False}
         | NOTHING_SHARED,
         capability,
@@ -267,6 +304,8 @@ KERNELS = {
     "skinny_fp8": skinny_fp8,
     "ring": ring,
     "ring_fp8": ring_fp8,
+    "skinny_turned": functools.partial(skinny, heads=True),
+    "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,
     "plan": plan,
     "prefill": prefill,

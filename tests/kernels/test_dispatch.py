@@ -14,7 +14,7 @@ from twins import CASES, THROUGH, TOLERANCES, WRITING
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
 from quire.kernels.dispatch import TABLE, Kernels, describe, kernels_for, select, table_for
-from quire.kernels.operands import Int4Weight, Int8Weight, Normed
+from quire.kernels.operands import Int4Weight, Int8Weight, Normed, Turning
 
 FUSED = ("linear_normed", "linear_silu", "linear_add_norm")
 PREPARED = {
@@ -37,6 +37,8 @@ def tensors(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Int8Weight | Int4Weight):
         return [value.codes, value.scale]
+    if isinstance(value, Turning):
+        return [value.k_cache, value.v_cache]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
 
 

@@ -20,6 +20,8 @@ KERNELS = {
     "skinny_fp8": ["80", "89", "90", "100"],
     "ring": ["90"],
     "ring_fp8": ["90"],
+    "skinny_turned": ["80", "90"],
+    "ring_turned": ["90"],
     "decode": ["90"],
     "plan": ["90"],
     "decode_fp8": ["90"],

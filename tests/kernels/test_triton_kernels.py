@@ -19,7 +19,7 @@ from twins import CASES, WRITING, attention_case, device_case, normal, rotary_ca
 
 from quire.kernels import reference
 from quire.kernels.dispatch import TABLE, Kernels, kernels_for, select
-from quire.kernels.operands import Fp8Rows, Normed
+from quire.kernels.operands import Fp8Rows, Normed, Turning
 from quire.kernels.triton import elementwise, operations, rotary
 from quire.kernels.triton import skinny_gemm as skinny
 from quire.kernels.triton.attention import (
@@ -35,7 +35,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_norm,
 )
 from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
-from quire.kernels.triton.workspace import workspace
+from quire.kernels.triton.workspace import launches_early, workspace
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -128,6 +128,8 @@ def tensors(value: Any) -> list[Tensor]:
     """The tensors of a result or of arguments."""
     if isinstance(value, tuple):
         return [tensor for item in value for tensor in tensors(item)]
+    if isinstance(value, Turning):
+        return [value.k_cache, value.v_cache]
     return [value] if isinstance(value, Tensor) else []
 
 
@@ -334,7 +336,8 @@ def test_decodes_whatever_the_way_they_are_cut(
         query, k_cache, v_cache, layout, scale, _ = map(moved, case)
         plan = make_plan(layout, window or 0, way, 16, k_cache.shape[2])
         out = torch.full_like(query, float("nan"))
-        decode_attention(query, k_cache, v_cache, layout, plan, scale, window or 0, out, way)
+        decode_attention(query, k_cache, v_cache, layout, plan, scale, window or 0, out, way,
+                         pdl=launches_early(DEVICE))  # fmt: skip
         close(out, reference.attention(*case))
     assert not workspace(DEVICE).counters.any()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels import reference, reference_integers
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.operands import HeadNorms, Normed, Turning
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.kernels.step_layout import StepSections
 
@@ -68,6 +68,15 @@ def rotary_case(
     slots = torch.randperm(160, generator=torch.Generator().manual_seed(2))[:tokens]
     weights = normal(2, head_dim, dtype=dtype, seed=3)
     return fused, HeadNorms(*weights, 1e-5) if norms else None, cos, sin, k_cache, v_cache, slots
+
+
+def turning_case(
+    tokens: int, heads: tuple[int, int, int], rotary_dim: int, norms: bool, dtype: torch.dtype
+) -> Turning:
+    """What of them does not come from a product; every third token is padding."""
+    _, head_norms, cos, sin, *caches, slots = rotary_case(tokens, heads, rotary_dim, norms, dtype)
+    slots[2::3] = -1
+    return Turning(heads[2], head_norms, cos, sin, *caches, slots)
 
 
 def _rotary_write_kv(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -265,6 +274,26 @@ def _products(dtype: torch.dtype) -> Iterator[tuple[Normed, Tensor, Tensor | Non
                 yield stream, weight, bias
 
 
+TURNED_HEADS = [  # (Hq, Hkv, D), how many dimensions are turned, whether there are norms
+    ((4, 2, 32), 32, True),
+    ((3, 1, 64), 64, False),
+    ((2, 1, 32), 24, True),
+    ((6, 3, 20), 20, False),
+]
+
+
+def _linear_turned(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for heads, rotary_dim, norms in TURNED_HEADS:
+        num_rows = (heads[0] + 2 * heads[1]) * heads[2]
+        for stream, _, bias in _products(dtype):
+            tokens = len(stream.residual)
+            turning = turning_case(tokens, heads, rotary_dim, norms, dtype)
+            weight = normal(num_rows, 96, dtype=dtype, seed=6) / 10
+            if bias is not None:
+                bias = normal(num_rows, dtype=dtype, seed=7)
+            yield stream, weight, bias, turning
+
+
 def _normed_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for stream, _, bias in _products(dtype):
         if bias is None:
@@ -315,6 +344,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "linear": _linear,
     "normed_rows": _normed_rows,
     "linear_normed": _products,
+    "linear_turned": _linear_turned,
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
     "finite_rows": _rows,
@@ -331,7 +361,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "penalise": _penalise,
 }
 # operations that also write into their arguments
-WRITING = {"rotary_write_kv", "build_inputs", "finish_step", "move", "penalise"}
+WRITING = {"rotary_write_kv", "linear_turned", "build_inputs", "finish_step", "move", "penalise"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {
     "prepare_linear": "linear",

@@ -204,6 +204,8 @@ class Recorder:
         names = [f.name for f in fields(Kernels)]
         if not kernels.fuses:  # which layers tell by this one
             names.remove("linear_normed")
+        if not kernels.turns:
+            names.remove("linear_turned")
         wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
         self.kernels = replace(kernels, **wrapped)
 
@@ -255,6 +257,8 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
         num_slots = sum(_num_keys(q, s, window) for q, s in _lens(layout))
     elif name == "rotary_write_kv":
         cache, num_slots = arguments[4], len(arguments[0])
+    elif name == "linear_turned":
+        cache, num_slots = arguments[3].k_cache, len(arguments[0].residual)
     else:
         return 0
     return 2 * num_slots * int(cache.shape[2] * cache.shape[3] * cache.itemsize)

@@ -24,6 +24,7 @@ from quire.kernels.operands import (
     Normed,
     QuantizedWeight,
     Rows,
+    Turning,
 )
 from quire.kernels.step_layout import StepSections
 
@@ -52,6 +53,7 @@ TABLE: Table = {
     "normed_rows": {"reference": reference.normed_rows},
     "order_gate_up": {"reference": reference.order_gate_up},
     "linear_normed": {"reference": reference.linear_normed},
+    "linear_turned": {"reference": reference.linear_turned},
     "linear_silu": {"reference": reference.linear_silu},
     "linear_add_norm": {"reference": reference.linear_add_norm},
     "quantize_fp8": {"reference": reference.quantize_fp8},
@@ -97,6 +99,7 @@ class Kernels:
     normed_rows: Callable[[Normed], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
     linear_normed: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Tensor]
+    linear_turned: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None, Turning], Tensor]
     linear_silu: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
         [Rows, Tensor | QuantizedWeight, Tensor | None, Tensor, Tensor, float], Normed
@@ -125,6 +128,11 @@ class Kernels:
         Elsewhere the twins of those compose what the single operations do, and better not be used.
         """
         return self.linear_normed is not reference.linear_normed
+
+    @property
+    def turns(self) -> bool:
+        """Whether it has one for a product whose results are heads, too."""
+        return self.linear_turned is not reference.linear_turned
 
 
 def select(table: Table, device_type: str) -> Kernels:

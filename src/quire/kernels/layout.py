@@ -68,6 +68,10 @@ class BatchLayout:
             self._worked_out[key] = work_out()
         return self._worked_out[key]
 
+    def knows(self, key: Hashable) -> bool:
+        """Whether that was worked out."""
+        return key in self._worked_out
+
     def forget(self) -> None:
         """Drop what was worked out; at the start of each forward pass.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,25 @@ class HeadNorms:
     query: Tensor  # [D]
     key: Tensor  # [D]
     eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What becomes of a step's heads: queries and keys are turned, keys and values written."""
+
+    head_dim: int
+    norms: HeadNorms | None  # before they are turned, in families that have them
+    cos: Tensor  # [T, R], as `reference.rotary` reads them
+    sin: Tensor
+    k_cache: Tensor  # [blocks, size, Hkv, D], as `write_kv` takes it
+    v_cache: Tensor
+    slots: Tensor  # int64 [T], negative for those not to be written
+
+    def operands(self, fused: Tensor) -> tuple[Any, ...]:
+        """What `rotary_write_kv` takes, for heads that lie side by side: [T, (Hq + 2 Hkv) · D]."""
+        heads = fused.view(len(fused), -1, self.head_dim)
+        caches = self.k_cache, self.v_cache, self.slots
+        return heads, self.norms, self.cos, self.sin, *caches
 
 
 @dataclass(frozen=True, slots=True)

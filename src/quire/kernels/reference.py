@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed
+from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed, Turning
 from quire.kernels.reference_integers import linear_int4, linear_int8
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
@@ -220,6 +220,16 @@ def linear_normed(
 ) -> Tensor:
     """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
     return linear(normed_rows(x), weight, bias)
+
+
+def linear_turned(
+    x: Normed,
+    weight: Tensor | Int8Weight | Int4Weight,
+    bias: Tensor | None,
+    turning: Turning,
+) -> Tensor:
+    """The product that makes a stream's heads, then `rotary_write_kv`: queries [T, Hq, D]."""
+    return rotary_write_kv(*turning.operands(linear_normed(x, weight, bias)))
 
 
 def linear_silu(x: Normed, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:

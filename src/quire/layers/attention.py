@@ -1,10 +1,10 @@
-"""Attention of one layer: turn, write this step's keys and values, then attend over the cache."""
+"""Attention of one layer: where this step's heads go, and attention over the cache."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import HeadNorms, Turning
 from quire.layers.context import ForwardContext
 from quire.layers.parameter import LayerOptions
 
@@ -24,21 +24,21 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
+        self.head_dim = head_dim
         self.scale = head_dim**-0.5
         self.sliding_window = sliding_window
         self.kernels = options.kernels
 
-    def forward(
-        self, heads: Tensor, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext
-    ) -> Tensor:
-        """Heads of queries, keys and values, [T, Hq + 2 Hkv, D] → [T, Hq · D].
+    def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> Turning:
+        """What becomes of a step's heads before they attend.
 
         norms: of queries and keys before they are turned, in families that have them.
         """
+        return Turning(self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping)
+
+    def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
+        """Turned queries [T, Hq, D], whose keys and values are written → [T, Hq · D]."""
         k_cache, v_cache = ctx.kv[self.layer_id]
-        query = self.kernels.rotary_write_kv(
-            heads, norms, *rope, k_cache, v_cache, ctx.layout.slot_mapping
-        )
         return self.kernels.attention(
             query, k_cache, v_cache, ctx.layout, self.scale, self.sliding_window
         ).flatten(1)

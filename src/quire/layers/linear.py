@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, QuantizedWeight, Rows
+from quire.kernels.operands import Normed, QuantizedWeight, Rows, Turning
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role, WeightForm
@@ -49,6 +49,10 @@ class LinearMethod(ABC):
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
         """The product of a residual stream behind its norm: [T, in] → [T, out]."""
         return self.apply(layer, self.kernels.normed_rows(x))
+
+    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+        """Heads of such a stream, turned and written: queries [T, Hq, D]."""
+        return self.kernels.rotary_write_kv(*turning.operands(self.apply_normed(layer, x)))
 
     def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """silu(gate) · up of such a stream, for gate rows and then up rows: [T, out / 2]."""
@@ -88,6 +92,12 @@ class FusedLinear(UnquantizedLinear):
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_normed(x, layer.weight, layer.bias)
+
+    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+        """As told there, in one kernel for few tokens where there is one."""
+        if not self.kernels.turns:
+            return super().apply_turned(layer, x, turning)
+        return self.kernels.linear_turned(x, layer.weight, layer.bias, turning)
 
     def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """As told there, in one kernel for few tokens."""
@@ -144,6 +154,12 @@ class FusedQuantizedLinear(QuantizedLinear):
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
         """As told there, in one kernel for few tokens."""
         return self.kernels.linear_normed(x, self.operand, layer.bias)
+
+    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+        """As told there, in one kernel for few tokens where there is one."""
+        if not self.kernels.turns:
+            return super().apply_turned(layer, x, turning)
+        return self.kernels.linear_turned(x, self.operand, layer.bias, turning)
 
     def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
         """As told there, in one kernel for few tokens."""
@@ -221,10 +237,6 @@ class LinearBase(LoadedModule):
 class ColumnParallelLinear(LinearBase):
     """Ranks share the output; the input is whole."""
 
-    def after_norm(self, stream: Normed) -> Tensor:
-        """The product of a residual stream [T, in] behind its norm → [T, out]."""
-        return self.method.apply_normed(self, stream)
-
 
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
@@ -294,3 +306,10 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim}
         parts["v"] = parts["k"]
         super().__init__(hidden_size, parts, options, bias=bias)
+
+    def turned(self, stream: Normed, turning: Turning) -> Tensor:
+        """Turned queries [T, Hq, D] of a residual stream [T, in] behind its norm.
+
+        Keys and values go to the cache.
+        """
+        return self.method.apply_turned(self, stream, turning)

@@ -22,11 +22,10 @@ from quire.models.architecture import ModelArchitecture
 
 
 class LlamaAttention(nn.Module):
-    """Project to heads, turn, attend, project back."""
+    """Project to heads that are turned, attend, project back."""
 
     def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.head_dim = shape.head_dim
         self.qkv_proj = QKVParallelLinear(
             shape.hidden_size,
             shape.head_dim,
@@ -44,9 +43,8 @@ class LlamaAttention(nn.Module):
         self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> Normed:
         """Add to the residual stream [T, H], which then goes to the following norm."""
-        fused = self.qkv_proj.after_norm(stream)
-        heads = fused.view(len(fused), -1, self.head_dim)  # [T, Hq + 2 Hkv, D]
-        out = self.attn.forward(heads, self.head_norms(), rope, ctx)
+        query = self.qkv_proj.turned(stream, self.attn.turning(self.head_norms(), rope, ctx))
+        out = self.attn.forward(query, ctx)
         return self.o_proj.add(out, stream, following)
 
     def head_norms(self) -> HeadNorms | None:

@@ -27,10 +27,11 @@ from quire.kernels.triton.tuning import (
     PrefillConfig,
     decode_config,
     hopper_rule,
+    opens_early,
     padded_head_dim,
     prefill_config,
 )
-from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 _LOG2_E = 1.4426950408889634
 
@@ -59,6 +60,7 @@ def attention(
     prefill = prefill_way(query, k_cache)
     window, tokens = sliding_window or 0, prefill.tokens(group)
     key = ("triton attention", window, decode, tokens)
+    is_fresh = not layout.knows(key)
     plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, k_cache.shape[2]))
     out = query.new_empty(query.shape)
     if layout.has_decodes:
@@ -66,7 +68,11 @@ def attention(
         if layout.shared is not None and not window:
             log2_scale, precision = scale * _LOG2_E, _precision(query)
             shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
-        decode_attention(query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared)
+        decode_attention(
+            query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared,
+            pdl=launches_early(query.device), plan_is_fresh=is_fresh,
+            opens_early=opens_early(k_cache, len(query)),
+        )  # fmt: skip
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
     return out
@@ -85,10 +91,13 @@ def decode_attention(
     shared: SharedParts | None = None,
     *,
     pdl: bool = False,
+    plan_is_fresh: bool = True,
+    opens_early: bool = False,
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
 
-    shared: what is known of the prefixes that several of them begin with.
+    shared: what is known of the prefixes that several of them begin with. pdl, plan_is_fresh and
+    opens_early: see the kernel.
 
     Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
     """
@@ -106,6 +115,7 @@ def decode_attention(
         *_shared_operands(layout, shared),
         num_requests, len(query), scale * _LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
+        int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
         BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),

@@ -19,14 +19,16 @@ from quire.kernels.triton.fp8_cache import LIFT, narrowed, widened
 from quire.kernels.triton.shared_attention import with_shared_part
 from quire.kernels.triton.sharing import arrive, owner, slot
 
+_NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_early"]
 
-@triton.jit(do_not_specialize=["num_requests", "num_tokens", "stride_table", "min_units"])
+
+@triton.jit(do_not_specialize=["stride_table", *_NUMBERS])
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     runs_ptr, partial_ptr, counter_ptr,
     places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
-    stride_kv_head, stride_table, stride_out_token, min_units,
+    stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr,
@@ -39,10 +41,15 @@ def decode_attention_kernel(
     after the last request's are set to zeros. scale: of the scores, times log2(e). WINDOW: keys
     that a query sees, 0 for all. min_units: fewer units are not worth a program. FORM: "plain", or
     how `widened` takes keys and values in FP8.
+
+    With PDL a program reads its plan while the kernel in front, which makes queries and the newest
+    keys, still runs; not if that kernel made the plan. opens_early: the next one may then be
+    launched as soon as queries are there, else when this one is about to store.
     """
     BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))  # 16: the least of tl.dot
     if PDL:
-        gdc_wait()
+        if plan_is_fresh > 0:
+            gdc_wait()
     program = tl.program_id(0)
     padding = tl.load(query_start_ptr + num_requests)
     run = runs_ptr + program * 10
@@ -63,6 +70,7 @@ def decode_attention_kernel(
             block_table_ptr + request * stride_table, seq_len, num_shared,
             begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
             GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_G, BLOCK_D, FORM, PRECISION,
+            PDL, opens_early,
         )  # fmt: skip
         if HAS_SHARED:
             if (begin == row_unit) & (place >= 0):
@@ -71,7 +79,7 @@ def decode_attention_kernel(
                     NUM_KV_HEADS, GROUP, BLOCK_G, BLOCK_D, MEMBERS,
                 )  # fmt: skip
         if PDL:
-            if stop == end:
+            if (stop == end) & (opens_early == 0):
                 gdc_launch_dependents()
         out = out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM
         if first == last:
@@ -97,6 +105,8 @@ def decode_attention_kernel(
             num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
             num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
             first, last = program, owner(row_unit + num_tiles - 1, num_programs, num_units)
+    if PDL:  # one without work waits, too: what follows counts on all kernels in front
+        gdc_wait()
     for spare in range(padding + program, num_tokens, tl.num_programs(0)):
         _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
 
@@ -133,7 +143,7 @@ def _attend(
     stride_q_head, stride_block, stride_slot,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-    FORM: tl.constexpr, PRECISION: tl.constexpr,
+    FORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, opens_early,
 ):  # fmt: skip
     """Online softmax over some of a request's visible tiles: (the mean of v, log2 of its weight).
 
@@ -154,6 +164,10 @@ def _attend(
     d = tl.arange(0, WIDTH)[None, :]
     ahead = (start + tile_begin) * TILE + keys
     block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
+    if PDL:  # from here on what the kernel in front leaves must be there
+        gdc_wait()
+        if opens_early > 0:
+            gdc_launch_dependents()
     q = _load_query(q_ptr, stride_q_head, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D)
     acc = tl.zeros([BLOCK_G, WIDTH], tl.float32)
     if PAIRS:

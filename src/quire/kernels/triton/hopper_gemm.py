@@ -24,6 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.gluon_names import barrier, fetch_box, seen_as
+from quire.kernels.triton.hopper_heads import by_pair, load_angles, store_turned
 
 
 def weight_layout(itemsize: int) -> gl.NVMMASharedLayout:
@@ -46,18 +47,22 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 def hopper_gemm_kernel(
     x_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
+    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
+    head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
     stride_x, stride_out,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     TILES: gl.constexpr, CHUNK: gl.constexpr, SPLIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
+    HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
     A step is TILES times 128 bytes of W's rows; SPLIT programs share the steps of a tile. CHUNK:
     steps of x at a time. The next kernel may be launched once all of W has been asked for.
+    HEAD_DIM: 0, or out is the queries of [M, N] and the rest goes to the caches.
     """
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
     program = gl.program_id(0)
@@ -72,7 +77,7 @@ def hopper_gemm_kernel(
         mbarrier.init(full.index(stage), count=1)
     for stage in gl.static_range(STAGES):
         _ask(w_desc, ring, full, tile * BLOCK_N, begin, end, stage)
-    layout: gl.constexpr = _by_token(BLOCK_N, gl.num_warps())
+    layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
     rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
@@ -83,6 +88,10 @@ def hopper_gemm_kernel(
     residual = gl.zeros([1, 1], gl.float32, layout)
     if HAS_RESIDUAL:
         residual = gl.load(residual_ptr + place, mask=inside, other=0.0)
+    if HEAD_DIM > 0 and BLOCK_M <= 16:  # more would take too many registers
+        angles = load_angles(
+            rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles, HEAD_DIM, KV_HEADS
+        )  # fmt: skip
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
     acc = _multiply(
         x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
@@ -96,7 +105,18 @@ def hopper_gemm_kernel(
         if HAS_SQUARES:
             divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
         acc = acc * by[:, None] * divisor[None, :] + bias[:, None]
-        if SILU:
+        if HEAD_DIM > 0:
+            if BLOCK_M > 16:
+                angles = load_angles(
+                    rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
+                    HEAD_DIM, KV_HEADS,
+                )  # fmt: skip
+            store_turned(
+                acc, tile, rows, tokens, angles, out_ptr, query_norm_ptr, key_norm_ptr,
+                k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block, stride_slot,
+                stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
+            )  # fmt: skip
+        elif SILU:
             _store_silu(acc, tile, out_ptr, M, N, stride_out)
         else:
             stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
@@ -127,6 +147,11 @@ def _ask(w_desc, ring, full, row, begin, end, step):
 def _by_token(rows, num_warps):
     """A layout of [rows, tokens]: a warp holds all of a token's, neighbours in a thread."""
     return gl.BlockedLayout([max(1, rows // 32), 1], [32, 1], [1, num_warps], [0, 1])
+
+
+@gluon.constexpr_function
+def _layout_out(rows, head_dim, num_warps):
+    return by_pair(head_dim, num_warps) if head_dim else _by_token(rows, num_warps)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows, Turning
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import (
     rms_norm,
@@ -26,6 +26,8 @@ from quire.kernels.triton.skinny_gemm import (
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
+    skinny_gemm_turned,
+    turns,
 )
 from quire.kernels.triton.step import build_inputs, finish_step, move
 from quire.kernels.triton.tuning import library_is_faster
@@ -61,6 +63,15 @@ def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) ->
     if x.squares is None:
         return linear(x.rows, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
+
+
+def linear_turned(
+    x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None, turning: Turning
+) -> Tensor:
+    """Twin of `reference.linear_turned`."""
+    if turns(x, weight, turning):
+        return skinny_gemm_turned(x, weight, turning, bias=bias)
+    return rotary_write_kv(*turning.operands(linear_normed(x, weight, bias)))
 
 
 def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
@@ -114,6 +125,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "normed_rows": normed_rows,
     "order_gate_up": interleave_gate_up,
     "linear_normed": linear_normed,
+    "linear_turned": linear_turned,
     "linear_silu": linear_silu,
     "linear_add_norm": linear_add_norm,
 }

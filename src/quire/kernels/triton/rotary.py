@@ -140,16 +140,16 @@ def _turn(
             rest = _scaled(rest, scale, norm_ptr + j, j < HEAD_DIM)
     first, second = first.to(tl.float32), second.to(tl.float32)
     dtype = out_ptr.dtype.element_ty
-    tl.store(target + i, _stored(first * cos_first + second * sin_first, dtype), mask=inside)
+    tl.store(target + i, stored_as(first * cos_first + second * sin_first, dtype), mask=inside)
     tl.store(
-        target + HALF + i, _stored(second * cos_second + first * sin_second, dtype), mask=inside
+        target + HALF + i, stored_as(second * cos_second + first * sin_second, dtype), mask=inside
     )
     if HEAD_DIM > 2 * HALF:
-        tl.store(target + j, _stored(rest, dtype), mask=there)
+        tl.store(target + j, stored_as(rest, dtype), mask=there)
 
 
 @triton.jit
-def _stored(x, dtype: tl.constexpr):
+def stored_as(x, dtype: tl.constexpr):
     """x as a cache keeps it: of FP8, what is too large becomes the largest number."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
@@ -176,5 +176,5 @@ def _copy(x_ptr, out_ptr, stride_x, stride_out, HEADS: tl.constexpr, HEAD_DIM: t
     inside = (head < HEADS) & (i < HEAD_DIM)
     values = tl.load(x_ptr + head * stride_x + i, mask=inside, other=0.0)
     tl.store(
-        out_ptr + head * stride_out + i, _stored(values, out_ptr.dtype.element_ty), mask=inside
+        out_ptr + head * stride_out + i, stored_as(values, out_ptr.dtype.element_ty), mask=inside
     )

@@ -13,11 +13,11 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.operands import Fp8Weight, Normed, Turning
 from quire.kernels.triton.attention import has_hopper_kernels
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
-from quire.kernels.triton.tuning import RingConfig, SkinnyConfig, product_config
-from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
+from quire.kernels.triton.tuning import RingConfig, SkinnyConfig, product_config, turned_config
+from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 MAX_ROWS = 64
 Config = SkinnyConfig | RingConfig
@@ -40,7 +40,7 @@ def skinny_gemm(
     turns, and the result is silu(gate) · up, [M, N / 2]. config: how work is cut, chosen by the
     shape if None. pdl: be launched before the kernel in front has ended; None where the GPU can.
     """
-    return _launch(x, weight, bias, residual, None, 0.0, silu, config, pdl)[0]
+    return _launch(x, weight, bias, residual, None, 0.0, silu, None, config, pdl)[0]
 
 
 def skinny_gemm_norm(
@@ -59,10 +59,29 @@ def skinny_gemm_norm(
     This product stores the sum times the norm's weight and, for each stretch of columns that one of
     its programs held, the sums of squares. So the norm costs no launch and no pass over memory.
     """
-    out, scaled, squares = _launch(x, weight, bias, residual, norm_weight, eps, False, config, pdl)
+    out, scaled, squares = _launch(
+        x, weight, bias, residual, norm_weight, eps, False, None, config, pdl
+    )
     assert scaled is not None
     assert squares is not None
     return Normed(out, scaled, norm_weight, eps, squares)
+
+
+def skinny_gemm_turned(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    turning: Turning,
+    *,
+    bias: Tensor | None = None,
+    config: Config | None = None,
+    pdl: bool | None = None,
+) -> Tensor:
+    """x · weightᵀ + bias are heads, which are turned and written: queries [M, Hq, D].
+
+    Of shapes for which there is a `turned_config`.
+    """
+    out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, turning, config, pdl)
+    return out.view(len(out), -1, turning.head_dim)
 
 
 def interleave_gate_up(weight: Tensor) -> Tensor:
@@ -79,6 +98,7 @@ def _launch(
     norm_weight: Tensor | None,
     eps: float,
     silu: bool,
+    turning: Turning | None,
     config: Config | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -91,12 +111,13 @@ def _launch(
     assert rows.stride(1) == w.stride(1) == 1
     assert residual is None or residual.is_contiguous()
     space = workspace(rows.device)
-    config = config or product_config(
-        num_rows, n, k, w.itemsize, space.num_sms, hopper=has_ring(rows.device)
-    )
+    config = config or _config(num_rows, w, turning)
+    assert config is not None
     num_tiles = triton.cdiv(n, config.block_n)
     assert num_tiles <= NUM_COUNTERS
-    out = rows.new_empty(num_rows, n // 2 if silu else n)
+    operands, form_of_heads = _turning_operands(turning)
+    kept = 2 * form_of_heads["KV_HEADS"] * form_of_heads["HEAD_DIM"]  # of a row, in the caches
+    out = rows.new_empty(num_rows, n // 2 if silu else n - kept)
     scaled = None if norm_weight is None else torch.empty_like(out)
     squares = None
     if norm_weight is not None:
@@ -105,22 +126,55 @@ def _launch(
     assert incoming is not None or not isinstance(x, Normed)
     pdl = launches_early(rows.device) if pdl is None else pdl
     behind = (
-        w_scale, out, bias, residual, norm_weight, scaled, squares, incoming,
+        w_scale, out, bias, residual, norm_weight, scaled, squares, incoming, *operands[:7],
         space.partials, space.counters,
         num_rows, n, k, 0 if incoming is None else len(incoming),
-        x.eps if isinstance(x, Normed) else eps, rows.stride(0),
+        x.eps if isinstance(x, Normed) else eps, *operands[7:], rows.stride(0),
     )  # fmt: skip
     flags = {
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
         "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
-    }  # fmt: skip
+    } | form_of_heads  # fmt: skip
     if isinstance(config, RingConfig):
         assert not silu or residual is None
         _run_ring(config, rows, w, behind, out, flags)
     else:
         _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
     return out, scaled, squares
+
+
+def _config(num_rows: int, w: Tensor, turning: Turning | None) -> Config | None:
+    n, k = w.shape
+    shape = (num_rows, n, k, w.itemsize, workspace(w.device).num_sms)
+    if turning is None:
+        return product_config(*shape, hopper=has_ring(w.device))
+    if turning.cos.shape[1] != turning.head_dim:  # some dimensions are not turned
+        return None
+    kv_heads = turning.k_cache.shape[2]
+    return turned_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
+
+
+def turns(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> bool:
+    """Whether `skinny_gemm_turned` serves these."""
+    rows = x.rows
+    if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
+        return False
+    return _config(len(rows), _operand(weight)[0], turning) is not None
+
+
+def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """As the kernels take them: tensors and numbers, constants."""
+    if turning is None:
+        return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
+    norms, cache = turning.norms, turning.k_cache
+    operands = (
+        turning.cos, turning.sin, norms and norms.query, norms and norms.key, cache,
+        turning.v_cache, turning.slots, norms.eps if norms else 0.0, turning.cos.stride(0),
+        *cache.stride()[:3],
+    )  # fmt: skip
+    constants = {"HEAD_DIM": turning.head_dim, "KV_HEADS": cache.shape[2]}
+    return operands, constants | {"CACHE_BLOCK": cache.shape[1]}
 
 
 def _run_ring(
@@ -185,12 +239,6 @@ def multiplies_fp8(device: torch.device) -> bool:
 def has_ring(device: torch.device) -> bool:
     """Whether the kernel with a ring runs there."""
     return device.type == "cuda" and has_hopper_kernels(device.index)
-
-
-@functools.cache
-def launches_early(device: torch.device) -> bool:
-    """Whether a kernel there may be launched while the one in front still runs (Hopper on)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:

@@ -18,14 +18,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.sharing import arrive, owner, run_begin, slot
+from quire.kernels.triton.turned_heads import load_angles, store_turned
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
 def skinny_gemm_kernel(
     x_ptr, w_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
+    cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
+    head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
     stride_x, stride_w, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, SPLIT: tl.constexpr, MAX_PARTS: tl.constexpr,
@@ -33,10 +36,12 @@ def skinny_gemm_kernel(
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
     TMA: tl.constexpr, PDL: tl.constexpr, FORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`.
 
-    SPLIT: so many programs share each tile; 0 where runs end anywhere.
+    SPLIT: so many programs share each tile; 0 where runs end anywhere. HEAD_DIM: 0, or out is the
+    queries of [M, N] and the rest goes to the caches, as `store_turned` tells.
     """
     EARLY: tl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -60,6 +65,11 @@ def skinny_gemm_kernel(
                 M, N, stride_out, BLOCK_M, BLOCK_N,
                 HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
             )  # fmt: skip
+            if HEAD_DIM > 0:
+                angles = load_angles(
+                    tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
+                    BLOCK_M, BLOCK_N, HEAD_DIM, KV_HEADS,
+                )  # fmt: skip
         acc = _multiply(
             x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
             tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
@@ -88,12 +98,25 @@ def skinny_gemm_kernel(
                     M, N, stride_out, BLOCK_M, BLOCK_N,
                     HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
                 )  # fmt: skip
+                if HEAD_DIM > 0:
+                    angles = load_angles(
+                        tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
+                        BLOCK_M, BLOCK_N, HEAD_DIM, KV_HEADS,
+                    )  # fmt: skip
             if HAS_SQUARES:
                 acc *= _row_scale(beside[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[None, :]
-            _finish(
-                acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
-                BLOCK_M, BLOCK_N, HAS_BIAS, HAS_RESIDUAL, HAS_NORM, SILU, FORM,
-            )  # fmt: skip
+            acc = _scaled(acc, beside, HAS_BIAS, FORM)
+            if HEAD_DIM > 0:
+                store_turned(
+                    tl.trans(acc), tile, angles, out_ptr, query_norm_ptr, key_norm_ptr,
+                    k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block,
+                    stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
+                )  # fmt: skip
+            else:
+                _finish(
+                    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+                    BLOCK_M, BLOCK_N, HAS_RESIDUAL, HAS_NORM, SILU,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -237,17 +260,24 @@ def _outputs(
 
 
 @triton.jit
-def _finish(
-    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr, FORM: tl.constexpr,
-):  # fmt: skip
-    """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
-    by, bias, residual, weight, _ = beside
+def _scaled(acc, beside, HAS_BIAS: tl.constexpr, FORM: tl.constexpr):
+    """A tile's sums by its rows' scales, with their bias."""
+    by, bias, _, _, _ = beside
     if FORM != "plain":
         acc = acc * (by * 256.0 if FORM == "bytes" else by)[:, None]
     if HAS_BIAS:
         acc += bias.to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
+def _finish(
+    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
+    _, _, residual, weight, _ = beside
     out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
     if SILU:
         gate, up = tl.split(tl.reshape(out, [BLOCK_M, BLOCK_N // 2, 2]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -72,6 +72,37 @@ def product_config(
     if hopper and itemsize == 1 and m <= 16 and k % 16 == 0:  # the copy engine's step
         return ring_rule(m, n, k, itemsize, num_sms)
     return skinny_rule(m, n, k, itemsize, num_sms)
+
+
+@functools.cache
+def turned_config(
+    m: int,
+    n: int,
+    k: int,
+    itemsize: int,
+    num_sms: int,
+    kv_heads: int,
+    head_dim: int,
+    *,
+    hopper: bool,
+) -> SkinnyConfig | RingConfig | None:
+    """The choice for a product that makes heads: tiles hold whole ones, all of one kind.
+
+    The way of other products, if it does, else the nearest that does; None where none can.
+    """
+    if head_dim & (head_dim - 1) or head_dim < 16:
+        return None
+    way = product_config(m, n, k, itemsize, num_sms, hopper=hopper)
+    step = (256 if hopper else 128) // itemsize
+    wide = SkinnyConfig(128, step, stages=3 if m <= 32 else 2, split=2)
+    rule = skinny_rule(m, n, k, itemsize, num_sms)
+    for each in (way, wide, replace(rule, block_n=64), replace(rule, block_n=32)):
+        whole = each.block_n % head_dim == 0 and kv_heads * head_dim % each.block_n == 0
+        if isinstance(each, RingConfig):
+            whole = whole and head_dim in (64, 128)
+        if whole and n % each.block_n == 0:
+            return each
+    return None
 
 
 def way_from(config: dict[str, Any]) -> SkinnyConfig | RingConfig:
@@ -200,6 +231,15 @@ def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
     if num_tokens == 1:
         return DecodeConfig(tile=max(16, min(64, 2**14 // row_bytes)), stages=3, per_sm=1)
     return DecodeConfig(tile=tile, stages=3 if tile * row_bytes >= 2**13 else 4)
+
+
+def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
+    """Whether the kernel behind attention should be there while that runs.
+
+    With few requests the product behind it can fill its ring meanwhile. One that only waits takes
+    some 4 % of a step's time, and it has a ring where weights are in FP8: so probably are keys.
+    """
+    return num_tokens <= 8 and k_cache.dtype.itemsize == 1
 
 
 def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:

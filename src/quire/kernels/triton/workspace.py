@@ -40,6 +40,12 @@ def workspace(device: torch.device) -> Workspace:
     )
 
 
+@functools.cache
+def launches_early(device: torch.device) -> bool:
+    """Whether a kernel there may be launched while the one in front still runs (Hopper on)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _size_of(device: torch.device) -> tuple[int, int]:
     """Multiprocessors, and bytes of shared memory that a program may have."""
     if device.type != "cuda":

@@ -1,0 +1,132 @@
+"""Products whose results are heads, against the product and the kernel that turns and writes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from twins import normal, turning_case
+
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Turning
+from quire.kernels.triton.rotary import rotary_write_kv
+from quire.kernels.triton.skinny_gemm import (
+    has_ring,
+    multiplies_fp8,
+    skinny_gemm,
+    skinny_gemm_turned,
+)
+from quire.kernels.triton.tuning import (
+    RingConfig,
+    SkinnyConfig,
+    product_config,
+    turned_config,
+)
+from quire.kernels.triton.workspace import workspace
+
+ON_GPU = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float16  # the interpreter has no bfloat16 products
+SKINNY = [
+    SkinnyConfig(64, 64, 2, split=2),
+    SkinnyConfig(128, 32, 3, per_sm=1),
+]
+RINGS = [RingConfig(128, 3, split=2), RingConfig(64, 2, tiles=2), RingConfig(128, 4, warps=8)]
+# rows, (Hq, Hkv, D), norms, bytes of an element of W and of the caches
+CASES = [
+    (1, (4, 2, 64), False, 2),
+    (3, (6, 4, 32), True, 2),
+    (6, (2, 2, 64), True, 1),
+    (17, (3, 1, 128), False, 1),
+    (1, (4, 2, 128), True, 1),
+    (40, (6, 4, 64), True, 2),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_heads_are_those_of_two_kernels(
+    case: tuple[int, tuple[int, int, int], bool, int],
+) -> None:
+    m, heads, norms, itemsize = case
+    if itemsize == 1 and ON_GPU and not multiplies_fp8(DEVICE):
+        pytest.skip("no products in FP8")
+    n, k = (heads[0] + 2 * heads[1]) * heads[2], 192
+    stream = a_stream(m, k)
+    weight: Any = (normal(n, k, dtype=DTYPE, seed=3) / k**0.5).to(DEVICE)
+    if itemsize == 1:
+        weight = Fp8Weight(*reference.quantize_fp8(weight))
+    bias = normal(n, dtype=DTYPE, seed=4).to(DEVICE)
+    turning = on_device(turning_case(m, heads, heads[2], norms, DTYPE), itemsize)
+    ways = [way for way in SKINNY if whole(way, heads)]
+    if ON_GPU and has_ring(DEVICE) and heads[2] >= 64:
+        ways += [way for way in RINGS if whole(way, heads)]
+    assert ways
+    for way in ways:
+        mine, theirs = copy.deepcopy(turning), copy.deepcopy(turning)
+        query = skinny_gemm_turned(stream, weight, mine, bias=bias, config=way)
+        fused = skinny_gemm(stream, weight, bias=bias, config=way)
+        expected = rotary_write_kv(*theirs.operands(fused))
+        same(query, expected)
+        same(mine.k_cache, theirs.k_cache)
+        assert torch.equal(mine.v_cache.float(), theirs.v_cache.float())
+    assert not workspace(DEVICE).counters.any()
+
+
+def a_stream(m: int, k: int) -> Normed:
+    """Rows that are still to be divided."""
+    rows, norm = normal(m, k, dtype=DTYPE).to(DEVICE), normal(k, dtype=DTYPE, seed=1).to(DEVICE)
+    squares = normal(5, m, dtype=torch.float32, seed=2).abs().to(DEVICE) * k / 5
+    return Normed(rows, rows, norm, 1e-5, squares)
+
+
+def on_device(turning: Turning, itemsize: int) -> Turning:
+    """With caches of so many bytes an element."""
+    norms = turning.norms
+    if norms is not None:
+        norms = HeadNorms(norms.query.to(DEVICE), norms.key.to(DEVICE), norms.eps)
+    kept = reference.FP8 if itemsize == 1 else DTYPE
+    caches = turning.k_cache.to(DEVICE, kept), turning.v_cache.to(DEVICE, kept)
+    rest = turning.cos.to(DEVICE), turning.sin.to(DEVICE), turning.slots.to(DEVICE)
+    return Turning(turning.head_dim, norms, *rest[:2], *caches, rest[2])
+
+
+def whole(way: SkinnyConfig | RingConfig, heads: tuple[int, int, int]) -> bool:
+    """Whether a tile holds whole heads of one kind."""
+    sizes = heads[0] * heads[2], heads[1] * heads[2]
+    return way.block_n % heads[2] == 0 and all(size % way.block_n == 0 for size in sizes)
+
+
+def same(ours: Tensor, theirs: Tensor) -> None:
+    """But for a last digit, where a sum of two products is rounded after one of them."""
+    wide = theirs.float()
+    step = {torch.bfloat16: 2**-7, torch.float16: 2**-10}.get(theirs.dtype, 2**-3)
+    near = (ours.float() - wide).abs() <= step * wide.abs() + 1e-3
+    assert near.all()
+    assert (ours.float() != wide).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("m", [1, 16, 17, 64])
+@pytest.mark.parametrize(
+    ("n", "k", "kv_heads", "head_dim"),
+    [(6144, 4096, 8, 128), (3072, 2048, 8, 64), (4608, 3584, 4, 128), (9216, 3072, 32, 96),
+     (1152, 896, 2, 64), (192, 96, 1, 64), (256, 96, 2, 20)],
+)  # fmt: skip
+def test_tiles_hold_whole_heads(
+    n: int, k: int, kv_heads: int, head_dim: int, m: int, itemsize: int
+) -> None:
+    """Or there is no way; where the usual one will do, it is taken."""
+    way = turned_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
+    if head_dim in (20, 96):
+        assert way is None
+        return
+    assert way is not None
+    heads = (n // head_dim - 2 * kv_heads, kv_heads, head_dim)
+    assert whole(way, heads)
+    usual = product_config(m, n, k, itemsize, 132, hopper=True)
+    if whole(usual, heads):
+        assert way == usual
