@@ -37,7 +37,7 @@ from typing import Any
 from peers.install import BENCHMARKS, PEERS, Place
 from peers.rows import Row, all_rows
 from peers.worker import QUIET
-from record import RESULTS, save
+from record import RESULTS, installed, save
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
 STREAMS = (1, 8, 16)
@@ -58,7 +58,7 @@ class Worker:
         self._process = subprocess.Popen(
             command,
             cwd=BENCHMARKS,
-            env=os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            env=installed(OMP_NUM_THREADS=str(threads), HF_HUB_OFFLINE="1"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 
 from peers.install import BENCHMARKS, Place
 from peers.rows import Row
-from record import save
+from record import installed, save
 
 SHAPE = BENCHMARKS / "shapes" / "llama-3.2-1b"
 FORMS: dict[str, dict[str, Any]] = {
@@ -45,7 +44,7 @@ def start(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Ans
     done = subprocess.run(
         [*python, "-m", "peers.start", json.dumps(settings)],
         cwd=BENCHMARKS,
-        env=os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"},
+        env=installed(OMP_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1"),
         capture_output=True,
         text=True,
     )

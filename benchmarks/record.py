@@ -27,6 +27,15 @@ def require(*modules: str) -> None:
         sys.exit(f"{names}: not installed; pip install -e '.[bench,fuzz]' in the source tree")
 
 
+def installed(**more: str) -> dict[str, str]:
+    """The environment of a process whose start is timed: what Python compiles may stay on disk.
+
+    An installation has it there; some environments for development forbid to write it.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | more
+
+
 def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `<name>.json` in a folder and return its path."""
     folder.mkdir(exist_ok=True)

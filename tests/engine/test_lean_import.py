@@ -6,9 +6,14 @@ import subprocess
 import sys
 
 PROGRAM = """
-import gc, sys
-from quire.engine.lean_import import LATER, import_lean
+import gc, inspect, sys
+from quire.engine.lean_import import LATER, _quick_look_ups, import_lean
+look_up, frame = inspect.getmodule, sys._getframe()
+with _quick_look_ups():
+    assert inspect.getmodule(frame) is sys.modules["__main__"]
+    assert inspect.getmodule(import_lean).__name__ == "quire.engine.lean_import"
 import_lean("cpu")
+assert inspect.getmodule is look_up
 assert not gc.isenabled()
 import torch
 assert LATER in sys.modules and "torch._refs" not in sys.modules

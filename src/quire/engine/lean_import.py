@@ -1,28 +1,51 @@
 """Less to do while Python imports torch, in a process that is all the engine's.
 
-The garbage collector rests: nothing of what is imported is garbage. And where there is no GPU, what
-torch registers so that models can be traced, a quarter of its import, waits until someone looks
-into the module that does it. A program that has an engine in it keeps torch as it is.
+The garbage collector rests: nothing of what is imported is garbage. Where torch asks what module
+its code is in, the answer comes by name and not by the paths of all modules. And where there is no
+GPU, what torch registers so that models can be traced, a quarter of its import, waits until someone
+looks into the module that does it. A program that has an engine in it keeps torch as it is.
 """
 
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 LATER = "torch._meta_registrations"  # which torch imports last, and nobody else looks into
 _DRIVER = Path("/proc/driver/nvidia")
 
 
 def import_lean(device: str) -> None:
-    """Before torch is imported; `device` as in the settings. `gc.enable()` ends the rest."""
+    """Import torch; `device` as in the settings. `gc.enable()` ends the collector's rest."""
     gc.disable()
     if device == "cpu" or not _DRIVER.exists():
         sys.meta_path.insert(0, _Postponing())
+    with _quick_look_ups():
+        import torch  # noqa: F401
+
+
+@contextmanager
+def _quick_look_ups() -> Iterator[None]:
+    """Meanwhile `inspect` finds a frame's module by its name, and that of all else as ever."""
+    look_up = inspect.getmodule
+
+    def module_of(thing: object, file: str | None = None) -> ModuleType | None:
+        if isinstance(thing, FrameType):
+            return sys.modules.get(thing.f_globals.get("__name__", ""))
+        return look_up(thing, file)
+
+    vars(inspect)["getmodule"] = module_of
+    try:
+        yield
+    finally:
+        vars(inspect)["getmodule"] = look_up
 
 
 class _Postponing(MetaPathFinder):

@@ -38,6 +38,7 @@ SHORT_STEP = 0.01
 COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
 ALIKE = 1.5  # a step may take so many times what an earlier start found, or the same part of it
+TRIES = 3  # of such a step; the first one makes what is made once
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 BUDGETS = (2048, 1024, 512, 256)
 
@@ -131,9 +132,8 @@ def _still_holds(step: Callable[[], float], kept: StepTable) -> bool:
     One of a busy machine, or of one that has become another, does not stay for good that way.
     """
     torch.set_num_threads(kept.num_threads)
-    step()  # what is made at a first call is no part of a step
     expected = kept.decodes[1]
-    return any(expected / ALIKE < step() < expected * ALIKE for _ in range(2))
+    return any(expected / ALIKE < step() < expected * ALIKE for _ in range(TRIES))
 
 
 def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
