@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, inspect, sys
 from quire.engine.lean_import import LATER, _quick_look_ups, import_lean
@@ -24,6 +26,21 @@ assert "torch._refs" in sys.modules
 """
 
 
-def test_it_waits_and_is_there_when_asked_for() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+COMMAND = """
+import gc, sys
+from quire.config import EngineConfig
+from quire.engine.lean_import import lean_start
+with lean_start(EngineConfig.from_options(load_format="null")):
+    assert "torch" not in sys.modules and gc.isenabled()
+with lean_start(EngineConfig.from_options(device="cpu")):
+    assert "torch" in sys.modules and not gc.isenabled()
+assert gc.isenabled() and "torch._refs" not in sys.modules
+with lean_start(EngineConfig.from_options(device="cpu")):
+    assert gc.isenabled()
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, COMMAND], ids=["engine", "command"])
+def test_it_waits_and_is_there_when_asked_for(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -66,9 +66,11 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     from quire.engine.client import AsyncEngine
+    from quire.engine.lean_import import lean_start
 
     with asyncio.Runner() as runner:
-        engine = runner.run(AsyncEngine.start(config))
+        with lean_start(config):
+            engine = runner.run(AsyncEngine.start(config))
         try:
             if not engine.tokenizer.has_chat_template:
                 text = "this model has no chat template, so it cannot chat; use quire generate"

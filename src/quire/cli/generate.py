@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.options import CommandParser, add_engine_options, engine_options
+from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.sampling import add_sampling_options, sampling_params
 from quire.errors import ConfigError
 
@@ -51,9 +51,12 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
-    from quire.llm import LLM
+    from quire.engine.lean_import import lean_start
 
-    llm = LLM(**engine_options(args))
+    with lean_start(engine_config(args)):
+        from quire.llm import LLM
+
+        llm = LLM(**engine_options(args))
     show = sys.stderr.isatty()
     if args.chat:
         conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]

@@ -65,10 +65,12 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
     from rich.progress import track
 
     from quire.engine.client import AsyncEngine
+    from quire.engine.lean_import import lean_start
     from quire.server.app import build_app
     from quire.server.settings import ServerSettings
 
-    engine = await AsyncEngine.start(config)
+    with lean_start(config):
+        engine = await AsyncEngine.start(config)
     try:
         if Path(target.name).is_file():  # not a device or a pipe
             target.truncate(0)

@@ -18,6 +18,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
 
+from quire.config import EngineConfig
+from quire.engine.head_start import give_head_start
+
 LATER = "torch._meta_registrations"  # which torch imports last, and nobody else looks into
 _DRIVER = Path("/proc/driver/nvidia")
 
@@ -29,6 +32,21 @@ def import_lean(device: str) -> None:
         sys.meta_path.insert(0, _Postponing())
     with _quick_look_ups():
         import torch  # noqa: F401
+
+
+@contextmanager
+def lean_start(config: EngineConfig) -> Iterator[None]:
+    """Around the start of an engine by a command whose process is all the engine's."""
+    if config.model.load_format == "null" or "torch" in sys.modules:
+        yield  # nothing to import, or somebody's program
+        return
+    give_head_start(config)
+    import_lean(config.device.device)
+    try:
+        yield
+    finally:
+        gc.freeze()  # what is there by now stays
+        gc.enable()
 
 
 @contextmanager
