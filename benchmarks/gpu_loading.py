@@ -64,7 +64,8 @@ def start(folder: Path) -> dict[str, Any]:
     """Start an engine; seconds until it is ready, as a whole and by phase."""
     begin = time.monotonic()
     command = [sys.executable, "-c", START, str(folder)]
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    env = record.installed()
+    told = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
     whole = time.monotonic() - begin
     return json.loads(told.splitlines()[-1]) | {"process_s": round(whole, 2)}
 

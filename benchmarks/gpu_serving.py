@@ -241,6 +241,7 @@ def main() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # see record.installed
     bench = Bench(args, options)
     bench.run(workloads)
     sys.exit(1 if bench.num_failed else 0)
