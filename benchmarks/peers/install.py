@@ -134,7 +134,8 @@ def _install_wheels(wheels: list[Path], folder: Path) -> None:
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     (packages / "this_interpreter.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    subprocess.run([*pip, "install", "--no-index", "--no-deps", *map(str, wheels)], check=True)
+    plain = ["--no-index", "--no-deps", "--no-compile"]  # Python compiles what it imports
+    subprocess.run([*pip, "install", *plain, *map(str, wheels)], check=True)
 
 
 def _say(what: str) -> None:
