@@ -41,7 +41,7 @@ class Quire:
         )
         if self._alone:
             give_head_start(config)
-            import_lean(config.device.device)
+            import_lean()
         from quire.engine.footprint import weights_by_form
         from quire.engine.startup import start_engine
         from quire.kernels.cpu import native

@@ -27,7 +27,7 @@ def main() -> None:
 
     config = EngineConfig.from_options(**settings)
     give_head_start(config)
-    import_lean(config.device.device)
+    import_lean()
     from quire.core.messages import AddRequest
     from quire.core.sampling_params import SamplingParams
     from quire.engine.footprint import footprint_of

@@ -8,7 +8,6 @@ parts of steps replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def overlapped(
         config.scheduler.max_num_batched_tokens, device,
         num_rehearsed=layers_of_all_kinds(shape.sliding_windows), record=record,
     )  # fmt: skip
-    runner.prepare(nullcontext())
+    runner.rehearse()
     return OverlappedExecutor(runner, runner.step_sizes)
 
 

@@ -18,6 +18,7 @@ from quire.engine.executor import UniprocExecutor
 from quire.engine.kv_size import choose_num_blocks, run_largest_step
 from quire.engine.memory_plan import graph_bytes, token_count_bytes
 from quire.engine.startup import start_engine
+from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.layout import BatchLayout
@@ -37,10 +38,11 @@ class WatchedModel:
         folder = resolve_model(config.model)
         self.model = load_model(config, SHAPE, folder, CPU, torch.float32)
         self.layouts: list[BatchLayout] = []
-        self.num_logits = 0
+        self.num_logits = self.num_layers = 0
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         self.layouts.append(ctx.layout)
+        self.num_layers = len(ctx.kv)
         return self.model.forward(input_ids, positions, ctx)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -63,6 +65,7 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
     run_largest_step(config, SHAPE, model, torch.float32, CPU)
     assert [layout.query_lens_host for layout in model.layouts] == [lens]
     assert model.num_logits == 20
+    assert model.num_layers == layers_of_all_kinds(SHAPE.sliding_windows)
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:

@@ -14,7 +14,7 @@ look_up, frame = inspect.getmodule, sys._getframe()
 with _quick_look_ups():
     assert inspect.getmodule(frame) is sys.modules["__main__"]
     assert inspect.getmodule(import_lean).__name__ == "quire.engine.lean_import"
-import_lean("cpu")
+import_lean()
 assert inspect.getmodule is look_up
 assert not gc.isenabled()
 import torch

@@ -69,3 +69,13 @@ def test_quick_calls_are_not_worth_one_either(tmp_path: Path) -> None:
             call.is_quick = True
         executor.run()
     assert {call.result() for call in calls} == {os.getpid()}
+
+
+def test_a_child_does_more_with_what_it_made(tmp_path: Path) -> None:
+    with ForkedExecutor(2) as executor:
+        calls = [executor.submit(leave, tmp_path, number) for number in range(3)]
+        for call in calls:
+            call.follow_up = lambda worker: (tmp_path / f"by {worker}").touch()
+        executor.run()
+    assert {f"by {call.result()}" for call in calls} <= {path.name for path in tmp_path.iterdir()}
+    assert not (tmp_path / f"by {os.getpid()}").exists()

@@ -14,8 +14,8 @@ such a step is waited for.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -99,15 +99,15 @@ class DeviceRunner:
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
-    def prepare(self, compiling: AbstractContextManager[None]) -> None:
-        """Compile and record what steps will need.
+    def rehearse(self) -> None:
+        """Launch each kernel that recorded steps will have, and those that may follow them."""
+        self._graphs.rehearse_all(self._batch.clear)
+        self._wishes.rehearse()
+        self._receive(self._batch.last_tokens)
 
-        compiling: within it launches do no more than begin to compile their kernels.
-        """
-        with compiling:
-            self._graphs.rehearse_all(self._batch.clear)
-            self._wishes.rehearse()
-            self._receive(self._batch.last_tokens)
+    @torch.inference_mode()
+    def record(self) -> None:
+        """Record what steps replay; their kernels are there."""
         self._graphs.record_all(self._batch.clear)
 
     @property
@@ -119,8 +119,6 @@ class DeviceRunner:
     def launch(self, plan: SchedulerOutput) -> PendingStep:
         """Start a step. Changes the batch and, when it runs, the KV cache."""
         entered = self._running.apply_differences(plan)
-        self._sampler.upload(entered)
-        self._wishes.enter(entered)
         order = self._batch.order(plan)
         due = self._running.due(order.scheduled)
         rows = order.rows[due]
@@ -128,7 +126,7 @@ class DeviceRunner:
         has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)
         size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared)
         self._batch.send(order, size, due, np.where(self._wishes.among(rows), -1, rows))
-        tensors = self._graphs.run(size)
+        tensors = self._graphs.run(size, partial(self._take_wishes, entered))
         if self._wishes.read_answers(rows):
             self._settle()  # while the device is busy
         self._wishes.draw(tensors, size.num_samples, rows, _lengths(order)[due])
@@ -145,6 +143,11 @@ class DeviceRunner:
         if self._running.reads_hidden(order):
             self._settle(tensors)
         return step
+
+    def _take_wishes(self, rows: list[int]) -> None:
+        """Bring the wishes of rows that were given to requests to the device."""
+        self._sampler.upload(rows)
+        self._wishes.enter(rows)
 
     def collect(self, step: PendingStep) -> ModelRunnerOutput:
         """Wait for a step's outcome; steps are collected in the order of their launches."""

@@ -27,6 +27,9 @@ class LaunchingRunner(Protocol[Step]):
     def collect(self, step: Step) -> ModelRunnerOutput:
         """Wait for the outcome of a step; called in the order of the launches."""
 
+    def record(self) -> None:
+        """Record what steps replay, before the first of them."""
+
 
 class Outcome(Protocol):
     """A step that was started."""
@@ -44,6 +47,9 @@ class Executor(Protocol):
 
     max_in_flight: int
     step_sizes: Sequence[int]
+
+    def get_ready(self) -> None:
+        """Do what is left to do before the first step, once kernels are compiled."""
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Start a step; steps run in the order of these calls. Never raises: see the outcome."""
@@ -92,6 +98,9 @@ class UniprocExecutor:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
+    def get_ready(self) -> None:
+        """Nothing is."""
+
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Run the step; its failure is kept in the outcome."""
         try:
@@ -108,6 +117,10 @@ class OverlappedExecutor(Generic[Step]):
     def __init__(self, runner: LaunchingRunner[Step], step_sizes: Sequence[int]) -> None:
         self._runner = runner
         self.step_sizes = step_sizes
+
+    def get_ready(self) -> None:
+        """Record steps."""
+        self._runner.record()
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
         """Launch the step; a failure, then or later, is kept in the outcome."""

@@ -1,7 +1,8 @@
 """How many KV blocks an engine makes, and how long its requests may be because of that.
 
 On a GPU the largest step is run once, without requests, and what it takes is measured; the KV cache
-gets what is then left of the share that the settings give.
+gets what is then left of the share that the settings give. Tensors are all that counts, so its
+kernels need not be compiled yet.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from quire.config import EngineConfig
 from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
 from quire.engine.memory_plan import graph_bytes, token_count_bytes
 from quire.engine.model_runner import CausalLM
+from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
-from quire.kernels.dispatch import compiling_ahead
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv, kv_dtype
 from quire.layers.context import ForwardContext
@@ -83,8 +84,6 @@ def _measured_bytes(
     device: torch.device,
 ) -> int:
     """What is left for the KV cache of the share of the GPU's memory; may be negative."""
-    with compiling_ahead(device.type):
-        run_largest_step(config, shape, model, dtype, device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     run_largest_step(config, shape, model, dtype, device)
@@ -111,7 +110,8 @@ def run_largest_step(
 ) -> None:
     """Prompts of all the tokens that a step may have, and logits for all requests that may run.
 
-    The prompts' keys all go to one block, over each other.
+    It goes through as many layers as there are kinds, since a layer leaves nothing but what the
+    next one takes. The prompts' keys all go to one block, over each other.
     """
     block_size = config.cache.block_size
     longest = config.model.max_model_len or shape.max_position_embeddings
@@ -121,7 +121,8 @@ def run_largest_step(
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    kv_shape = (shape.num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
+    num_layers = layers_of_all_kinds(shape.sliding_windows)
+    kv_shape = (num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
     kept = kv_dtype(config.cache.kv_cache_dtype, dtype)
     context = ForwardContext(layout, allocate_kv(*kv_shape, kept, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])

@@ -1,9 +1,9 @@
 """Less to do while Python imports torch, in a process that is all the engine's.
 
 The garbage collector rests: nothing of what is imported is garbage. Where torch asks what module
-its code is in, the answer comes by name and not by the paths of all modules. And where there is no
-GPU, what torch registers so that models can be traced, a quarter of its import, waits until someone
-looks into the module that does it. A program that has an engine in it keeps torch as it is.
+its code is in, the answer comes by name and not by the paths of all modules. And what torch
+registers so that models can be traced, a quarter of its import, waits until someone looks into the
+module that does it. A program that has an engine in it keeps torch as it is.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import FrameType, ModuleType
 
 from quire.config import EngineConfig
 from quire.engine.head_start import give_head_start
 
 LATER = "torch._meta_registrations"  # which torch imports last, and nobody else looks into
-_DRIVER = Path("/proc/driver/nvidia")
 
 
-def import_lean(device: str) -> None:
-    """Import torch; `device` as in the settings. `gc.enable()` ends the collector's rest."""
+def import_lean() -> None:
+    """Import torch. `gc.enable()` ends the collector's rest."""
     gc.disable()
-    if device == "cpu" or not _DRIVER.exists():
-        sys.meta_path.insert(0, _Postponing())
+    sys.meta_path.insert(0, _Postponing())
     with _quick_look_ups():
         import torch  # noqa: F401
 
@@ -41,7 +38,7 @@ def lean_start(config: EngineConfig) -> Iterator[None]:
         yield  # nothing to import, or somebody's program
         return
     give_head_start(config)
-    import_lean(config.device.device)
+    import_lean()
     try:
         yield
     finally:

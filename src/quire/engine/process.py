@@ -85,7 +85,7 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
         return start_null_engine(config)
     begin = time.monotonic()
     give_head_start(config)
-    import_lean(config.device.device)
+    import_lean()
     from quire.engine.startup import start_engine
 
     return start_engine(config, page.beat_within_step, begin)

@@ -13,7 +13,7 @@ from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner
 from quire.engine.running import RunningRequests
 from quire.engine.step_work import layers_of_all_kinds
-from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
+from quire.kernels.dispatch import has_triton, kernels_for
 from quire.layers.context import Beat
 from quire.models.architecture import ModelArchitecture
 from quire.sampling.structured import Matcher
@@ -29,8 +29,9 @@ def make_executor(
     matchers: Mapping[str, Matcher],
     beat: Beat,
 ) -> Executor:
-    """A runner for the device, ready to run, behind its executor. beat: called in long steps.
+    """A runner for the device behind its executor, which has still to `get_ready`.
 
+    beat: called in long steps.
     Steps overlap where Triton's kernels serve the device. The plain twins of the operations wait
     for it within a step, so there each step runs to its end.
     """
@@ -53,5 +54,5 @@ def make_executor(
         record=None if config.device.enforce_eager else cuda_graphs(),
         shares_prefixes=config.shares_prefixes,
     )
-    runner.prepare(compiling_ahead(device.type))
+    runner.rehearse()
     return OverlappedExecutor(runner, runner.step_sizes)

@@ -32,7 +32,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model, tokenizer_folder
 from quire.kernels.cpu.matmul import is_emulated
-from quire.kernels.dispatch import Kernels, has_triton, kernels_for
+from quire.kernels.dispatch import Kernels, compiling_ahead, has_triton, kernels_for
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
 from quire.layers.context import Beat, unwatched
@@ -84,23 +84,24 @@ def start_engine(
         logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
-    with _timed("kernels", seconds), _fitting_step(config):
-        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-    max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
-    limits = RequestLimits(
-        max_model_len=max_model_len,
-        max_kv_tokens=num_blocks * block_size,
-        vocab_size=shape.vocab_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        honours_priority=config.scheduler.scheduling_policy == "priority",
-        hidden_size=shape.hidden_size,
-        generates=shape.has_head,
-    )
-    with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
-        kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
     grammars = Grammars(_grammar_compiler(config, shape))
-    with _timed("graphs", seconds), _fitting_step(config):
+    with _timed("kernels", seconds), _fitting_step(config), compiling_ahead(device.type):
+        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
+        max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
+        limits = RequestLimits(
+            max_model_len=max_model_len,
+            max_kv_tokens=num_blocks * block_size,
+            vocab_size=shape.vocab_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            honours_priority=config.scheduler.scheduling_policy == "priority",
+            hidden_size=shape.hidden_size,
+            generates=shape.has_head,
+        )
+        with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
+            kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
+    with _timed("graphs", seconds), _fitting_step(config):
+        executor.get_ready()
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -150,12 +151,13 @@ def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> Grammar
 
 @contextmanager
 def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Note what the phase took, with all that it gave the GPU to do."""
-    begin = time.monotonic()
+    """Note what the phase took, with all that it gave the GPU to do; without phases within it."""
+    begin, before = time.monotonic(), sum(seconds.values())
     yield
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    _note(phase, time.monotonic() - begin, seconds)
+    within = sum(seconds.values()) - before
+    _note(phase, time.monotonic() - begin - within, seconds)
 
 
 def _note(phase: str, spent: float, seconds: dict[str, float]) -> None:

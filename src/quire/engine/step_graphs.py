@@ -59,6 +59,10 @@ class Recording(Protocol):
 Record = Callable[[Callable[[], StepTensors | None]], Recording]
 
 
+def _nothing() -> None:
+    pass
+
+
 class StepGraphs:
     """record: makes a recording of a part of a step; None: kernels are launched one by one."""
 
@@ -73,12 +77,19 @@ class StepGraphs:
         """Whether steps of this size are replayed."""
         return all(part in self._recordings for part in _parts_of(size))
 
-    def run(self, size: StepSize) -> StepTensors:
-        """Launch a step; what it leaves is valid until the next one is launched."""
+    def run(self, size: StepSize, before_draw: Callable[[], None] = _nothing) -> StepTensors:
+        """Launch a step; what it leaves is valid until the next one is launched.
+
+        before_draw: launches what only draws need, if possible while layers are busy.
+        """
         if not self.replays(size):
-            return self._work.finish(self._work.forward(size), size.num_samples)
+            hidden = self._work.forward(size)
+            before_draw()
+            return self._work.finish(hidden, size.num_samples)
         tensors = None
         for part in _parts_of(size):
+            if part[0] != "layers":
+                before_draw()
             tensors = self._recordings[part].replay()
         assert tensors is not None
         return tensors

@@ -83,13 +83,22 @@ def _hopper_kernels() -> tuple[Any, ...]:
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
-    """Tells what is on disk from what takes long."""
+    """Tells what is on disk from what takes long, and notes each kernel once."""
 
-    def submit(self, key: str, *functions: Any) -> Any:
+    def submit(self, key: str, compile_it: Any, keep: Any, *others: Any) -> Any:
         """As told there. key: of which Triton makes the folder's name."""
-        kernel = super().submit(key, *functions)
-        kernel.future.is_quick = _is_cached(key)
+        is_new = key not in self.future_kernels
+        kernel = super().submit(key, compile_it, keep, *others)
+        if is_new:
+            kernel.future.is_quick = _is_cached(key)
+            kernel.future.follow_up = _make_launcher
+            keep(kernel)  # whoever launches it again need not work out its key
         return kernel
+
+
+def _make_launcher(kernel: Any) -> None:
+    """Triton 3.6 compiles a function in C for each kernel's arguments; it is kept on disk, too."""
+    triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _is_cached(key: str) -> bool:

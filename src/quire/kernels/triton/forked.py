@@ -22,16 +22,22 @@ _NUMBER = struct.Struct("=i")
 _PR_SET_PDEATHSIG = 1
 
 
+def _nothing(_: Any) -> None:
+    pass
+
+
 class Call(Future[Any]):
     """A call that is made here at last when its result is asked for.
 
-    is_quick: it finds on disk what it wants, so no child has to make it.
+    is_quick: it finds on disk what it wants, so no child has to make it. follow_up: what else a
+    child does with the result, for this process to find on disk.
     """
 
     def __init__(self, call: Callable[[], Any]) -> None:
         super().__init__()
         self.call = call
         self.is_quick = False
+        self.follow_up: Callable[[Any], object] = _nothing
 
     def result(self, timeout: float | None = None) -> Any:
         """As Future says."""
@@ -112,8 +118,9 @@ class ForkedExecutor(Executor):
     def _work(self, calls: list[Call], reading: int) -> None:
         """A child's life. Nobody reads what its calls give, or how they fail."""
         while number := os.read(reading, _NUMBER.size):
+            call = calls[_NUMBER.unpack(number)[0]]
             try:
-                calls[_NUMBER.unpack(number)[0]].call()
+                call.follow_up(call.call())
             except Exception:
                 continue
 
