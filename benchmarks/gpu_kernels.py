@@ -3,8 +3,8 @@
 python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
-Parts, most wanted first: gemm, chain (a model's products in sequence), decode, prefill. Prints as
-it goes, and writes the result file after each part.
+Parts, most wanted first: gemm, chain (a model's products in sequence), layers (with attention),
+decode, prefill. Prints as it goes, and writes the result file after each part.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import gpu_timing
 import record
 import torch
 from gpu_attention import decode, prefill
+from gpu_layers import layers
 from gpu_products import chain, gemm, write_table
 from gpu_timing import MODELS, SHAPES, Budget
 
-PARTS = {"gemm": gemm, "chain": chain, "decode": decode, "prefill": prefill}
+PARTS = {"gemm": gemm, "chain": chain, "layers": layers, "decode": decode, "prefill": prefill}
 
 
 def main() -> None:

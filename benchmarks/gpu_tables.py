@@ -88,6 +88,20 @@ def gpu_chain(result: Result) -> str:
     return "\n".join(lines)
 
 
+def gpu_layers(result: Result) -> str:
+    """All layers with attention, heads turned by a kernel of their own and by the product."""
+    lines = [
+        "| model | requests | ms | turned by a kernel of their own, attention launched after it | "
+        "of the bandwidth |",
+        "|---|---|---|---|---|",
+    ]
+    for row in sorted(result["layers"], key=lambda row: (row["model"] == "1b", row["m"])):
+        cells = [_named(row), str(row["m"]), f"{row['joined_us'] / 1e3:.2f}"]
+        cells += [f"{row['apart_us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _named(row: Result) -> str:
     """The model, and the form of its weights where it is not the usual one."""
     return row["model"] + (" fp8" if row.get("itemsize", 2) == 1 else "")

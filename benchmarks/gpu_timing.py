@@ -87,16 +87,16 @@ def time_graph(calls: Sequence[Callable[[], object]], least_us: float = 400.0) -
     for call in calls:
         call()
     torch.cuda.synchronize()
-    graph, once = _capture(calls, 1)
+    graph, once = capture(calls, 1)
     rounds = max(1, min(20, int(least_us / max(once, 1.0))))
     if rounds > 1:
         del graph
-        graph, _ = _capture(calls, rounds)
-    times = [_replay(graph) for _ in range(REPLAYS)]
+        graph, _ = capture(calls, rounds)
+    times = [replay(graph) for _ in range(REPLAYS)]
     return statistics.median(times) / (rounds * len(calls))
 
 
-def _capture(
+def capture(
     calls: Sequence[Callable[[], object]], rounds: int
 ) -> tuple[torch.cuda.CUDAGraph, float]:
     """A graph, and the microseconds of its second replay."""
@@ -105,11 +105,11 @@ def _capture(
         for _ in range(rounds):
             for call in calls:
                 call()
-    _replay(graph)
-    return graph, _replay(graph)
+    replay(graph)
+    return graph, replay(graph)
 
 
-def _replay(graph: torch.cuda.CUDAGraph) -> float:
+def replay(graph: torch.cuda.CUDAGraph) -> float:
     """Microseconds of one replay."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()

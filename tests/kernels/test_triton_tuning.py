@@ -80,7 +80,9 @@ def test_ways_of_one_gpu_do_not_serve_another() -> None:
 
 
 def test_a_ring_serves_few_rows_that_the_copy_engine_can_step_through() -> None:
-    for m, k, itemsize, ring in ((1, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False)):
+    small = ((4, 4096, 2, True), (5, 4096, 2, False), (1, 5120, 2, False))  # half of it, or more
+    codes = ((1, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False))
+    for m, k, itemsize, ring in small + codes:
         way = product_config(m, 6144, k, itemsize, H200, hopper=True)
         assert isinstance(way, RingConfig) == ring
         assert not isinstance(product_config(m, 6144, k, itemsize, H200, hopper=False), RingConfig)

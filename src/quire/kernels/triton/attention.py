@@ -68,10 +68,11 @@ def attention(
         if layout.shared is not None and not window:
             log2_scale, precision = scale * _LOG2_E, _precision(query)
             shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
+        pdl = launches_early(query.device)
         decode_attention(
             query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared,
-            pdl=launches_early(query.device), plan_is_fresh=is_fresh,
-            opens_early=opens_early(k_cache, len(query)),
+            pdl=pdl, plan_is_fresh=is_fresh,
+            opens_early=pdl and has_ring(query.device) and opens_early(k_cache, len(query)),
         )  # fmt: skip
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
@@ -192,6 +193,11 @@ def has_hopper_kernels(index: int | None) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+def has_ring(device: torch.device) -> bool:
+    """Whether the kernel with a ring runs there."""
+    return device.type == "cuda" and has_hopper_kernels(device.index)
 
 
 def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.operands import Fp8Weight, Normed, Turning
-from quire.kernels.triton.attention import has_hopper_kernels
+from quire.kernels.triton.attention import has_ring
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import RingConfig, SkinnyConfig, product_config, turned_config
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
@@ -234,11 +234,6 @@ def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
 def multiplies_fp8(device: torch.device) -> bool:
     """Whether tensor cores there take FP8; Triton's interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def has_ring(device: torch.device) -> bool:
-    """Whether the kernel with a ring runs there."""
-    return device.type == "cuda" and has_hopper_kernels(device.index)
 
 
 def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:

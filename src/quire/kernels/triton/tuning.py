@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+_RINGS = 2 * 96 * 1024  # bytes of W that a multiprocessor's two programs hold
+
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
@@ -64,12 +66,17 @@ def product_config(
 ) -> SkinnyConfig | RingConfig:
     """The choice for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
-    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule.
+    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule. But
+    rings that hold half of a weight are filled while the kernel in front runs, which no product
+    measured by itself shows.
     """
+    ring = hopper and k * itemsize % 16 == 0  # the copy engine's step
+    if ring and itemsize == 2 and m <= 4 and n * k * itemsize <= 2 * num_sms * _RINGS:
+        return ring_rule(m, n, k, itemsize, num_sms)
     row = _measured_row(m, n, k, itemsize, num_sms)
     if row and (hopper or "tiles" not in row["config"]):
         return way_from(row["config"])
-    if hopper and itemsize == 1 and m <= 16 and k % 16 == 0:  # the copy engine's step
+    if ring and itemsize == 1 and m <= 16:
         return ring_rule(m, n, k, itemsize, num_sms)
     return skinny_rule(m, n, k, itemsize, num_sms)
 
@@ -236,10 +243,10 @@ def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
     """Whether the kernel behind attention should be there while that runs.
 
-    With few requests the product behind it can fill its ring meanwhile. One that only waits takes
-    some 4 % of a step's time, and it has a ring where weights are in FP8: so probably are keys.
+    With few requests the product behind it can fill its ring meanwhile, and has one if weights have
+    as many bits as keys. One that only waits costs 4 % of a step's time.
     """
-    return num_tokens <= 8 and k_cache.dtype.itemsize == 1
+    return num_tokens * k_cache.dtype.itemsize <= 8
 
 
 def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:

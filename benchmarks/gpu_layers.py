@@ -1,0 +1,140 @@
+"""Times all layers of a model's decode step: products, turning, writing and attention, no head."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpu_attention import KEPT, kv_bytes
+from gpu_products import chain_weights
+from gpu_timing import DEVICE, DTYPE, MODELS, REPLAYS, Budget, Model, capture, precompile, replay
+from torch import Tensor
+
+from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import Normed, Turning
+from quire.kernels.triton import attention as triton_attention
+from quire.kernels.triton import operations, tuning
+
+CONTEXT = 2048
+WAYS = ("apart", "joined")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step of some requests reads, all of CONTEXT tokens."""
+
+    model: Model
+    layers: list[dict[str, Any]]
+    caches: list[tuple[Tensor, Tensor]]
+    layout: BatchLayout
+    angles: tuple[Tensor, Tensor]
+    hidden: Tensor
+
+
+def make_step(model: Model, itemsize: int, m: int, layers: list[dict[str, Any]]) -> Step:
+    """Keys and values in as many bits as weights."""
+    blocks = torch.randperm(m * CONTEXT // 16, dtype=torch.int32).view(m, -1)
+    layout = BatchLayout.build([1] * m, [CONTEXT] * m, blocks.numpy(), 16, DEVICE)
+    shape = (blocks.numel(), 16, model.kv_heads, model.head_dim)
+    kept = KEPT["fp8" if itemsize == 1 else "bf16"]
+    cache = lambda: torch.randn(shape, device=DEVICE, dtype=DTYPE).to(kept)  # noqa: E731
+    angles = torch.randn(2, m, model.head_dim, device=DEVICE, dtype=DTYPE)
+    hidden = torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE)
+    caches = [(cache(), cache()) for _ in layers]
+    return Step(model, layers, caches, layout, (angles[0], angles[1]), hidden)
+
+
+def run_step(step: Step, way: str) -> Tensor:
+    """The residual stream behind all layers.
+
+    "joined": as the engine runs them. "apart": heads are turned and written by a kernel of their
+    own, and attention is launched when that has ended.
+    """
+    step.layout.forget()
+    norm = step.layers[0]["norm"]
+    rows = operations.rms_norm(step.hidden, norm, 1e-5)
+    stream = Normed(step.hidden, rows, norm, 1e-5)
+    for w, caches in zip(step.layers, step.caches, strict=True):
+        turning = Turning(
+            step.model.head_dim, None, *step.angles, *caches, step.layout.slot_mapping
+        )
+        heads = (joined if way == "joined" else apart)(step, stream, w["qkv"], turning)
+        stream = operations.linear_add_norm(
+            heads.flatten(1), w["o"], None, stream.residual, w["norm"], 1e-5
+        )
+        hidden = operations.linear_silu(stream, w["gate_up"], None)
+        stream = operations.linear_add_norm(
+            hidden, w["down"], None, stream.residual, w["norm"], 1e-5
+        )
+    return stream.residual
+
+
+def joined(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
+    """What attention gives."""
+    query = operations.linear_turned(stream, weight, None, turning)
+    return triton_attention.attention(
+        query, turning.k_cache, turning.v_cache, step.layout, step.model.head_dim**-0.5, None
+    )
+
+
+def apart(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
+    """The same, kernel by kernel."""
+    fused = operations.linear_normed(stream, weight, None)
+    query = operations.rotary_write_kv(*turning.operands(fused))
+    way = tuning.decode_config(turning.k_cache, len(query))
+    make = functools.partial(
+        triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads
+    )
+    plan, out = step.layout.once("apart", make), torch.empty_like(query)
+    triton_attention.decode_attention(
+        query, turning.k_cache, turning.v_cache, step.layout, plan,
+        step.model.head_dim**-0.5, 0, out, way,
+    )  # fmt: skip
+    return out
+
+
+def layers(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Both ways by turns."""
+    cases = [(name, m, size) for size in args.itemsizes for name in args.models for m in args.rows]
+    precompile(run_once, cases, args.workers, budget)
+    for name, itemsize in dict.fromkeys((name, itemsize) for name, _, itemsize in cases):
+        model = MODELS[name]
+        weights = [chain_weights(model, itemsize) for _ in range(model.layers)]
+        num_bytes = itemsize * model.layers * sum(
+            n * k for product, (n, k) in model.products().items() if product != "head"
+        )  # fmt: skip
+        for m in args.rows:
+            if budget.left < 3:
+                return
+            step = make_step(model, itemsize, m, weights)
+            row = {"model": name, "m": m, "itemsize": itemsize} | time_both(step)
+            kept = "fp8" if itemsize == 1 else "bf16"
+            read = num_bytes + model.layers * kv_bytes(model, [CONTEXT] * m, kept)
+            row["share_of_bandwidth"] = read / row["joined_us"] * 1e6 / args.bandwidth
+            print(f"layers {row}", flush=True)
+            results.append(row)
+
+
+def time_both(step: Step) -> dict[str, float]:
+    """Microseconds of each way, and how far the results are apart."""
+    outs = [run_step(step, way).float() for way in WAYS]
+    graphs = [capture([functools.partial(run_step, step, way)], 1)[0] for way in WAYS]
+    times = [[replay(graph) for graph in graphs] for _ in range(REPLAYS)]
+    us = {
+        f"{way}_us": statistics.median(each)
+        for way, each in zip(WAYS, zip(*times, strict=True), strict=True)
+    }
+    return us | {"error": float((outs[1] - outs[0]).norm() / outs[0].norm())}
+
+
+def run_once(name: str, m: int, itemsize: int) -> None:
+    """Two layers, for what they leave in the cache of compiled kernels."""
+    layer = chain_weights(MODELS[name], itemsize)
+    step = make_step(MODELS[name], itemsize, m, [layer, layer])
+    for way in WAYS:
+        run_step(step, way)
+    torch.cuda.synchronize()
