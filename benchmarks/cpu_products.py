@@ -42,7 +42,7 @@ SETS = {  # those that multiply a form in a way of their own
     "float32": ("avx2", "avx512"),
     "bfloat16": ("avx2", "avx512", "avx512_bf16", "amx"),
     "int8": ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"),
-    "int4": ("avx2", "avx2_vnni", "avx512", "avx512_vnni"),
+    "int4": ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "amx"),
 }
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
 GROUP = 32  # numbers that share a scale in four bits

@@ -7,7 +7,7 @@
 // come from the second cache. Sums go over k in stretches, in an order that nothing changes.
 
 constexpr int64_t LINE = 64;
-constexpr int64_t STEPS = 16;          // of a stretch, where rows are in several blocks
+constexpr int64_t STEPS = 8;           // of a stretch, where rows are in several blocks
 constexpr int64_t TILE_AHEAD = 4096;   // for one block of rows: how far before its use a line is asked for
 constexpr int64_t MANY_ROWS4 = 32;     // for fewer, four bits are multiplied as they are
 

@@ -6,8 +6,9 @@
 // keys, and values, once for a step's rows, are transposed. Weights are rounded to bfloat16, sums
 // are float.
 
-constexpr int64_t ROWS = 128;  // of a piece
+constexpr int64_t ROWS = 256;  // of a piece
 constexpr int64_t KEYS = 128;  // of a step
+constexpr int64_t LANES = 32;  // rows that are worked on at once, so that their scores stay in the cache
 constexpr int64_t PAIR = 2;    // numbers in a lane of a tile
 
 // 2^x for -125 <= x <= 0 within 1e-4, which is less than what the weights lose by rounding; below
@@ -25,10 +26,9 @@ inline F32 rough_power_of_two(F32 x) {
 struct InPairs {
     static constexpr int AT_ONCE = 2;
     bf16* weights;
-    int64_t width;
     static F32 power(F32 x) { return rough_power_of_two(x); }
     void keep(int64_t t, int64_t lane, const F32 (&two)[2]) const {
-        _mm512_storeu_si512(weights + t * width + lane * PAIR, pairs_of(two[0], two[1]));
+        _mm512_storeu_si512(weights + t * LANES + lane * PAIR, pairs_of(two[0], two[1]));
     }
 };
 
@@ -68,14 +68,14 @@ void take_rows(const void* cache, const Blocks& blocks, int64_t head, int64_t po
     std::fill_n(out, (padded - count) * dim, bf16{0});
 }
 
-// Rows [16, dim], that of lane i at rows[i], as columns of a product: pairs [dim / 2, width], from a
-// lane on.
-inline void take_columns(const bf16* const* rows, int64_t dim, int64_t width, bf16* out) {
+// Rows [16, dim], that of lane i at rows[i], as columns of a product: pairs [dim / 2, LANES], from
+// a lane on.
+inline void take_columns(const bf16* const* rows, int64_t dim, bf16* out) {
     for (int64_t d = 0; d < dim; d += 32) {
         __m512i lines[16];
         each<16>(BODY(i) { lines[i] = _mm512_loadu_si512(rows[i] + d); });
         transpose(lines);
-        each<16>(BODY(i) { _mm512_storeu_si512(out + (d / PAIR + i) * width * PAIR, lines[i]); });
+        each<16>(BODY(i) { _mm512_storeu_si512(out + (d / PAIR + i) * LANES * PAIR, lines[i]); });
     }
 }
 
@@ -97,77 +97,104 @@ inline void transpose_values(const bf16* values, int64_t keys, int64_t dim, bf16
         }
 }
 
-// sums [rows, width] = (from zero, or what they hold) + rows · columns; rows in lines `row` numbers
-// apart, columns in pairs [depth / 2, width].
+// sums [rows, LANES] = (from zero, or what they hold) + rows · columns; rows in lines `row` numbers
+// apart, columns in pairs [depth / 2, LANES].
 template <bool from_zero>
 inline void add_product(const bf16* rows, int64_t count, int64_t row, const bf16* columns,
-                        int64_t width, int64_t depth, float* sums) {
+                        int64_t depth, float* sums) {
     const auto side = [](const bf16* first, int64_t second, int64_t stride, int64_t step) {
         const uint8_t* at = reinterpret_cast<const uint8_t*>(first);
         return Side{at, at + 2 * second, 2 * stride, 2 * step};
     };
+    const Side across = side(columns, 16 * PAIR, LANES * PAIR, 16 * LANES * PAIR);
     for (int64_t r = 0; r < count; r += 32)
-        for (int64_t lane = 0; lane < width; lane += 32)
-            add_block<ByPairs, from_zero, true, true>(
-                side(rows + r * row, 16 * row, row, 32),
-                side(columns + lane * PAIR, 16 * PAIR, width * PAIR, 16 * width * PAIR), depth / 32,
-                sums + r * width + lane, width, {});
+        add_block<ByPairs, from_zero, true, true>(side(rows + r * row, 16 * row, row, 32), across,
+                                                  depth / 32, sums + r * LANES, LANES, {});
 }
 
-// Sums [dim, width] times `by` [width], where that is not 1 for all lanes.
-inline void rescale(const float* by, int64_t dim, int64_t width, float* sums) {
-    for (int64_t lane = 0; lane < width; lane += 16) {
+// Sums [dim, LANES] times `by` [LANES], where that is not 1 for all.
+inline void rescale(const float* by, int64_t dim, float* sums) {
+    for (int64_t lane = 0; lane < LANES; lane += 16) {
         const F32 factor = F32::load(by + lane);
         if (!_mm512_cmp_ps_mask(factor.v, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) continue;
         for (int64_t d = 0; d < dim; ++d) {
-            float* const at = sums + d * width + lane;
+            float* const at = sums + d * LANES + lane;
             (F32::load(at) * factor).store(at);
         }
     }
 }
 
-// Sums [dim, width] over `total` [width], from a lane on, into 16 rows or fewer.
-inline void put_rows(const float* sums, const float* total, int64_t dim, int64_t width,
-                     bf16* const* rows, int64_t count) {
-    const F32 inverse = F32::all(1.0f) / F32::load(total);
-    for (int64_t d = 0; d < dim; d += 16) {
-        __m512i lines[16];
-        each<16>(BODY(i) {
-            lines[i] = _mm512_castps_si512((F32::load(sums + (d + i) * width) * inverse).v);
-        });
-        transpose(lines);
-        for (int64_t i = 0; i < count; ++i) F32{_mm512_castsi512_ps(lines[i])}.store(rows[i] + d);
+// The queries of a piece. A row is one of them and a head that shares the key head; behind the last
+// one it is repeated.
+struct Queries {
+    const AttentionArgs& a;
+    int64_t token, position, count, head;
+    int64_t group = a.heads / a.kv_heads, groups = (count * group + LANES - 1) / LANES;
+
+    int64_t query(int64_t row) const { return std::min(row / group, count - 1); }
+    int64_t place(int64_t row, int64_t stride) const {  // in numbers
+        return (token + query(row)) * stride + (head * group + row % group) * a.head_dim;
     }
-}
+};
+
+// What is kept of LANES rows from step to step.
+struct Lanes {
+    float *sums, *positions, *most, *total;  // [dim, LANES], [LANES]
+    bf16* query;                             // pairs [dim / 2, LANES]
+
+    void begin(const Queries& queries, int64_t row) const {
+        for (int64_t lane = 0; lane < LANES; lane += 16) {
+            const bf16* rows[16];
+            for (int64_t i = 0; i < 16; ++i) {
+                const int64_t r = row + lane + i;
+                rows[i] = static_cast<const bf16*>(queries.a.query) +
+                          queries.place(r, queries.a.query_stride);
+                positions[lane + i] = static_cast<float>(queries.position + queries.query(r));
+            }
+            take_columns(rows, queries.a.head_dim, query + lane * PAIR);
+            F32::all(LEAST).store(most + lane);
+            F32::zero().store(total + lane);
+        }
+    }
+
+    void end(const Queries& queries, int64_t row) const {
+        const int64_t dim = queries.a.head_dim, rows = queries.count * queries.group - row;
+        for (int64_t lane = 0; lane < std::min(LANES, rows); lane += 16) {
+            const F32 inverse = F32::all(1.0f) / F32::load(total + lane);
+            for (int64_t d = 0; d < dim; d += 16) {
+                __m512i lines[16];
+                each<16>(BODY(i) {
+                    const F32 sum = F32::load(sums + (d + i) * LANES + lane);
+                    lines[i] = _mm512_castps_si512((sum * inverse).v);
+                });
+                transpose(lines);
+                for (int64_t i = 0; i < std::min<int64_t>(16, rows - lane); ++i)
+                    F32{_mm512_castsi512_ps(lines[i])}.store(
+                        static_cast<bf16*>(queries.a.out) +
+                        queries.place(row + lane + i, queries.a.heads * dim) + d);
+            }
+        }
+    }
+};
 
 // As `AttendRows` tells.
 template <typename Code>
 void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t position,
                  int64_t count, int64_t head) {
     const Blocks blocks = blocks_of<Code>(a, table);
-    const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
-    const int64_t width = (count * group + 31) / 32 * 32;
+    const Queries queries{a, token, position, count, head};
+    const int64_t dim = a.head_dim, groups = queries.groups, floats = (dim + 3) * LANES;
     thread_local Scratch own, other;
-    float* const sums = own.room<float>((dim + KEYS + 4) * width);
-    float *scores = sums + dim * width, *positions = scores + KEYS * width;
-    float *most = positions + width, *total = most + width, *by = total + width;
-    bf16* const query = other.room<bf16>((dim + KEYS) * width + 3 * KEYS * dim);
-    bf16 *weights = query + dim * width, *keys = weights + KEYS * width;
-    bf16 *values = keys + KEYS * dim, *turned = values + KEYS * dim;
-    const auto place = [&](int64_t r, int64_t stride) {  // of a lane's row, in numbers
-        const int64_t q = std::min(r / group, count - 1);
-        return (token + q) * stride + (head * group + r % group) * dim;
+    float* const scores = own.room<float>((KEYS + 1) * LANES + groups * floats);
+    float* const by = scores + KEYS * LANES;
+    bf16* const weights = other.room<bf16>(KEYS * LANES + 3 * KEYS * dim + groups * dim * LANES);
+    bf16 *keys = weights + KEYS * LANES, *values = keys + KEYS * dim, *turned = values + KEYS * dim;
+    const auto lanes = [&](int64_t g) {
+        float *const sums = by + LANES + g * floats, *const positions = sums + dim * LANES;
+        bf16* const query = turned + KEYS * dim + g * dim * LANES;
+        return Lanes{sums, positions, positions + LANES, positions + 2 * LANES, query};
     };
-    for (int64_t lane = 0; lane < width; lane += 16) {
-        const bf16* rows[16];
-        for (int64_t i = 0; i < 16; ++i) {
-            rows[i] = static_cast<const bf16*>(a.query) + place(lane + i, a.query_stride);
-            positions[lane + i] = static_cast<float>(position + std::min((lane + i) / group, count - 1));
-        }
-        take_columns(rows, dim, width, query + lane * PAIR);
-        F32::all(LEAST).store(most + lane);
-        F32::zero().store(total + lane);
-    }
+    for (int64_t g = 0; g < groups; ++g) lanes(g).begin(queries, g * LANES);
     const Tiles configured(32);
     const int64_t window = a.window ? a.window : position + count, end = position + count;
     const int64_t begin = std::max<int64_t>(0, position + 1 - window) / KEYS * KEYS;
@@ -176,22 +203,22 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
         take_rows<Code>(a.k_cache, blocks, head, first, some, padded, dim, keys);
         take_rows<Code>(a.v_cache, blocks, head, first, some, padded, dim, values);
         transpose_values(values, padded, dim, turned);
-        add_product<true>(keys, padded, dim, query, width, dim, scores);
-        const bool masked = first + padded > position + 1 || first <= end - 1 - window;
-        weigh_rows(scores, padded, width, first, masked, positions, static_cast<float>(window),
-                   a.scale * LOG2_E, most, total, by, InPairs{weights, width});
-        if (first == begin) {
-            add_product<true>(turned, dim, KEYS, weights, width, padded, sums);
-        } else {
-            rescale(by, dim, width, sums);
-            add_product<false>(turned, dim, KEYS, weights, width, padded, sums);
+        for (int64_t g = 0; g < groups; ++g) {
+            const Lanes at = lanes(g);
+            const int64_t oldest = position + queries.query(g * LANES);
+            const int64_t newest = position + queries.query(g * LANES + LANES - 1);
+            if (first > newest) continue;
+            add_product<true>(keys, padded, dim, at.query, dim, scores);
+            const bool masked = first + padded > oldest + 1 || first <= newest - window;
+            weigh_rows(scores, padded, LANES, first, masked, at.positions, static_cast<float>(window),
+                       a.scale * LOG2_E, at.most, at.total, by, InPairs{weights});
+            if (first == begin) {
+                add_product<true>(turned, dim, KEYS, weights, padded, at.sums);
+            } else {
+                rescale(by, dim, at.sums);
+                add_product<false>(turned, dim, KEYS, weights, padded, at.sums);
+            }
         }
     }
-    for (int64_t lane = 0; lane < width; lane += 16) {
-        bf16* rows[16];
-        const int64_t some = std::clamp<int64_t>(count * group - lane, 0, 16);
-        for (int64_t i = 0; i < some; ++i)
-            rows[i] = static_cast<bf16*>(a.out) + place(lane + i, a.heads * dim);
-        put_rows(sums + lane, total + lane, dim, width, rows, some);
-    }
+    for (int64_t g = 0; g < groups; ++g) lanes(g).end(queries, g * LANES);
 }
