@@ -12,8 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
-from quire.kernels.triton.split_gemm import split_gemm
-from quire.kernels.triton.tuning import SplitConfig, library_is_faster, split_rule
+from quire.kernels.triton.tuning import library_is_faster
 from quire.kernels.triton.workspace import workspace
 
 _TILE = 2**25  # weights that are widened at once
@@ -64,20 +63,9 @@ def _library_is_faster(rows: int, codes: Tensor) -> bool:
     return library_is_faster(rows, n, k, codes.itemsize, workspace(codes.device).num_sms)
 
 
-def _split_way(rows: int, codes: Tensor) -> SplitConfig | None:
-    """How tiles share k, where that was measured to be faster than the library."""
-    if not codes.is_cuda or torch.cuda.get_device_capability(codes.device)[0] != 9:
-        return None
-    n, k = codes.shape
-    return split_rule(rows, n, k, workspace(codes.device).num_sms)
-
-
 def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K], rounded to FP8 by a kernel of its own if it is not yet → bfloat16 [T, N]."""
     rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
-    way = _split_way(len(rows.codes), codes)
-    if way is not None:
-        return split_gemm(rows, codes, scale, bias, way)
     out: Tensor = torch._scaled_mm(
         rows.codes,
         codes.t(),  # the layout that the library asks for: nothing is moved

@@ -60,29 +60,6 @@ class RingConfig:
     warps: int = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SplitConfig:
-    """A way of `split_gemm`: tiles of block_m rows of x by block_n of W, whose k `split` share."""
-
-    block_m: int
-    block_n: int
-    split: int
-    stages: int
-
-
-def split_rule(m: int, n: int, k: int, num_sms: int) -> SplitConfig | None:
-    """The choice for x [m, k] and W [n, k] in FP8 on a Hopper; None: better left to the library.
-
-    For 65 to 128 rows, where tiles 64 wide leave no multiprocessor a second one: as many programs
-    share each as there are multiprocessors for, if eight steps of k are left to each.
-    """
-    tiles = -(-n // 64)
-    if not 64 < m <= 128 or tiles > num_sms or k < 1024:
-        return None
-    split = max(1, min(num_sms // tiles, k // 1024, 4))
-    return SplitConfig(block_m=128, block_n=64, split=split, stages=6)
-
-
 @functools.cache
 def product_config(
     m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool
