@@ -40,7 +40,6 @@ from quire.kernels.triton.shared_attention import (
     shared_plan_kernel,
 )
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
-from quire.kernels.triton.split_gemm import split_gemm_kernel
 from quire.kernels.triton.step import (
     build_inputs_kernel,
     change_blocks_kernel,
@@ -54,7 +53,7 @@ _ALL = (
     prefill_work_kernel, shared_attention_kernel, plan_kernel, shared_plan_kernel, norm_kernel,
     silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel, angles_kernel,
     peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel, change_blocks_kernel,
-    build_inputs_kernel, finish_step_kernel, move_kernel, split_gemm_kernel,
+    build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip
 
 
