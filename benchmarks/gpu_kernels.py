@@ -3,8 +3,9 @@
 python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
-Parts, most wanted first: gemm, chain (a model's products in sequence), layers (with attention),
-decode, prefill. Prints as it goes, and writes the result file after each part.
+Parts: tune (the ways of products between each other), gemm (products alone), chain (a model's
+products in sequence), layers (with attention), decode, prefill. Prints as it goes, and writes the
+result file after each part.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import gpu_timing
 import record
 import torch
 from gpu_attention import decode, prefill
+from gpu_chains import chain, tune
 from gpu_layers import layers
-from gpu_products import chain, gemm, write_table
+from gpu_products import gemm, write_table
 from gpu_timing import MODELS, SHAPES, Budget
 
-PARTS = {"gemm": gemm, "chain": chain, "layers": layers, "decode": decode, "prefill": prefill}
+PARTS = {
+    "tune": tune, "gemm": gemm, "chain": chain, "layers": layers, "decode": decode,
+    "prefill": prefill,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -32,12 +37,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 32, 4])
+    parser.add_argument("--rows", nargs="+", type=int, default=[64, 16, 1, 8, 32])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     parser.add_argument("--name", default="gpu_kernels", help="of the result file")
-    parser.add_argument("--compile", action="store_true", help="only compile what gemm would time")
-    parser.add_argument("--tune", action="store_true", help="make gemm's best ways the table")
+    parser.add_argument("--compile", action="store_true", help="only compile what is timed")
+    parser.add_argument("--tune", action="store_true", help="make the best ways the table")
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
     if args.table:
@@ -50,7 +55,8 @@ def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
     if args.compile:
-        gemm(budget, args, [])
+        for part in {"tune", "gemm", "chain"} & set(args.only):
+            PARTS[part](budget, args, [])
         return
     args.bandwidth = gpu_timing.read_bandwidth()
     measured: dict[str, Any] = {
@@ -70,7 +76,7 @@ def measure(args: argparse.Namespace) -> None:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
             path = record.save(args.name, measured, args.results)
-        if part == "gemm" and args.tune:
+        if part == "tune" and args.tune:
             write_table(measured)
         torch.cuda.empty_cache()
         print(f"{part} done, {budget.left:.0f} s left, {path}", flush=True)

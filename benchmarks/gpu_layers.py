@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_attention import KEPT, kv_bytes
-from gpu_products import chain_weights
+from gpu_chains import chain_weights
 from gpu_timing import DEVICE, DTYPE, MODELS, REPLAYS, Budget, Model, capture, precompile, replay
 from torch import Tensor
 

@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from gpu_timing import (
     DEVICE,
     DTYPE,
-    MODELS,
     SHAPES,
     SHARED_MEMORY,
     Budget,
-    Model,
     brief,
     copies_beyond_cache,
     precompile,
@@ -29,24 +27,22 @@ from gpu_timing import (
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.dispatch import kernels_for
 from quire.kernels.triton import fp8, tuning
+from quire.kernels.triton.elementwise import round_stretches
 from quire.kernels.triton.skinny_gemm import (
+    LEAST_ROUNDED,
     Fp8Weight,
-    interleave_gate_up,
     skinny_gemm,
-    skinny_gemm_norm,
 )
 from quire.kernels.triton.tuning import RingConfig, SkinnyConfig
 from quire.kernels.triton.workspace import NUM_PARTIALS
-from quire.quantization.fp8 import FORM
 
 TABLE = Path(tuning.__file__).parent / "tuned.json"
 
 
 Way = SkinnyConfig | RingConfig
-SPLITS = (1, 2, 3, 4, 6, 8)
-STAGES = {1: (10, 6), 2: (6,), 3: (4,), 4: (3,)}  # by the programs of a multiprocessor
+SPLITS = (1, 2, 3, 4, 8)
+CUTS = ((128, 1), (64, 2))  # rows of a tile, and tiles of a step
 
 
 def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
@@ -54,31 +50,33 @@ def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
     rule = tuning.ring_rule(m, n, k, itemsize, num_sms)
     usual = -(-n // rule.block_n) * rule.split
     ways: list[Way] = [tuning.product_config(m, n, k, itemsize, num_sms, hopper=True), rule]
-    for (block_n, tiles), split in itertools.product(((128, 1), (64, 2)), SPLITS):
+    for (block_n, tiles), split in itertools.product(CUTS, SPLITS):
+        if m > 16 and block_n == 128 and split > 1:  # never the best
+            continue
         programs = -(-n // block_n) * split
         room = split == 1 or 2 * programs * block_n * max(8, m) <= NUM_PARTIALS
-        if room and usual / 2 <= programs <= 2 * usual:
-            on_each = min(4, -(-programs // num_sms)) if split > 1 else 2
+        on_each = -(-programs // num_sms) if split > 1 else 1
+        if room and usual / 2 <= programs <= 2 * usual and on_each * block_n <= 256:
+            warps = 8 if m > 16 and block_n == 128 else 4
             ways += [
-                RingConfig(block_n, max(2, stages // tiles), split, tiles, warps)
-                for stages, warps in itertools.product(STAGES[on_each], warps_for(m, block_n))
+                RingConfig(block_n, places(m, block_n, each) // tiles, split, tiles, warps)
+                for each in (1, 2)
+                if each >= on_each
             ]
-    return [way for way in dict.fromkeys(ways) if fits(way, itemsize)]
+    if m > 16 and itemsize == 1:  # the other kernel rounds x in each step
+        ways = [way for way in ways if isinstance(way, RingConfig)]
+    return list(dict.fromkeys(ways))
 
 
-def warps_for(m: int, block_n: int) -> tuple[int, ...]:
-    """So that what a thread holds of x and of the sums stays in registers."""
-    if m > 16:
-        return (8,) if block_n == 128 else (4,)
-    return (4, 8) if m > 8 and block_n == 128 else (4,)
+def places(m: int, block_n: int, on_each: int) -> int:
+    """Of 128 bytes of the rows of W and x in a ring, so many programs being on a multiprocessor.
 
-
-def fits(way: Way, itemsize: int) -> bool:
-    """Whether the ring and the program's piece of x have room in shared memory."""
-    if isinstance(way, SkinnyConfig):
-        return True
-    piece = 64 * 32 * way.warps * itemsize
-    return way.tiles * way.stages * way.block_n * 128 + piece + 1536 <= SHARED_MEMORY
+    Up to 16 rows of x that a program rounds itself take some 8 KiB, beside W's.
+    """
+    rounded = m <= 16
+    block_m = 0 if rounded else 1 << (m - 1).bit_length()
+    room = SHARED_MEMORY // on_each - 1024 * (10 if rounded else 2)
+    return min(10, room // (128 * (block_n + block_m)))
 
 
 def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
@@ -93,15 +91,20 @@ def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Wa
 def product_calls(
     x: Tensor, weights: list[Tensor] | list[Fp8Weight], config: Way
 ) -> list[functools.partial[Tensor]]:
-    """x · Wᵀ for each weight."""
-    return [functools.partial(skinny_gemm, x, w, config=config) for w in weights]
+    """x · Wᵀ for each weight, x as a kernel in front leaves it."""
+    given: Any = x
+    if (
+        isinstance(config, RingConfig)
+        and len(x) >= LEAST_ROUNDED
+        and isinstance(weights[0], Fp8Weight)
+    ):
+        given = round_stretches(x, pdl=False)
+    return [functools.partial(skinny_gemm, given, w, config=config) for w in weights]
 
 
 def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Every product of the models at several numbers of rows, with weights of 16 and of 8 bits."""
-    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
-    flat = torch.randn(2**29 + 2**27, device=DEVICE).to(DTYPE)
-    codes = flat.to(reference.FP8)
+    sms = num_sms()
     cases = [
         (m, model, name, n, k, itemsize)
         for itemsize in args.itemsizes
@@ -110,9 +113,9 @@ def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         for name, (n, k) in SHAPES[model].products().items()
     ]
     wanted = {
-        (compiled_as(m, n, k, way, num_sms), itemsize): (m, n, k, itemsize, way)
+        (compiled_as(m, n, k, way, sms), itemsize): (m, n, k, itemsize, way)
         for m, _, _, n, k, itemsize in cases
-        for way in ways_of(m, n, k, itemsize, num_sms)
+        for way in ways_of(m, n, k, itemsize, sms)
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
     if args.compile:
@@ -121,18 +124,11 @@ def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         if budget.left < 0:
             print("out of time")
             break
-        num_bytes = itemsize * n * k
-        copies = min(copies_beyond_cache(num_bytes, most=24), flat.numel() // (n * k))
-        source = flat if itemsize == 2 else codes
-        given = [source[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
-        case = plain_case(m, given) if itemsize == 2 else fp8_case(m, given)
-        ways = ways_of(m, n, k, itemsize, num_sms)
-        make = functools.partial(product_calls, case.x, case.weights)
-        rows = time_ways(ways, make, case.expected, f"{m} {model} {name} {itemsize}")
+        ways = ways_of(m, n, k, itemsize, sms)
+        rows, library = time_alone(m, n, k, itemsize, ways, f"{m} {model} {name} {itemsize}")
         if not rows:
             continue
-        library = time_graph(case.library)
-        best = rows[0]
+        num_bytes, best = itemsize * n * k, rows[0]
         share = num_bytes / best["us"] * 1e6 / args.bandwidth
         print(
             f"gemm {model} {name:8} {8 * itemsize:2} bits m={m:2} [{n}, {k}] {best['us']:7.2f} us "
@@ -144,6 +140,36 @@ def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
             {"model": model, "product": name, "m": m, "n": n, "k": k, "itemsize": itemsize,
              "library_us": library, "share_of_bandwidth": share, "ways": rows}
         )  # fmt: skip
+
+
+@functools.cache
+def num_sms() -> int:
+    """Multiprocessors."""
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+def time_alone(
+    m: int, n: int, k: int, itemsize: int, ways: list[Way], label: str
+) -> tuple[list[dict[str, Any]], float]:
+    """The ways of one product, the quickest first, and microseconds of the library."""
+    case = case_of(m, n, k, itemsize)
+    make = functools.partial(product_calls, case.x, case.weights)
+    return time_ways(ways, make, case.expected, label), time_graph(case.library)
+
+
+def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
+    """A product on as many weights as outgrow the cache."""
+    source = numbers(itemsize)
+    copies = min(copies_beyond_cache(itemsize * n * k, most=24), source.numel() // (n * k))
+    given = [source[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
+    return plain_case(m, given) if itemsize == 2 else fp8_case(m, given)
+
+
+@functools.cache
+def numbers(itemsize: int) -> Tensor:
+    """To cut weights from."""
+    flat = torch.randn(2**29 + 2**27, device=DEVICE).to(DTYPE)
+    return flat if itemsize == 2 else flat.to(reference.FP8)
 
 
 @dataclass(frozen=True)
@@ -182,12 +208,11 @@ def write_table(result: dict[str, Any]) -> None:
     What the table has of other shapes stays.
     """
     kept = {_shape(row): row for row in tuning.measured()["skinny_gemm"]}
-    for row in result["gemm"]:
-        best = row["ways"][0]
+    for row in result["tune"]:
         kept[_shape(row)] = {
             **{key: row[key] for key in ("m", "n", "k", "itemsize")},
-            "library": row["library_us"] < best["us"],
-            "config": best["config"],
+            "library": row["library_us"] < row["alone_us"],
+            "config": row["config"],
         }
     lines = ",\n".join(json.dumps(row) for row in kept.values())
     TABLE.write_text(f'{{"num_sms": {result["num_sms"]}, "skinny_gemm": [\n{lines}\n]}}\n')
@@ -207,95 +232,3 @@ def run_once(m: int, n: int, k: int, itemsize: int, config: Way) -> None:
         weight = Fp8Weight(weight, torch.empty(n, device=DEVICE))
     skinny_gemm(torch.empty(m, k, device=DEVICE, dtype=DTYPE), weight, config=config)
     torch.cuda.synchronize()
-
-
-def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """All layers' products with norms, residuals and SiLU fused; attention is left out."""
-    cases = [(name, m, size) for size in args.itemsizes for name in args.models for m in args.rows]
-    precompile(run_chain_once, cases, args.workers, budget)
-    for name, itemsize in dict.fromkeys((name, itemsize) for name, _, itemsize in cases):
-        model = MODELS[name]
-        layers = [chain_weights(model, itemsize) for _ in range(model.layers)]
-        products = [nk for product, nk in model.products().items() if product != "head"]
-        num_bytes = itemsize * sum(n * k for n, k in products) * model.layers
-        for m in args.rows:
-            if budget.left < 5:
-                break
-            row: dict[str, Any] = {"model": name, "m": m, "itemsize": itemsize}
-            for pdl in (False, True):
-                row["pdl_us" if pdl else "us"] = time_graph(
-                    [functools.partial(run_chain, model, layers, m, pdl=pdl)],
-                    least_us=0,
-                )
-            row["error"] = chain_error(model, layers[0], m)
-            best = min(row["us"], row["pdl_us"])
-            row["share_of_bandwidth"] = num_bytes / best * 1e6 / args.bandwidth
-            print(
-                f"chain {name} {8 * itemsize:2} bits m={m:2} {row['us'] / 1000:.3f} ms, overlapped "
-                f"{row['pdl_us'] / 1000:.3f} ms, {num_bytes / best / 1e6:.2f} TB/s "
-                f"{row['share_of_bandwidth']:.0%} error {row['error']:.1e}",
-                flush=True,
-            )
-            results.append(row)
-
-
-def run_chain_once(name: str, m: int, itemsize: int) -> None:
-    """One layer, for what it leaves in the cache of compiled kernels."""
-    layer = chain_weights(MODELS[name], itemsize)
-    for pdl in (False, True):
-        run_chain(MODELS[name], [layer, layer], m, pdl=pdl)
-    torch.cuda.synchronize()
-
-
-def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
-    """One layer."""
-    weights: dict[str, Any] = {
-        name: torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(k**-0.5)
-        for name, (n, k) in model.products().items()
-        if name != "head"
-    }
-    weights["gate_up"] = interleave_gate_up(weights["gate_up"])
-    if itemsize == 1:
-        weights = {
-            name: Fp8Weight(*FORM.make(w, kernels_for(DEVICE))) for name, w in weights.items()
-        }
-    weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
-    return weights
-
-
-def run_chain(model: Model, layers: list[dict[str, Any]], m: int, *, pdl: bool) -> Tensor:
-    """Layers whose attention passes on the values of its input."""
-    x: Any = torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE)
-    residual = x
-    for w in layers:
-        qkv = skinny_gemm(x, w["qkv"], pdl=pdl)
-        heads = qkv[:, : model.heads * model.head_dim]
-        x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5, pdl=pdl)
-        hidden = skinny_gemm(x, w["gate_up"], silu=True, pdl=pdl)
-        x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5, pdl=pdl)
-        residual = x.residual
-    return residual
-
-
-def chain_error(model: Model, w: dict[str, Any], m: int) -> float:
-    """Relative error of one layer; with FP8 most of it is the rounding of activations."""
-    torch.manual_seed(1)
-    out = run_chain(model, [w, w], m, pdl=True)
-    torch.manual_seed(1)
-    x = torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE).float()
-    residual, w = x, {name: in_float32(weight) for name, weight in w.items()}
-    for _ in range(2):
-        heads = (x @ w["qkv"].T)[:, : model.heads * model.head_dim]
-        residual = residual + heads @ w["o"].T
-        x = reference.rms_norm(residual, w["norm"], 1e-5)
-        gate, up = (x @ w["gate_up"].T).unflatten(-1, (-1, 2)).unbind(-1)
-        residual = residual + (F.silu(gate) * up) @ w["down"].T
-        x = reference.rms_norm(residual, w["norm"], 1e-5)
-    return float((out.float() - residual).norm() / residual.norm())
-
-
-def in_float32(weight: Tensor | Fp8Weight) -> Tensor:
-    """The weight as the numbers that it stands for."""
-    if isinstance(weight, Tensor):
-        return weight.float()
-    return weight.codes.float() * weight.scale[:, None]

@@ -9,48 +9,27 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def gpu_kernels(result: Result) -> str:
-    """Times of each kernel beside the library's, of the models' products, and of attention."""
-    bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["product"], row["m"]): row for row in result["gemm"]}
-    rows = sorted({row["m"] for row in result["gemm"]})
-    lines = [
-        f"Products, us of the best way / of the library, by rows; **bold** where that was faster "
-        f"(reading alone: {bandwidth / 1e12:.2f} TB/s):",
-        "",
-        f"| model, product | [N, K] | {' | '.join(map(str, rows))} |",
-        f"|---|---|{'---|' * len(rows)}",
-    ]
-    for model, product in dict.fromkeys((model, product) for model, product, _ in figures):
-        cells = []
-        for m in rows:
-            row = figures[model, product, m]
-            ours, library = row["ways"][0]["us"], row["library_us"]
-            mark = "**" if library < ours else ""
-            cells.append(f"{mark}{ours:.1f} / {library:.1f}{mark}")
-        lines.append(f"| {model} {product} | {row['n']}, {row['k']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def gpu_products(result: Result) -> str:
-    """Products through the ring, beside the kernel for all GPUs and the library."""
+    """Products as their layers take them, beside the library's with nothing fused."""
+    bandwidth = result["read_bandwidth"]
+    figures = {(_named(row), row["product"], row["m"]): row for row in result["tune"]}
+    sizes = sorted({row["m"] for row in result["tune"]})
     lines = [
-        "Products with weights in FP8, us through the ring / by the other kernel / of the "
-        f"library; bytes: what these take ({result['read_bandwidth'] / 1e12:.2f} TB/s):",
+        "Products with the norm, the residual or SiLU that their layers fuse into them, us, / the "
+        "library's with nothing fused, by rows; **bold** where that was faster; bytes: what these "
+        f"take to be read ({bandwidth / 1e12:.2f} TB/s):",
         "",
-        "| model, product | [N, K] | bytes | 1 row | 16 rows |",
-        "|---|---|---|---|---|",
+        f"| model, product | [N, K] | bytes | {' | '.join(map(str, sizes))} |",
+        f"|---|---|---|{'---|' * len(sizes)}",
     ]
-    figures = {(row["model"], row["product"], row["m"]): row for row in result["gemm"]}
     for model, product in dict.fromkeys(key[:2] for key in figures):
-        row = figures[model, product, 1]
-        floor = row["n"] * row["k"] / result["read_bandwidth"] * 1e6
+        row = figures[model, product, sizes[0]]
+        floor = row["itemsize"] * row["n"] * row["k"] / bandwidth * 1e6
         cells = [f"{model} {product}", f"{row['n']}, {row['k']}", f"{floor:.1f}"]
-        for m in (1, 16):
+        for m in sizes:
             row = figures[model, product, m]
-            ring = min(way["us"] for way in row["ways"] if "tiles" in way["config"])
-            other = min(way["us"] for way in row["ways"] if "tiles" not in way["config"])
-            cells.append(f"{ring:.1f} / {other:.1f} / {row['library_us']:.1f}")
+            mark = "**" if row["library_us"] < row["alone_us"] else ""
+            cells.append(f"{mark}{row['alone_us']:.1f} / {row['library_us']:.1f}{mark}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -76,15 +55,17 @@ def gpu_unseen(result: Result) -> str:
 
 
 def gpu_chain(result: Result) -> str:
-    """All layers' products one after the other, launched early and not."""
+    """All layers' products one after the other."""
+    sizes = sorted({row["m"] for row in result["chain"]})
+    figures = {(_named(row), row["m"]): row for row in result["chain"]}
     lines = [
-        "| model | rows | ms | each launched when the one before has ended | of the bandwidth |",
-        "|---|---|---|---|---|",
+        f"| ms, share of the bandwidth, by rows | {' | '.join(map(str, sizes))} |",
+        f"|---|{'---|' * len(sizes)}",
     ]
-    for row in sorted(result["chain"], key=lambda row: (row["model"] == "1b", row["m"])):
-        cells = [_named(row), str(row["m"]), f"{row['pdl_us'] / 1e3:.2f}"]
-        cells += [f"{row['us'] / 1e3:.2f}", f"{row['share_of_bandwidth']:.0%}"]
-        lines.append(f"| {' | '.join(cells)} |")
+    for model in dict.fromkeys(key[0] for key in figures):
+        rows = [figures[model, m] for m in sizes]
+        cells = [f"{row['us'] / 1e3:.2f}, {row['share_of_bandwidth']:.0%}" for row in rows]
+        lines.append(f"| {' | '.join([model, *cells])} |")
     return "\n".join(lines)
 
 

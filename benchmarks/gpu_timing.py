@@ -181,6 +181,9 @@ def time_ways(
     make: Callable[[Any], Sequence[Callable[[], Tensor]]],
     expected: Tensor | None,
     label: str,
+    *,
+    limit: float = 1e-2,
+    least_us: float = 400.0,
 ) -> list[dict[str, Any]]:
     """Check and time each way to cut a kernel; the quickest first.
 
@@ -191,9 +194,9 @@ def time_ways(
     for way in ways:
         try:
             calls = make(way)
-            error = "" if expected is None else differs(calls[0](), expected)
+            error = "" if expected is None else differs(calls[0](), expected, limit)
             if not error:
-                rows.append({"config": asdict(way), "us": time_graph(calls)})
+                rows.append({"config": asdict(way), "us": time_graph(calls, least_us)})
         except (RuntimeError, TritonError) as failure:
             error = f"{type(failure).__name__}: {str(failure)[:200]}"
         if error:

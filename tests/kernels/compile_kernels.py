@@ -19,7 +19,7 @@ from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
-from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, weight_layout
+from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
@@ -111,25 +111,33 @@ def skinny_fp8(capability: int) -> Compiled:
     return skinny(capability, "fp8" if capability >= 89 else "bytes")
 
 
-def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled:
-    """The product before a norm with W in a ring."""
+def ring(
+    capability: int, itemsize: int = 2, *, rounds: bool = False, heads: bool = False
+) -> Compiled:
+    """The product before a norm with W in a ring; rounds: x, or else it comes in W's type."""
     pointers = dict.fromkeys(["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normed_ptr"], BF16)
     pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
     sizes = dict.fromkeys(["M", "N", "K", "num_squares", "stride_x", "stride_out"], "i32")
-    kind, layout = {1: "fp8e4nv", 2: "bf16"}[itemsize], weight_layout(itemsize)
+    kind, layout = {1: "fp8e4nv", 2: "bf16"}[itemsize], tile_layout(itemsize)
     types = {
         **pointers, **sizes, "counter_ptr": INTS, "eps": "fp32",
         "w_desc": f"tensordesc<{kind}[64, {128 // itemsize}],{layout!r}>",
+        "x_desc": f"tensordesc<{kind}[16, {128 // itemsize}],{layout!r}>",
     }  # fmt: skip
     constants: dict[str, Any] = {
-        "w_scale_ptr": None, "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
-        "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False, "HAS_RESIDUAL": True,
-        "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
+        "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
+        "TILES": 2, "CHUNK": 2, "WIDTH": 128, "SPLIT": 4, "HAS_BIAS": False,
+        "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
     }  # fmt: skip
     if itemsize == 1:
-        del constants["w_scale_ptr"]
-        types["w_scale_ptr"] = "*fp32"
-    types, constants = turned(types, constants, heads)
+        scales = ["w_scale_ptr", "x_scale_ptr", "code_scale_ptr"]
+        types |= dict.fromkeys(scales, "*fp32") | {"normed_ptr": "*fp8e4nv"}
+    if rounds:
+        types |= {"normed_ptr": BF16}
+        for name in ("x_desc", "x_scale_ptr", "code_scale_ptr"):
+            del types[name]
+    absent = {"w_scale_ptr", "x_desc", "x_scale_ptr", "code_scale_ptr"} - set(types)
+    types, constants = turned(types, constants | dict.fromkeys(absent), heads)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
@@ -138,6 +146,11 @@ def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled
 def ring_fp8(capability: int) -> Compiled:
     """The same with weights in FP8."""
     return ring(capability, itemsize=1)
+
+
+def ring_rounding(capability: int) -> Compiled:
+    """The same that rounds x itself."""
+    return ring(capability, itemsize=1, rounds=True)
 
 
 ATTENTION = {
@@ -305,7 +318,8 @@ KERNELS = {
     "ring": ring,
     "ring_fp8": ring_fp8,
     "skinny_turned": functools.partial(skinny, heads=True),
-    "ring_turned": functools.partial(ring, itemsize=1, heads=True),
+    "ring_turned": functools.partial(ring, itemsize=1, rounds=True, heads=True),
+    "ring_rounding": ring_rounding,
     "decode": decode,
     "plan": plan,
     "prefill": prefill,

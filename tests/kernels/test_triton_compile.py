@@ -22,6 +22,7 @@ KERNELS = {
     "ring_fp8": ["90"],
     "skinny_turned": ["80", "90"],
     "ring_turned": ["90"],
+    "ring_rounding": ["90"],
     "decode": ["90"],
     "plan": ["90"],
     "decode_fp8": ["90"],

@@ -33,6 +33,7 @@ from quire.kernels.triton.skinny_gemm import (
     multiplies_fp8,
     skinny_gemm,
     skinny_gemm_norm,
+    skinny_gemm_silu,
 )
 from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
 from quire.kernels.triton.workspace import launches_early, workspace
@@ -169,7 +170,7 @@ def _compare_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: torch
     close_to_exact(normed.squares.sum(0) / n, stream.square().mean(-1))
     divided = normed.rows.float() * torch.rsqrt(stream.square().mean(-1, keepdim=True) + 1e-5)
     exact = reference.skinny_gemm(divided, after32, None, None, None, 0.0, True)
-    close_to_exact(skinny_gemm(normed, after, silu=True, config=config), exact)
+    close_to_exact(skinny_gemm_silu(normed, after, config=config), exact)
     assert not workspace(DEVICE).counters.any()
 
 
@@ -224,7 +225,7 @@ def _compare_fp8_products(m: int, n: int, k: int, config: SkinnyConfig, dtype: t
     after = reference.quantize_fp8(moved(normal(66, n, dtype=dtype, seed=5) / n**0.5))
     divided = normed.rows.float() * torch.rsqrt(squares + 1e-5)
     gate, up = reference.linear_fp8(divided, *after, None).unflatten(-1, (-1, 2)).unbind(-1)
-    ours = skinny_gemm(normed, Fp8Weight(*after), silu=True, config=config)
+    ours = skinny_gemm_silu(normed, Fp8Weight(*after), config=config)
     # Hopper's FP8 products are added up with fewer bits than float32 has
     close_to_exact(ours, F.silu(gate) * up, slack=2.0)
     assert not workspace(DEVICE).counters.any()
@@ -257,6 +258,20 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
         assert torch.equal(ours.codes.view(torch.uint8), codes.view(torch.uint8))
     else:
         assert torch.equal(ours.scale, reference.quantize_rows(stored)[1])
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(3, 272), (37, 4112)][: 2 if ON_GPU else 1])
+def test_stretches_of_rows_are_rounded_as_rows_are(tokens: int, size: int) -> None:
+    x = moved(normal(tokens, size + 3, dtype=torch.bfloat16) * 3)[:, :size]
+    ours = elementwise.round_stretches(x, pdl=ON_GPU and launches_early(DEVICE))
+    for stretch, columns in enumerate(x.split(ours.width, dim=1)):
+        begin = stretch * ours.width
+        codes = ours.codes[:, begin : begin + columns.shape[1]]
+        same_rounding(Fp8Rows(codes, ours.scale[stretch, :tokens, None]), columns)
+        assert torch.equal(
+            ours.widened()[:, begin : begin + columns.shape[1]].float(),
+            codes.float() * ours.scale[stretch, :tokens, None],
+        )
 
 
 @pytest.mark.gpu

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from quire.kernels.cpu import elementwise, linear_int, matmul, native
 from quire.kernels.operands import (
-    Fp8Rows,
     Fp8Weight,
     Int4Weight,
     Int8Weight,
@@ -98,7 +97,7 @@ def order_gate_up(weight: Tensor) -> Tensor:
 
 def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`, and of those for quantized weights."""
-    assert not isinstance(x, Fp8Rows)  # which GPUs alone make
+    assert isinstance(x, Tensor)  # GPUs alone make others
     packed = _packed(weight)
     if packed is None:
         return _elsewhere(x, weight, bias)

@@ -26,6 +26,7 @@ from quire.kernels.triton.elementwise import (
     quantize_kernel,
     silu_fp8_kernel,
     silu_kernel,
+    stretches_kernel,
 )
 from quire.kernels.triton.forked import ForkedExecutor
 from quire.kernels.triton.invariant import tile_gemm_kernel
@@ -51,9 +52,9 @@ _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     prefill_work_kernel, shared_attention_kernel, plan_kernel, shared_plan_kernel, norm_kernel,
-    silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel, angles_kernel,
-    peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel, change_blocks_kernel,
-    build_inputs_kernel, finish_step_kernel, move_kernel,
+    silu_kernel, silu_fp8_kernel, quantize_kernel, stretches_kernel, rotary_write_kv_kernel,
+    angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
+    change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip
 
 

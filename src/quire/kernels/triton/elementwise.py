@@ -10,9 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows
+from quire.kernels.operands import Fp8Rows, Fp8Stretches
 from quire.kernels.triton.skinny_kernel import fp8_scale, to_fp8
 
 
@@ -188,6 +189,37 @@ def quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constex
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
     _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
+
+
+def round_stretches(x: Tensor, *, pdl: bool) -> Fp8Stretches:
+    """`quantize_rows` of stretches of 128 columns; x [T <= 64, K]. pdl: as for products."""
+    assert x.stride(1) == 1
+    (tokens, size), width = x.shape, 128
+    codes = torch.empty(tokens, size, dtype=reference.FP8, device=x.device)
+    padded = max(8, triton.next_power_of_2(tokens))
+    scale = x.new_empty(triton.cdiv(size, width), padded, dtype=torch.float32)
+    stretches_kernel[(tokens, triton.cdiv(size, 16 * width))](
+        x, codes, scale, size, x.stride(0), padded,
+        WIDTH=width, STRETCHES=16, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return Fp8Stretches(codes, scale, width)
+
+
+@triton.jit
+def stretches_kernel(
+    x_ptr, codes_ptr, scale_ptr, size, stride, stride_scale,
+    WIDTH: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Some stretches of a row."""
+    token = tl.program_id(0)
+    stretch = tl.program_id(1) * STRETCHES + tl.arange(0, STRETCHES)
+    i = stretch[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    if PDL:  # the product behind may fetch its weight meanwhile
+        gdc_launch_dependents()
+        gdc_wait()
+    codes, scale = to_fp8(tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0))
+    tl.store(codes_ptr + token * size + i, codes, mask=i < size)
+    tl.store(scale_ptr + stretch * stride_scale + token, scale, mask=stretch * WIDTH < size)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Stretches, Fp8Weight, Rows
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
 from quire.kernels.triton.tuning import library_is_faster
@@ -20,6 +20,8 @@ _TILE = 2**25  # weights that are widened at once
 
 def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
+    if isinstance(x, Fp8Stretches):
+        return skinny_gemm(x, Fp8Weight(codes, scale), bias=bias)
     if isinstance(x, Fp8Rows):
         if _has_whole_steps(codes):
             return by_library(x, codes, scale, bias)
@@ -63,9 +65,9 @@ def _library_is_faster(rows: int, codes: Tensor) -> bool:
     return library_is_faster(rows, n, k, codes.itemsize, workspace(codes.device).num_sms)
 
 
-def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K], rounded to FP8 by a kernel of its own if it is not yet → bfloat16 [T, N]."""
-    rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
+    rows = quantize_rows(x) if isinstance(x, Tensor) else x
     out: Tensor = torch._scaled_mm(
         rows.codes,
         codes.t(),  # the layout that the library asks for: nothing is moved

@@ -2,11 +2,12 @@
 
 Same results as `skinny_kernel`, for tiles that a fixed number of programs share. The copy engine
 fetches W into a ring of tiles in shared memory, and begins while the kernel in front still computes
-x. Then a program takes its columns of x, a chunk at a time; with W in FP8 it rounds them to FP8
-once, each token by a scale of its own for each chunk. What is left in the loop is to wait for a
-tile, to multiply, and to ask for another one. Written in Gluon, where a kernel says where its
-values lie. What W, its scales, the bias and the norm's weight hold must not come from the kernel in
-front: they are read before that has ended.
+x. If x has W's type, its tiles come the same way, and all that is left in the loop is to wait for a
+step's tiles, to multiply, and to ask for others; FP8 that a kernel in front made has a scale for
+each token and stretch of columns. With W alone in FP8 a program rounds its columns of x, a chunk at
+a time, each token by a scale of its own for each chunk. Written in Gluon, where a kernel says where
+its values lie. What W, its scales, the bias and the norm's weight hold must not come from the
+kernel in front: they are read before that has ended.
 """
 
 from __future__ import annotations
@@ -14,28 +15,30 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.triton.gluon_names import barrier, fetch_box, seen_as
+from quire.kernels.triton.gluon_names import barrier
 from quire.kernels.triton.hopper_heads import by_pair, load_angles, store_turned
+from quire.kernels.triton.hopper_ring import (
+    ask_rows,
+    ask_weight,
+    fp8_scale,
+    multiply_rounding,
+    multiply_tiles,
+)
 
 
-def weight_layout(itemsize: int) -> gl.NVMMASharedLayout:
-    """How tiles of W lie in shared memory, by the bytes of its elements."""
+def tile_layout(itemsize: int) -> gl.NVMMASharedLayout:
+    """How tiles lie in shared memory, by the bytes of their elements."""
     return gl.NVMMASharedLayout(128, 8 * itemsize)
 
 
-def tiles_of(weight: Tensor, block_n: int) -> TensorDescriptor:
-    """W [N, K] as the copy engine sees it: tiles of so many rows, of 128 bytes each."""
-    block = [block_n, 128 // weight.itemsize]
-    return TensorDescriptor.from_tensor(weight, block, weight_layout(weight.itemsize))
+def tiles_of(matrix: Tensor, rows: int) -> TensorDescriptor:
+    """A matrix as the copy engine sees it: tiles of so many rows, of 128 bytes each."""
+    block = [rows, 128 // matrix.itemsize]
+    return TensorDescriptor.from_tensor(matrix, block, tile_layout(matrix.itemsize))
 
 
 def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
@@ -45,26 +48,31 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
-    x_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
+    x_ptr, x_desc, x_scale_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
     head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
-    stride_x, stride_out,
+    stride_x, stride_out, code_scale_ptr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    TILES: gl.constexpr, CHUNK: gl.constexpr, SPLIT: gl.constexpr,
+    TILES: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, SPLIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
-    A step is TILES times 128 bytes of W's rows; SPLIT programs share the steps of a tile. CHUNK:
-    steps of x at a time. The next kernel may be launched once all of W has been asked for.
-    HEAD_DIM: 0, or out is the queries of [M, N] and the rest goes to the caches.
+    A step is TILES tiles of W; SPLIT programs share the steps of a tile's rows. x comes by x_desc,
+    if in FP8 with scales for each WIDTH columns, or by x_ptr and is rounded, CHUNK steps at a time.
+    With code_scale_ptr what is left for the next product is FP8, a stretch for each tile, too. The
+    next kernel may be launched once all of W has been asked for, or at once if W has 16 bits: each
+    was measured to be quicker so. HEAD_DIM: 0, or out is the queries of [M, N] and the rest goes to
+    the caches.
     """
+    EARLY: gl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
+    LETS_IN: gl.constexpr = PDL and w_desc.dtype.primitive_bitwidth == 16
     program = gl.program_id(0)
     steps = gl.cdiv(K, TILES * BLOCK_K)
     tile, part = program // SPLIT, program % SPLIT
@@ -76,37 +84,51 @@ def hopper_gemm_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
     for stage in gl.static_range(STAGES):
-        _ask(w_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
     rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     by, bias, weight = _load_weights(w_scale_ptr, bias_ptr, norm_ptr, rows, N, HAS_BIAS, HAS_NORM)
+    if LETS_IN:
+        gdc_launch_dependents()
     if PDL:  # from here on what the kernel in front leaves must be there
         gdc_wait()
+    if x_desc is not None:
+        x_ring = gl.allocate_shared_memory(
+            x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
+        )
+        for stage in gl.static_range(STAGES):
+            ask_rows(x_desc, x_ring, full, begin, end, stage)
     inside = (tokens < M)[None, :] & (rows < N)[:, None]
     place = tokens[None, :] * stride_out + rows[:, None]
     residual = gl.zeros([1, 1], gl.float32, layout)
-    if HAS_RESIDUAL:
+    if HAS_RESIDUAL and EARLY:
         residual = gl.load(residual_ptr + place, mask=inside, other=0.0)
-    if HEAD_DIM > 0 and BLOCK_M <= 16:  # more would take too many registers
+    if HEAD_DIM > 0 and EARLY:
         angles = load_angles(
             rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles, HEAD_DIM, KV_HEADS
         )  # fmt: skip
     divisor = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
-    acc = _multiply(
-        x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
-        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, TILES, CHUNK, PDL,
-    )  # fmt: skip
+    if HAS_SQUARES:
+        divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
+    if x_desc is not None:
+        acc = multiply_tiles(
+            x_desc, x_scale_ptr, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, K,
+            WIDTH, PDL,
+        )  # fmt: skip
+    else:
+        acc = multiply_rounding(
+            x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
+            BLOCK_M, CHUNK, PDL,
+        )  # fmt: skip
     acc = gl.convert_layout(acc, layout)
     complete = True
     if SPLIT > 1:
         complete, acc = _exchange(acc, tile, part, tokens < M, partial_ptr, counter_ptr, SPLIT)
     if complete:
-        if HAS_SQUARES:
-            divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
         acc = acc * by[:, None] * divisor[None, :] + bias[:, None]
         if HEAD_DIM > 0:
-            if BLOCK_M > 16:
+            if not EARLY:
                 angles = load_angles(
                     rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
                     HEAD_DIM, KV_HEADS,
@@ -117,30 +139,18 @@ def hopper_gemm_kernel(
                 stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            _store_silu(acc, tile, out_ptr, M, N, stride_out)
+            _store_silu(acc, tile, out_ptr, code_scale_ptr, M, N, stride_out)
         else:
+            if HAS_RESIDUAL and not EARLY:
+                acc += gl.load(residual_ptr + place, mask=inside, other=0.0).to(gl.float32)
             stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
             gl.store(out_ptr + place, stored, mask=inside)
             if HAS_NORM:
-                gl.store(normed_ptr + place, stored * weight[:, None], mask=inside)
+                normed = stored * weight[:, None]
+                _store_next(normed, place, inside, normed_ptr, code_scale_ptr, tile, tokens)
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
-
-
-@gluon.jit
-def _ask(w_desc, ring, full, row, begin, end, step):
-    """Have a step's tiles of W fetched, if there is such a step."""
-    STAGES: gl.constexpr = full.shape[0]
-    TILES: gl.constexpr = ring.shape[0] // STAGES
-    BLOCK_K: gl.constexpr = ring.shape[2]
-    stage = step % STAGES
-    there = begin + step < end
-    mbarrier.expect(full.index(stage), TILES * w_desc.block_type.nbytes, pred=there)
-    for i in gl.static_range(TILES):
-        start = ((begin + step) * TILES + i) * BLOCK_K
-        place = ring.index(stage * TILES + i)
-        fetch_box(w_desc, [row, start], full.index(stage), place, there)
 
 
 @gluon.constexpr_function
@@ -172,92 +182,13 @@ def _load_weights(
 
 
 @gluon.jit
-def _multiply(
-    x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, TILES: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """A program's steps of its tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32."""
-    PIECES: gl.constexpr = CHUNK * TILES
-    kind: gl.constexpr = w_desc.dtype
-    FP8: gl.constexpr = kind.primitive_bitwidth == 8
-    warps: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [warps, 1], [16, BLOCK_M, 256 // kind.primitive_bitwidth]
-    )
-    across: gl.constexpr = BLOCK_K // 8  # threads that share a token's columns of a step
-    x_layout: gl.constexpr = gl.BlockedLayout(
-        [1, 1, 8], [1, 32 // across, across], [1, warps, 1], [2, 1, 0]
-    )
-    x_shared: gl.constexpr = gl.NVMMASharedLayout(128, kind.primitive_bitwidth)
-    xs = gl.allocate_shared_memory(kind, [PIECES * BLOCK_M, BLOCK_K], x_shared)
-    operands = seen_as(xs, kind, [PIECES, BLOCK_M, BLOCK_K], x_shared)
-    pieces = gl.arange(0, PIECES, gl.SliceLayout(1, gl.SliceLayout(2, x_layout)))[:, None, None]
-    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(2, x_layout)))[None, :, None]
-    ks = gl.arange(0, BLOCK_K, gl.SliceLayout(0, gl.SliceLayout(1, x_layout)))[None, None, :]
-    columns = pieces * BLOCK_K + ks
-    x_ptrs = x_ptr + tokens * stride_x + columns
-    num_columns = gl.minimum(K, end * (TILES * BLOCK_K))
-
-    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    step = 0
-    start = begin * (TILES * BLOCK_K)
-    x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
-    for first in range(begin, end, CHUNK):
-        scale = gl.full([BLOCK_M], 1.0, gl.float32, gl.SliceLayout(0, layout))
-        if FP8:
-            wide = x.to(gl.float32)
-            largest = _fp8_scale(gl.max(gl.max(gl.abs(wide), axis=0), axis=1))
-            taken = (wide * (1.0 / largest)[:, None][None, :, :]).to(kind)
-            scale = gl.convert_layout(largest, gl.SliceLayout(0, layout))
-        else:
-            taken = x
-        xs.store(taken.reshape([PIECES * BLOCK_M, BLOCK_K]))
-        fence_async_shared()
-        barrier()
-        start = (first + CHUNK) * (TILES * BLOCK_K)  # the next chunk is on its way meanwhile
-        x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
-        for i in range(gl.minimum(CHUNK, end - first)):
-            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
-            for j in gl.static_range(TILES):
-                acc = warpgroup_mma(
-                    ring.index(step % STAGES * TILES + j),
-                    operands.index(i * TILES + j).permute((1, 0)), acc,
-                    use_acc=(i + j > 0) if FP8 else True, is_async=True,
-                )  # fmt: skip
-            acc = warpgroup_mma_wait(TILES, deps=[acc])
-            barrier()  # everybody is behind the step before, whose place in the ring is free
-            if step > 0:
-                _ask(w_desc, ring, full, row, begin, end, step - 1 + STAGES)
-            if PDL:
-                if begin + step + STAGES == end:
-                    gdc_launch_dependents()
-            step += 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        if FP8:  # tensor cores keep their sums in few digits
-            total += acc * scale[None, :]
-        barrier()
-    if PDL:
-        gdc_launch_dependents()
-    return total if FP8 else acc
-
-
-@gluon.jit
-def _fp8_scale(largest):
-    """See `skinny_kernel.fp8_scale`."""
-    wanted = gl.maximum(largest / 448.0, 2.0**-100)
-    bits = (wanted.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-    return bits.to(gl.float32, bitcast=True)
-
-
-@gluon.jit
 def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constexpr):
     """Leave this program's part; for the last to come, the sum of all in the order of k."""
     layout: gl.constexpr = acc.type.layout
     BLOCK_N: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     size: gl.constexpr = BLOCK_N * BLOCK_M
+    TOGETHER: gl.constexpr = max(1, min(SPLIT, 64 * 32 * gl.num_warps() // size))
     rows = gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     places = partial_ptr + tile * SPLIT * size + tokens[None, :] * BLOCK_N + rows[:, None]
@@ -269,8 +200,11 @@ def _exchange(acc, tile, part, seen, partial_ptr, counter_ptr, SPLIT: gl.constex
     if complete:
         gl.store(counter_ptr + tile, 0)
         acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-        for other in gl.static_range(SPLIT):  # unrolled: the loads do not wait for each other
-            acc += gl.load(places + other * size, mask=there, other=0.0, cache_modifier=".cg")
+        for first in range(0, SPLIT, TOGETHER):
+            for i in gl.static_range(TOGETHER):  # unrolled: the loads do not wait for each other
+                other = first + i
+                taken = there & (other < SPLIT)
+                acc += gl.load(places + other * size, mask=taken, other=0.0, cache_modifier=".cg")
     return complete, acc
 
 
@@ -290,7 +224,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, out_ptr, M, N, stride_out):
+def _store_silu(acc, tile, out_ptr, code_scale_ptr, M, N, stride_out):
     """silu(gate) · up of a tile whose rows are both by turns."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -300,5 +234,21 @@ def _store_silu(acc, tile, out_ptr, M, N, stride_out):
     columns = tile * WIDTH + gl.arange(0, WIDTH, gl.SliceLayout(1, layout))
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
-    place = out_ptr + tokens[None, :] * stride_out + columns[:, None]
-    gl.store(place, out.to(out_ptr.dtype.element_ty), mask=inside)
+    place = tokens[None, :] * stride_out + columns[:, None]
+    _store_next(out, place, inside, out_ptr, code_scale_ptr, tile, tokens)
+
+
+@gluon.jit
+def _store_next(values, place, inside, out_ptr, scale_ptr, tile, tokens):
+    """What the next product takes: values [columns, tokens], in FP8 if there is room for scales."""
+    if scale_ptr is not None:
+        wide = gl.where(inside, values.to(gl.float32), 0.0)
+        scale = fp8_scale(gl.max(gl.abs(wide), axis=0))
+        gl.store(scale_ptr + tile * values.shape[1] + tokens, scale)
+        gl.store(
+            out_ptr + place,
+            (wide * (1.0 / scale)[None, :]).to(out_ptr.dtype.element_ty),
+            mask=inside,
+        )
+    else:
+        gl.store(out_ptr + place, values.to(out_ptr.dtype.element_ty), mask=inside)

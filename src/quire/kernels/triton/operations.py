@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows, Turning
+from quire.kernels.operands import Fp8Stretches, Fp8Weight, Normed, Rows, Turning
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import (
     rms_norm,
@@ -23,9 +23,11 @@ from quire.kernels.triton.penalties import penalise
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
     MAX_ROWS,
+    Few,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
+    skinny_gemm_silu,
     skinny_gemm_turned,
     turns,
 )
@@ -41,9 +43,10 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: by `skinny_gemm` where that was measured to be faster."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
-    x = x.widened() if isinstance(x, Fp8Rows) else x
+    x = x if isinstance(x, Tensor) else x.widened()
     if not _are_few(x):
         return reference.linear(x, weight, bias)
+    assert isinstance(x, Tensor)
     n, k = weight.shape
     if library_is_faster(len(x), n, k, weight.dtype.itemsize, workspace(x.device).num_sms):
         return reference.linear(x, weight, bias)
@@ -78,7 +81,7 @@ def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> R
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
     assert x.rows is not None
     if _are_few(x.rows):
-        return skinny_gemm(x.rows if x.squares is None else x, weight, bias=bias, silu=True)
+        return skinny_gemm_silu(x.rows if x.squares is None else x, weight, bias=bias)
     out = linear_normed(x, weight, bias)
     if rounds_next(out, weight):
         return silu_and_mul_fp8(out)
@@ -94,7 +97,7 @@ def linear_add_norm(
     eps: float,
 ) -> Normed:
     """Twin of `reference.linear_add_norm`."""
-    if _are_few(x) and x.dtype in _WIDE:
+    if _are_few(x) and (isinstance(x, Fp8Stretches) or x.dtype in _WIDE):
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
@@ -102,10 +105,10 @@ def linear_add_norm(
     return Normed(residual, rows, norm_weight, eps)
 
 
-def _are_few(x: Rows) -> TypeGuard[Tensor]:
+def _are_few(x: Rows) -> TypeGuard[Few]:
     """Whether `skinny_gemm` is meant for such rows; it sums products of float32 too slowly."""
-    if isinstance(x, Fp8Rows):
-        return False
+    if not isinstance(x, Tensor):
+        return isinstance(x, Fp8Stretches)
     return 0 < len(x) <= MAX_ROWS and x.dtype != torch.float32 and x.stride(1) == 1
 
 

@@ -71,12 +71,13 @@ def product_config(
     measured by itself shows.
     """
     ring = hopper and k * itemsize % 16 == 0  # the copy engine's step
-    if ring and itemsize == 2 and m <= 4 and n * k * itemsize <= 2 * num_sms * _RINGS:
-        return ring_rule(m, n, k, itemsize, num_sms)
     row = _measured_row(m, n, k, itemsize, num_sms)
+    small = m <= 4 and n * k * itemsize <= 2 * num_sms * _RINGS
+    if ring and itemsize == 2 and small and not (row and "tiles" in row["config"]):
+        return ring_rule(m, n, k, itemsize, num_sms)
     if row and (hopper or "tiles" not in row["config"]):
         return way_from(row["config"])
-    if ring and itemsize == 1 and m <= 16:
+    if ring and itemsize == 1:
         return ring_rule(m, n, k, itemsize, num_sms)
     return skinny_rule(m, n, k, itemsize, num_sms)
 
@@ -117,13 +118,20 @@ def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig
 
     Tiles of 128 rows, if a program for each fills one or two on every multiprocessor by 80 %, or if
     there are fewer: those are shared by as many as fill two, are given eight steps each, and do not
-    wait too long for each other. Else tiles of 64 rows.
+    wait too long for each other. Else tiles of 64 rows. With more than 16 rows of x it is those of
+    64 that are shared, by four at most: sums are moved for each share.
     """
     tiles, steps = -(-n // 128), -(-k * itemsize // 128)
     if num_sms < tiles < 1.6 * num_sms or tiles > 2 * num_sms:
         return RingConfig(block_n=64, stages=3, tiles=2)
+    whole = tiles > 0.8 * num_sms
+    if m > 16 and whole:
+        return RingConfig(block_n=128, stages=4, warps=8)
+    if m > 16:
+        shares = max(num_sms // (2 * tiles), steps // 16)
+        return RingConfig(64, stages=3, tiles=2, split=max(1, min(4, num_sms // tiles, shares)))
     split = max(1, min(8 if m <= 8 else 4, 2 * num_sms // tiles, steps // 8))
-    return RingConfig(block_n=128, stages=6, split=1 if tiles > 0.8 * num_sms else split)
+    return RingConfig(block_n=128, stages=6, split=1 if whole else split)
 
 
 @functools.cache

@@ -1,0 +1,267 @@
+"""Times the products of a model's layers one after the other, and tunes them among each other."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_products import Way, case_of, compiled_as, num_sms, run_once, time_alone, ways_of
+from gpu_timing import (
+    CACHE,
+    DEVICE,
+    DTYPE,
+    MODELS,
+    Budget,
+    Model,
+    brief,
+    precompile,
+    time_graph,
+    time_ways,
+)
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import Normed
+from quire.kernels.triton.elementwise import round_stretches
+from quire.kernels.triton.skinny_gemm import (
+    LEAST_ROUNDED,
+    Fp8Weight,
+    interleave_gate_up,
+    skinny_gemm,
+    skinny_gemm_norm,
+    skinny_gemm_silu,
+)
+from quire.kernels.triton.tuning import RingConfig, way_from
+from quire.quantization.fp8 import FORM
+
+Ways = dict[str, Way]
+SMALL = Model(1024, 8, 4, 128, 1024, 1024, 2)  # is compiled like the models
+
+
+def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """The best way of each product between those of its layers; the head's alone.
+
+    us, slowest_us: of a layer's products with the best and the worst way, or of the head;
+    alone_us: of the product by the best.
+    """
+    cases = [(m, name, size) for size in args.itemsizes for m in args.rows for name in args.models]
+    precompile(run_way_once, list(way_cases(cases)), args.workers, budget)
+    for m, name, itemsize in () if args.compile else cases:
+        if budget.left < 1:
+            print("out of time")
+            break
+        model = MODELS[name]
+        found = ways_between(name, itemsize, m)
+        n, k = model.products()["head"]
+        ways = ways_of(m, n, k, itemsize, num_sms())
+        found["head"], library = time_alone(m, n, k, itemsize, ways, f"{m} {name} head {itemsize}")
+        beside = {
+            product: time_fused(model, m, itemsize, product, way_from(rows[0]["config"]))
+            for product, rows in found.items()
+            if product != "head" and rows
+        }
+        beside["head"] = found["head"][0]["us"], library
+        for product, (alone, library) in beside.items():
+            (n, k), rows = model.products()[product], found[product]
+            print(
+                f"tune {name} {product:8} {8 * itemsize:2} bits m={m:2} {rows[0]['us']:7.2f} to "
+                f"{rows[-1]['us']:7.2f} us; alone {alone:7.2f}, library {library:7.2f}  "
+                f"{brief(rows[0]['config'])}",
+                flush=True,
+            )
+            results.append(
+                {"model": name, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize,
+                 "config": rows[0]["config"], "us": rows[0]["us"], "slowest_us": rows[-1]["us"],
+                 "alone_us": alone, "library_us": library}
+            )  # fmt: skip
+
+
+def ways_between(name: str, itemsize: int, m: int) -> dict[str, list[dict[str, Any]]]:
+    """Of each product of a layer: its ways, by the time of all four, the quickest first.
+
+    Each is timed with the best that is known of the others, and so all are twice.
+    """
+    model, layers = MODELS[name], tuned_layers(name, itemsize)
+    first = rows_for(model, m)
+    ways = {
+        product: ways_of(m, *model.products()[product], itemsize, num_sms())
+        for product in ("gate_up", "down", "o", "qkv")
+    }
+    usual: Ways = {product: choice[0] for product, choice in ways.items()}
+    expected = run_chain(model, layers, first, usual)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for product in 2 * list(ways):
+
+        def calls(way: Way, product: str = product) -> list[functools.partial[Tensor]]:
+            return [functools.partial(run_chain, model, layers, first, usual | {product: way})]
+
+        label = f"{m} {name} {product} {itemsize}"
+        rows = time_ways(ways[product], calls, expected, label, limit=0.1, least_us=0)
+        if not rows:
+            continue
+        found[product] = [row | {"us": row["us"] / len(layers)} for row in rows]
+        usual[product] = way_from(rows[0]["config"])
+    return found
+
+
+@functools.cache
+def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
+    """So many that none finds its weights in the cache."""
+    model = MODELS[name]
+    numbers = sum(n * k for product, (n, k) in model.products().items() if product != "head")
+    count = max(3, -(-CACHE // (numbers * itemsize)))
+    return [chain_weights(model, itemsize) for _ in range(count)]
+
+
+def time_fused(model: Model, m: int, itemsize: int, product: str, way: Way) -> tuple[float, float]:
+    """A product alone with what its layer fuses into it, and the library's with nothing fused."""
+    n, k = model.products()[product]
+    case = case_of(m, n, k, itemsize)
+    x: Any = case.x
+    if itemsize == 1 and m >= LEAST_ROUNDED:
+        x = round_stretches(case.x, pdl=False)
+    norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
+    residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
+    squares = torch.rand(32, m, device=DEVICE)
+    normed = Normed(case.x, x, norm[:k], 1e-5, squares)
+    calls: list[functools.partial[Any]] = []
+    for w in case.weights:
+        if product == "qkv":
+            calls.append(functools.partial(skinny_gemm, normed, w, config=way))
+        elif product == "gate_up":
+            calls.append(functools.partial(skinny_gemm_silu, normed, w, config=way))
+        else:
+            calls.append(
+                functools.partial(skinny_gemm_norm, x, w, residual, norm[:n], 1e-5, config=way)
+            )
+    return time_graph(calls), time_graph(case.library)
+
+
+def way_cases(cases: list[tuple[int, str, int]]) -> Iterator[tuple[int, int, int, int, str, Way]]:
+    """What is to be compiled: rows, N, K, bytes of a weight's numbers, product, way."""
+    wanted = {}
+    for m, name, itemsize in cases:
+        for product, (n, k) in MODELS[name].products().items():
+            for way in ways_of(m, n, k, itemsize, num_sms()):
+                key = compiled_as(m, n, k, way, num_sms()), itemsize, product
+                wanted[key] = m, n, k, itemsize, product, way
+    return iter(wanted.values())
+
+
+def run_way_once(m: int, n: int, k: int, itemsize: int, product: str, way: Way) -> None:
+    """For what it leaves in the cache of compiled kernels: a head, or a small model's layers."""
+    if product == "head":
+        run_once(m, n, k, itemsize, way)
+        return
+    layer = small_weights(itemsize)
+    others = [{}]
+    if itemsize == 1 and m >= LEAST_ROUNDED:  # how far stretches of x reach is up to who made them
+        front = {"gate_up": "o", "down": "gate_up", "qkv": "down"}.get(product)
+        if front:
+            others = [{front: RingConfig(block_n, 2, warps=block_n // 16)} for block_n in (64, 128)]
+    for other in others:
+        run_chain(SMALL, [layer, layer], rows_for(SMALL, m), other | {product: way})
+    torch.cuda.synchronize()
+
+
+@functools.cache
+def small_weights(itemsize: int) -> dict[str, Any]:
+    """Once for each process."""
+    return chain_weights(SMALL, itemsize)
+
+
+def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """All layers' products with norms, residuals and SiLU fused; attention is left out."""
+    cases = [(name, m, size) for size in args.itemsizes for name in args.models for m in args.rows]
+    precompile(run_chain_once, cases, args.workers, budget)
+    wanted = () if args.compile else cases
+    for name, itemsize in dict.fromkeys((name, itemsize) for name, _, itemsize in wanted):
+        model = MODELS[name]
+        layers = [chain_weights(model, itemsize) for _ in range(model.layers)]
+        products = [nk for product, nk in model.products().items() if product != "head"]
+        num_bytes = itemsize * sum(n * k for n, k in products) * model.layers
+        for m in args.rows:
+            if budget.left < 2:
+                break
+            call = functools.partial(run_chain, model, layers, rows_for(model, m), {})
+            us, error = time_graph([call], least_us=0), chain_error(model, layers[0], m)
+            share = num_bytes / us * 1e6 / args.bandwidth
+            print(
+                f"chain {name} {8 * itemsize:2} bits m={m:2} {us / 1000:.3f} ms, "
+                f"{num_bytes / us / 1e6:.2f} TB/s {share:.0%} error {error:.1e}",
+                flush=True,
+            )
+            results.append(
+                {"model": name, "m": m, "itemsize": itemsize, "us": us, "error": error,
+                 "share_of_bandwidth": share}
+            )  # fmt: skip
+
+
+def run_chain_once(name: str, m: int, itemsize: int) -> None:
+    """Two layers, for what they leave in the cache of compiled kernels."""
+    layer = chain_weights(MODELS[name], itemsize)
+    run_chain(MODELS[name], [layer, layer], rows_for(MODELS[name], m), {})
+    torch.cuda.synchronize()
+
+
+def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
+    """One layer."""
+    weights: dict[str, Any] = {
+        name: torch.randn(n, k, device=DEVICE, dtype=DTYPE).mul_(k**-0.5)
+        for name, (n, k) in model.products().items()
+        if name != "head"
+    }
+    weights["gate_up"] = interleave_gate_up(weights["gate_up"])
+    if itemsize == 1:
+        weights = {
+            name: Fp8Weight(*FORM.make(w, kernels_for(DEVICE))) for name, w in weights.items()
+        }
+    weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
+    return weights
+
+
+def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: Ways) -> Tensor:
+    """Layers whose attention passes on the values of its input. ways: those that are not usual."""
+    x: Any = first
+    residual, way = first, ways.get
+    for w in layers:
+        qkv = skinny_gemm(x, w["qkv"], config=way("qkv"))
+        heads = qkv[:, : model.heads * model.head_dim]
+        x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5, config=way("o"))
+        hidden = skinny_gemm_silu(x, w["gate_up"], config=way("gate_up"))
+        x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5, config=way("down"))
+        residual = x.residual
+    return residual
+
+
+def rows_for(model: Model, m: int) -> Tensor:
+    """The same each time."""
+    torch.manual_seed(1)
+    return torch.randn(m, model.hidden, device=DEVICE, dtype=DTYPE)
+
+
+def chain_error(model: Model, w: dict[str, Any], m: int) -> float:
+    """Relative error of one layer; with FP8 most of it is the rounding of activations."""
+    out = run_chain(model, [w, w], rows_for(model, m), {})
+    x = rows_for(model, m).float()
+    residual, w = x, {name: in_float32(weight) for name, weight in w.items()}
+    for _ in range(2):
+        heads = (x @ w["qkv"].T)[:, : model.heads * model.head_dim]
+        residual = residual + heads @ w["o"].T
+        x = reference.rms_norm(residual, w["norm"], 1e-5)
+        gate, up = (x @ w["gate_up"].T).unflatten(-1, (-1, 2)).unbind(-1)
+        residual = residual + (F.silu(gate) * up) @ w["down"].T
+        x = reference.rms_norm(residual, w["norm"], 1e-5)
+    return float((out.float() - residual).norm() / residual.norm())
+
+
+def in_float32(weight: Tensor | Fp8Weight) -> Tensor:
+    """The weight as the numbers that it stands for."""
+    if isinstance(weight, Tensor):
+        return weight.float()
+    return weight.codes.float() * weight.scale[:, None]
