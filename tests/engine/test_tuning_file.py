@@ -17,7 +17,7 @@ from quire.models.architecture import ModelArchitecture
 
 NUMBERS = (torch.bfloat16, torch.bfloat16, 16)
 TABLE = StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, {32: 0.3})
-OTHER = StepTable(1, {1: 0.4}, {1: 0.4}, {})
+OTHER = StepTable(2, {2: 0.4}, {1: 0.4}, {32: 0.9})
 
 Seen = list[StepTable | None]
 
@@ -96,12 +96,32 @@ def test_a_file_that_says_nothing_costs_a_measurement(tmp_path: Path, text: str)
     assert seen == [None, TABLE]
 
 
-def test_tables_that_nobody_could_have_measured_are_not_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "table",
+    [
+        StepTable(0, {}, {1: 0.1}, {32: 0.3}),
+        StepTable(1, {2: 0.4, 1: 0.1}, {1: 0.1}, {32: 0.3}),  # the choice of a busy moment?
+        StepTable(2, {}, {8: 0.1}, {32: 0.3}),
+        StepTable(2, {}, {1: 0.1}, {}),  # too slow a moment to come to prompts
+        StepTable(2, {}, {1: 0.1}, {0: 0.3}),
+        StepTable(2, {}, {1: 0.1}, {32: 0.0}),
+    ],
+)
+def test_tables_that_something_speaks_against_are_not_used(
+    tmp_path: Path, table: StepTable
+) -> None:
     seen: Seen = []
-    start(tmp_path, seen, StepTable(0, {}, {1: 0.1}, {}))
-    start(tmp_path, seen, StepTable(1, {}, {8: 0.1}, {}))
+    start(tmp_path, seen, table)
     start(tmp_path, seen, TABLE)
-    assert seen == [None, None, None]
+    assert seen == [None, None]
+
+
+def test_another_build_measures_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Seen = []
+    start(tmp_path, seen, TABLE)
+    monkeypatch.setattr(tuning_file.native, "identity", lambda: "another")
+    start(tmp_path, seen, OTHER)
+    assert seen == [None, None]
 
 
 def test_a_folder_that_cannot_be_written_costs_a_line(
@@ -115,9 +135,9 @@ def test_a_folder_that_cannot_be_written_costs_a_line(
 def test_tables_made_first_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning_file, "MOST_TABLES", 2)
     seen: Seen = []
-    for candidates in ([1], [2, 1], [2]):
+    for candidates in ([2, 9], [2, 1], [2]):
         start(tmp_path, seen, TABLE, candidates=candidates)
-    start(tmp_path, seen, OTHER, candidates=[1])
+    start(tmp_path, seen, OTHER, candidates=[2, 9])
     start(tmp_path, seen, candidates=[2])
     assert seen == [None, None, None, None, TABLE]
 

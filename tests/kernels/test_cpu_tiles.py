@@ -204,4 +204,4 @@ def test_sizes_that_end_within_a_tile_are_left_to_others(
         assert tiles.left_to_others() == 2
     else:
         assert torch.equal(found[0], expected[0])
-        torch.testing.assert_close(found[1], expected[1], rtol=0.02, atol=0.02)
+        torch.testing.assert_close(found[1], expected[1], rtol=0.02, atol=0.1)  # x in bfloat16

@@ -36,8 +36,8 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     assert (error <= made.scale[:, None] * 0.50001).all()
 
 
-@pytest.mark.parametrize(("k", "together"), [(128, 64), (96, 32), (48, 16)])
-def test_a_large_number_is_spread_and_products_stay(k: int, together: int) -> None:
+@pytest.mark.parametrize(("k", "together", "share"), [(128, 64, 0.5), (96, 32, 0.6), (48, 16, 0.7)])
+def test_a_large_number_is_spread_and_products_stay(k: int, together: int, share: float) -> None:
     x, weight = random(1, 0.0, 3, k), random(2, 0.0, 5, k)
     x[:, 7] = 50.0
     twice = reference_integers.spread(reference_integers.spread(x))
@@ -46,7 +46,7 @@ def test_a_large_number_is_spread_and_products_stay(k: int, together: int) -> No
     codes, scale = reference_integers.round_int8(x)
     product = reference_integers.linear_int8(x, reference_integers.quantize_int8(weight), None)
     error = (product - exact).abs().mean()
-    assert error < 0.7 * ((codes.float() * scale) @ weight.T - exact).abs().mean()
+    assert error < share * ((codes.float() * scale) @ weight.T - exact).abs().mean()
     uneven = x[:, :40]  # as it is
     assert reference_integers.spread(uneven) is uneven
 

@@ -83,6 +83,14 @@ def test_of_two_prompts_alike_the_first_is_done_before_the_second_begins() -> No
     assert shape(sim.step()) == [("r2", 4, 12), ("r3", 0, 4)]
 
 
+def test_but_one_of_higher_priority_does_not_wait_for_it() -> None:
+    sim = Simulation(max_num_batched_tokens=16, num_blocks=200, scheduling_policy="priority")
+    sim.add(100, max_tokens=1, priority=5)
+    sim.step()
+    sim.add(60, max_tokens=1, priority=0)
+    assert shape(sim.step()) == [("r0", 16, 8), ("r1", 0, 8)]
+
+
 def test_they_share_a_step_when_the_second_lacks_less_than_half_as_much() -> None:
     for length, shared in ((11, [("r0", 0, 8), ("r1", 0, 8)]), (12, [("r0", 0, 16)])):
         sim = Simulation(max_num_batched_tokens=16, num_blocks=200)

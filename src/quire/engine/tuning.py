@@ -129,7 +129,8 @@ def measure_steps(
 def _still_holds(step: Callable[[], float], kept: StepTable) -> bool:
     """Whether a step of one token takes about as long as in a table, with its threads.
 
-    One of a busy machine, or of one that has become another, does not stay for good that way.
+    One of a busy machine, or of one that has become another, does not stay for good that way; one
+    with fewer threads than it could have is not asked about.
     """
     torch.set_num_threads(kept.num_threads)
     expected = kept.decodes[1]

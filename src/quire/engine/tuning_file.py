@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 
 from quire.config import ModelConfig
 from quire.engine.tuning import StepTable
+from quire.kernels.cpu import native
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kernels.dispatch import describe
 from quire.models.architecture import ModelArchitecture
@@ -50,19 +51,32 @@ def steps_of(
         return measure(None)
     dtype, kv_type, block_size = numbers
     key = (
-        __version__, LAYOUT, torch.__version__, _processor(), describe("cpu"),
+        __version__, LAYOUT, torch.__version__, _processor(), native.identity(), describe("cpu"),
         torch.backends.cpu.get_cpu_capability(), is_emulated(dtype),
         shape, config.quantization, dtype, kv_type, block_size, list(candidates),
     )  # fmt: skip
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     file = folder / _NAME
     kept = _read(file).get(name)
-    if kept is not None and (kept.num_threads not in candidates or 1 not in kept.decodes):
-        kept = None  # somebody has changed it
+    if kept is not None and not _is_whole(kept, candidates):
+        kept = None
     table = measure(kept)
     if table is not kept:
         _write(file, name, table)
     return table
+
+
+def _is_whole(table: StepTable, candidates: Sequence[int]) -> bool:
+    """Whether nothing speaks against a kept table: fewer threads than there could be may have been
+    the choice of a busy moment, without prompts it was measured on a slow one, and a file can have
+    been changed."""
+    steps = (table.decodes, table.prompts)
+    return (
+        table.num_threads == candidates[0]
+        and 1 in table.decodes
+        and bool(table.prompts)
+        and all(size > 0 and seconds > 0 for each in steps for size, seconds in each.items())
+    )
 
 
 def _processor() -> str:
@@ -89,10 +103,12 @@ def _write(file: Path, name: str, table: StepTable) -> None:
     tables = _read(file)
     tables.pop(name, None)
     newest = [*list(tables.items())[-(MOST_TABLES - 1) :], (name, table)]
-    unfinished = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished.write_bytes(msgspec.json.encode(dict(newest)))
-        unfinished.replace(file)
+        with tempfile.NamedTemporaryFile(
+            dir=file.parent, suffix=".tmp", delete=False
+        ) as unfinished:
+            unfinished.write(msgspec.json.encode(dict(newest)))
+        Path(unfinished.name).replace(file)
     except OSError as error:
         logger.warning("what steps cost cannot be kept in %s (%s)", file.parent, error.strerror)

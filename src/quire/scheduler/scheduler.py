@@ -178,7 +178,7 @@ class Scheduler:
             if by_due:
                 admitted += self._admit(step, prompts + admitted, place(request))
             lacking = request.num_uncomputed_tokens
-            self._let_finish(step, lacking)
+            self._let_finish(step, request, lacking)
             self._advance(step, request, self._turn(step, request, lacking))
         self._admit(step, prompts + admitted)
 
@@ -198,14 +198,21 @@ class Scheduler:
             step.cut.append(request)
         return num_tokens
 
-    def _let_finish(self, step: StepPlan, lacking: int) -> int:
-        """Before a prompt that lacks so many tokens gets any, those that were cut get the rest of
-        theirs, but for those that lack at least twice as many; returns how many blocks they took.
+    def _let_finish(self, step: StepPlan, request: Request, lacking: int) -> int:
+        """Before a prompt that lacks so many tokens gets any, those in front of it that were cut
+        get the rest of theirs, but for those that lack at least twice as many; returns how many
+        blocks they took.
 
         Two prompts of one length that share each step both end when the last one does.
         """
-        shorter = [r for r in step.cut if r.num_tokens - r.num_computed_tokens < 2 * lacking]
-        return sum(self._use_rest(step, request) for request in shorter)
+        place = self._batch.waiting.key
+        shorter = [
+            each
+            for each in step.cut
+            if each.num_tokens - each.num_computed_tokens < 2 * lacking
+            and place(each) <= place(request)
+        ]
+        return sum(self._use_rest(step, each) for each in shorter)
 
     def _use_rest(self, step: StepPlan, request: Request) -> int:
         """Give what is left of the budget to a prompt that was cut at the limit; returns how many
@@ -254,7 +261,7 @@ class Scheduler:
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
             lacking = request.num_tokens - len(hits) * self._kv.block_size
-            promised -= self._let_finish(step, lacking)
+            promised -= self._let_finish(step, request, lacking)
             num_tokens = self._turn(step, request, lacking)
             if num_tokens == 0 or not self._has_room(request, hits, promised):
                 step.is_closed = True

@@ -62,6 +62,16 @@ class PackArgs(ctypes.Structure):
     ]
 
 
+def identity() -> str:
+    """What the kernels are: their instruction set, and which build; empty where there are none."""
+    loaded = library()
+    if loaded is None:
+        return ""
+    wanted, build = os.environ.get(VARIABLE), os.stat(loaded._name)
+    name = loaded.quire_cpu_choose(wanted.encode() if wanted else None).decode()
+    return f"{name} {INTERFACE} {build.st_size} {build.st_mtime_ns}"
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library with its instruction set chosen; None where PyTorch's operations have to serve.
