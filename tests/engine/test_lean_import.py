@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.abc import Loader
+from types import ModuleType
 
 import pytest
+
+from quire.engine.lean_import import _Postponed
 
 PROGRAM = """
 import gc, inspect, sys
@@ -44,3 +50,23 @@ with lean_start(EngineConfig.from_options(device="cpu")):
 def test_it_waits_and_is_there_when_asked_for(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+class Slow(Loader):
+    """Of a module that looks into itself on the way."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        with pytest.raises(AttributeError, match="no x yet"):
+            _ = module.x
+        time.sleep(0.05)
+        module.x = 1  # type: ignore[attr-defined]
+
+
+def test_threads_that_look_at_once_find_the_whole_module() -> None:
+    module = ModuleType("late")
+    _Postponed(Slow()).exec_module(module)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: module.x, range(4))) == [1] * 4
+    assert "__getattr__" not in vars(module)
+    with pytest.raises(AttributeError, match="no attribute 'y'"):
+        _ = module.y

@@ -109,6 +109,27 @@ def same(ours: Tensor, theirs: Tensor) -> None:
     assert (ours.float() != wide).float().mean() < 0.02
 
 
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "turned"),
+    [
+        ((6144, 4096, 8, 128), 1, [1, 4, 16]),  # 8B
+        ((6144, 4096, 8, 128), 2, [1, 4]),
+        ((3072, 2048, 8, 64), 1, [1, 4, 16, 17, 64]),  # 1B
+        ((3072, 2048, 8, 64), 2, [1, 4, 16, 17, 64]),
+    ],
+)
+def test_steps_whose_product_turns_heads(
+    shape: tuple[int, int, int, int], itemsize: int, turned: list[int]
+) -> None:
+    n, k, kv_heads, head_dim = shape
+    found = [
+        m
+        for m in (1, 4, 16, 17, 64)
+        if turned_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True) is not None
+    ]
+    assert found == turned
+
+
 @pytest.mark.parametrize("itemsize", [1, 2])
 @pytest.mark.parametrize("m", [1, 16, 17, 64])
 @pytest.mark.parametrize(

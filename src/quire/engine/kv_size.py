@@ -1,8 +1,8 @@
 """How many KV blocks an engine makes, and how long its requests may be because of that.
 
 On a GPU the largest step is run once, without requests, and what it takes is measured; the KV cache
-gets what is then left of the share that the settings give. Tensors are all that counts, so its
-kernels need not be compiled yet.
+gets what is then left of the share that the settings give. Tensors are what is measured, so its
+kernels need not be compiled yet; the memory of their code is of what the share leaves free.
 """
 
 from __future__ import annotations

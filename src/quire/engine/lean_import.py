@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
@@ -85,11 +86,19 @@ class _Postponed(Loader):
         self._loader = loader
 
     def exec_module(self, module: ModuleType) -> None:
-        """Have the first look-up run the module."""
+        """Have the first look-up run the module; other threads' wait until it has run."""
+        turn, begun = threading.RLock(), False
 
         def run(name: str) -> object:
-            del module.__dict__["__getattr__"]
-            self._loader.exec_module(module)
+            nonlocal begun
+            with turn:
+                if begun and vars(module).get("__getattr__") is run:  # it looks into itself
+                    raise AttributeError(f"{module.__name__} has no {name} yet")
+                if not begun:
+                    begun = True
+                    self._loader.exec_module(module)
+                    if vars(module).get("__getattr__") is run:
+                        del module.__dict__["__getattr__"]
             return getattr(module, name)
 
         module.__dict__["__getattr__"] = run

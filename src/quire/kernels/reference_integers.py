@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
 
-SPREAD_TOGETHER = 64  # columns of what is rounded to bytes by whole rows, or the half of them,
-LEAST_SPREAD = 16  # down to these, so that they divide the row
+SPREAD_TOGETHER = 64  # columns of what is rounded to bytes by whole rows; fewer where they must
+LEAST_SPREAD = 16  # divide a row, but no fewer than these
 ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights
 WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
 

@@ -191,12 +191,17 @@ def quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constex
     _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
 
 
+def padded_rows(num_rows: int) -> int:
+    """Columns of the tile of a product of few rows."""
+    return max(8, int(triton.next_power_of_2(num_rows)))
+
+
 def round_stretches(x: Tensor, *, pdl: bool) -> Fp8Stretches:
     """`quantize_rows` of stretches of 128 columns; x [T <= 64, K]. pdl: as for products."""
     assert x.stride(1) == 1
     (tokens, size), width = x.shape, 128
     codes = torch.empty(tokens, size, dtype=reference.FP8, device=x.device)
-    padded = max(8, triton.next_power_of_2(tokens))
+    padded = padded_rows(tokens)
     scale = x.new_empty(triton.cdiv(size, width), padded, dtype=torch.float32)
     stretches_kernel[(tokens, triton.cdiv(size, 16 * width))](
         x, codes, scale, size, x.stride(0), padded,

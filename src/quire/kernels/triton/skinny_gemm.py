@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.operands import Fp8Stretches, Fp8Weight, Normed, Turning
 from quire.kernels.reference import FP8
 from quire.kernels.triton.attention import has_ring
-from quire.kernels.triton.elementwise import round_stretches
+from quire.kernels.triton.elementwise import padded_rows, round_stretches
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import (
     RingConfig,
@@ -228,11 +228,6 @@ def _room_for_next(out: Tensor, config: Config, w: Tensor, norm: bool, silu: boo
         triton.cdiv(out.shape[1], width), padded_rows(len(out)), dtype=torch.float32
     )
     return Fp8Stretches(torch.empty_like(out, dtype=FP8), scale, width)
-
-
-def padded_rows(num_rows: int) -> int:
-    """Columns of a product's tile."""
-    return max(8, int(triton.next_power_of_2(num_rows)))
 
 
 def _run_ring(

@@ -61,7 +61,8 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
             return Part{sums, sums + a.heads * dim, sums + a.heads * dim + width};
         };
         const int64_t begin = cut.begin + index * cut.stretch;
-        attend<Code>(a, blocks_of<Code>(a, table), token, begin, std::min(begin + cut.stretch, length), part(index));
+        const int64_t end = std::min(begin + cut.stretch, length);
+        attend<Code>(a, blocks_of<Code>(a, table), token, begin, end, part(index));
         if (__atomic_sub_fetch(&cut.left, 1, __ATOMIC_ACQ_REL) > 0) return;
         Part all[MOST_PARTS];
         const int64_t count = (length - cut.begin + cut.stretch - 1) / cut.stretch;

@@ -4,8 +4,8 @@
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
-// In int8 each 64 or 32 numbers were spread by a Hadamard matrix before they were rounded, as the weight's
-// were. A start is where a sum of products begins, which takes the zero point of the weights out of it.
+// In int8 each 64 or 32 numbers were spread by a Hadamard matrix before they were rounded, as the
+// weight's were. A start is where a sum of products begins, which takes the zero point of the weights out of it.
 
 constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
 #ifdef QUIRE_VNNI
