@@ -227,15 +227,20 @@ def prefill_fp8(capability: int) -> Compiled:
     return prefill(capability, FP8_CACHE)
 
 
-def hopper(capability: int) -> Compiled:
+def hopper(capability: int, *, split: bool = True) -> Compiled:
     """Prefill attention for Hopper, in its smallest form: the larger take three times as long."""
     names = hopper_prefill_kernel.arg_names
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
     boxes = f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
     types |= {"k_desc": boxes, "v_desc": boxes}
     shape = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"TILE": 64, "SLOTS": 8, "CODE_SLOTS": 3, "SPLIT": True, "TURNS": False, "FIELDS": 8}
+    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 8, "CODE_SLOTS": 3, "SPLIT": split, "TURNS": not split}
     return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
+
+
+def hopper_halves(capability: int) -> Compiled:
+    """The same with queries for each warpgroup."""
+    return hopper(capability, split=False)
 
 
 def small(capability: int) -> Compiled:
@@ -325,6 +330,7 @@ KERNELS = {
     "prefill": prefill,
     "tile_gemm": tile_gemm,
     "hopper": hopper,
+    "hopper_halves": hopper_halves,
     "small": small,
 }
 

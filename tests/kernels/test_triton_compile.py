@@ -31,6 +31,7 @@ KERNELS = {
     "prefill": ["90"],
     "tile_gemm": ["90"],
     "hopper": ["90"],
+    "hopper_halves": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],
@@ -65,5 +66,6 @@ def test_kernels_compile_and_fit(kernel: str, compiled: dict[str, Any]) -> None:
         taken = compiled[f"{kernel}:{capability}"]
         assert "error" not in taken, taken["error"]
         assert taken["spilled"] == 0
+        assert taken["barriers_left"] == 0
         assert 0 < taken["registers"] <= 255
         assert taken["shared_memory"] <= SHARED_MEMORY[capability] * 1024

@@ -23,6 +23,7 @@ class Compiled:
     registers: int  # of a thread
     spilled: int  # bytes of a thread in memory that should be in registers
     shared_memory: int  # bytes of a program
+    barriers_left: int  # in shared memory, see hopper_barriers.py
 
 
 def compile_kernel(
@@ -57,7 +58,9 @@ def compile_kernel(
         options["launch_pdl"] = launch_pdl
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage = _resources(binary.asm["cubin"])
-    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], binary.metadata.shared)
+    ptx = binary.asm["ptx"]
+    left = ptx.count("mbarrier.init.") - ptx.count("mbarrier.inval.")
+    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], binary.metadata.shared, left)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

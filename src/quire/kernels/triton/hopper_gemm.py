@@ -15,11 +15,12 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.gluon_names import barrier
+from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_heads import by_pair, load_angles, store_turned
 from quire.kernels.triton.hopper_ring import (
     ask_rows,
@@ -80,9 +81,8 @@ def hopper_gemm_kernel(
     ring = gl.allocate_shared_memory(
         w_desc.dtype, [STAGES * TILES, BLOCK_N, BLOCK_K], w_desc.layout
     )
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+    full = barriers(STAGES, 1)
+    fence_async_shared()
     for stage in gl.static_range(STAGES):
         ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
     layout: gl.constexpr = _layout_out(BLOCK_N, HEAD_DIM, gl.num_warps())
@@ -121,6 +121,7 @@ def hopper_gemm_kernel(
             x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
             BLOCK_M, CHUNK, PDL,
         )  # fmt: skip
+    invalidate(full)
     acc = gl.convert_layout(acc, layout)
     complete = True
     if SPLIT > 1:

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.hopper_attend import ROWS, attend
+from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_work import fetch, widen
 from quire.kernels.triton.prefill_work import WORK_FIELDS
 from quire.kernels.triton.tuning import HopperConfig
@@ -107,7 +108,9 @@ def hopper_prefill_kernel(
     CODES: gl.constexpr = k_desc.layout
     q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], WIDE)
     ring = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1 if SPLIT else 2, WIDE)
-    other = _other(HEAD_DIM, SPLIT)
+    other = ()
+    if SPLIT:
+        other = _other(HEAD_DIM)
     operands = (
         q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
         stride_q_token, stride_q_head, stride_out_token,
@@ -151,6 +154,13 @@ def hopper_prefill_kernel(
             [4, 4, 1],
             [208, 64, 32],
         )  # fmt: skip
+        invalidate(codes[1])
+        invalidate(codes[2])
+    invalidate(ring[1])
+    invalidate(ring[2])
+    if SPLIT:
+        invalidate(other[3])  # type: ignore[misc]
+        invalidate(other[4])  # type: ignore[misc]
 
 
 @gluon.jit
@@ -160,24 +170,16 @@ def _ring(
 ):  # fmt: skip
     """Tiles of keys and values by turns, and barriers that tell when each is full and empty."""
     smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
-    return smem, _barriers(SLOTS, 1), _barriers(SLOTS, USERS)
+    return smem, barriers(SLOTS, 1), barriers(SLOTS, USERS)
 
 
 @gluon.jit
-def _other(HEAD_DIM: gl.constexpr, SPLIT: gl.constexpr):
-    """Where the second warpgroup leaves its sums, if they are to be merged with the first's."""
+def _other(HEAD_DIM: gl.constexpr):
+    """Where the second warpgroup leaves its sums, to be merged with the first's."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     acc = gl.allocate_shared_memory(
-        gl.float32, [ROWS if SPLIT else 1, HEAD_DIM], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
+        gl.float32, [ROWS, HEAD_DIM], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
     )
     m = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
     total = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
-    return acc, m, total, _barriers(1, 1), _barriers(1, 1)
-
-
-@gluon.jit
-def _barriers(NUM: gl.constexpr, ARRIVALS: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [NUM, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUM):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
+    return acc, m, total, barriers(1, 1), barriers(1, 1)
