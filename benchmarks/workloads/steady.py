@@ -3,25 +3,44 @@
 The first requests are as far in their answers as requests that are replaced one by one would be:
 each brings a share of its answer, from nothing to nearly all of it, as part of its prompt, and
 draws the rest. So none end together, and as many keys are kept as later. Their prompts are taken
-for computed (begun.py). Counting begins SETTLING seconds after all of these draw, when one ends,
-and is over when another ends: so as many prompts as ended are in it. Whoever ends is followed by a
-whole request.
+for computed (begun.py). Whoever ends is followed by a whole request. Counting begins SETTLING
+seconds after all of the first ones draw.
+
+How many prompts fall into the window is chance, and most of the time of long ones is theirs. So
+the rate is what it would be with prompts as many as answers:
+
+    tokens drawn / (seconds + what prompt tokens that are missing would take)
+
+Per token of an answer, (input_len + output_len - 1) / output_len tokens are computed in the long
+run; what the window has less, or more, counts at what a token more in a step took in this window,
+by least squares over its steps.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from workloads.plan import Level
 
 BEGUN = "begun "  # how the names of requests begin that find their prompt computed
-SETTLING = 2.0  # seconds in which the engine learns what its steps cost
-WINDOW = 5.0  # seconds of counting, where there is so much time
+SETTLING = 3.0  # seconds in which the engine learns what its steps cost
+WINDOW = 8.0  # seconds of counting, where there is so much time
 LEAST_WINDOW = 3.0
 
 now = time.perf_counter
+
+
+class Step(NamedTuple):
+    """What one step took and gave. computed: tokens, of prompts and answers."""
+
+    seconds: float
+    computed: int
+    drawn: int
+    ended: int
 
 
 class Steady:
@@ -33,6 +52,8 @@ class Steady:
         self._random = random.Random(level.seeds[0])
         self._seeds = iter(level.seeds)
         self._running = set[str]()
+        self._silent = set[str]()  # of the first ones
+        self._num_computed = 0  # tokens of all steps that have ended
 
     def measure(self) -> dict[str, Any]:
         """Rates of tokens and requests, or "unsteady" where the time was over before."""
@@ -41,34 +62,28 @@ class Steady:
         length = self._lengths[1]
         for place in self._random.sample(range(count), count):
             self._add(place * length // count, BEGUN)
-        silent = set(self._running)
-        while silent and now() < end - LEAST_WINDOW:
-            silent -= {delta.request_id for delta in self._step() if delta.token_ids}
-        if not silent:
-            self._count(now() + SETTLING, end - LEAST_WINDOW)
-        ramp, start = now() - begin, now()
-        tokens, ended = self._count(start + WINDOW, end) if not silent else (0, 0)
-        seconds = now() - start
+        self._silent = set(self._running)
+        while self._silent and now() < end - LEAST_WINDOW:
+            self._step()
+        self._run_until(min(now() + SETTLING, end - LEAST_WINDOW))
+        ramp = now() - begin
+        steps = [] if self._silent else self._run_until(min(now() + WINDOW, end))
+        errors = {"unsteady": len(self._silent)} if self._silent else {}
         self._empty()
-        if silent:
-            return {"ok": 0, "errors": {"unsteady": len(silent)}, "ramp_s": round(ramp, 2)}
-        return {
-            "ok": ended, "errors": {}, "ramp_s": round(ramp, 2), "seconds": round(seconds, 2),
-            "tok_s": round(tokens / seconds, 1), "req_s": round(ended / seconds, 3),
-        }  # fmt: skip
+        figures = summary(steps, *self._lengths) if steps else {"ok": 0}
+        return figures | {"errors": errors, "ramp_s": round(ramp, 2)}
 
-    def _count(self, least: float, most: float) -> tuple[int, int]:
-        """Run steps until one in which a request ends, after `least` and before `most`; returns
-        what tokens and ends there were."""
-        tokens = ended = 0
-        while now() < most:
+    def _run_until(self, moment: float) -> list[Step]:
+        """The steps until then."""
+        steps, last, computed = [], now(), self._num_computed
+        while now() < moment:
             deltas = self._step()
-            ends = sum(delta.finish_reason is not None for delta in deltas)
-            tokens += sum(len(delta.token_ids) for delta in deltas)
-            ended += ends
-            if ends and now() >= least:
-                break
-        return tokens, ended
+            drawn = sum(len(delta.token_ids) for delta in deltas)
+            ended = sum(delta.finish_reason is not None for delta in deltas)
+            seconds, tokens = now() - last, self._num_computed - computed
+            steps.append(Step(seconds, tokens, drawn, ended))
+            last, computed = last + seconds, computed + tokens
+        return steps
 
     def _add(self, num_drawn: int = 0, name: str = "") -> None:
         """Send the next request. num_drawn: tokens of its answer that it has already."""
@@ -86,7 +101,10 @@ class Steady:
 
     def _step(self) -> list[Any]:
         """Run a step, and let a request follow each one that ended."""
-        deltas: list[Any] = self._core.step().deltas
+        output = self._core.step()
+        self._num_computed = int(output.stats.step_tokens.sum)
+        deltas: list[Any] = output.deltas
+        self._silent -= {delta.request_id for delta in deltas if delta.token_ids}
         for delta in deltas:
             if delta.finish_reason is not None:
                 assert delta.error is None, delta.error
@@ -100,3 +118,31 @@ class Steady:
         self._core.handle(AbortRequests(request_ids=sorted(self._running)))
         while self._core.has_work:
             self._core.step()
+
+
+def summary(steps: Sequence[Step], input_len: int, output_len: int) -> dict[str, Any]:
+    """Rates of the long run; those of the window alone are "raw".
+
+    computed_per_token: of the window; `whole` is what it is in the long run.
+    """
+    seconds, computed, drawn, ended = (sum(column) for column in zip(*steps, strict=True))
+    whole = (input_len + output_len - 1) / output_len
+    missing = drawn * whole - computed
+    rate = drawn / (seconds + missing * seconds_per_token(steps))
+    return {
+        "ok": ended, "seconds": round(seconds, 2), "tok_s": round(rate, 1),
+        "req_s": round(rate / output_len, 3), "raw_tok_s": round(drawn / seconds, 1),
+        "computed_per_token": round(computed / drawn, 3), "whole": round(whole, 3),
+    }  # fmt: skip
+
+
+def seconds_per_token(steps: Sequence[Step]) -> float:
+    """What a step takes longer for each token more; 0 where all have as many.
+
+    No more than its tokens take altogether: whatever else makes long steps is not theirs.
+    """
+    tokens, seconds = [step.computed for step in steps], [step.seconds for step in steps]
+    if len(set(tokens)) < 2:
+        return 0.0
+    slope = statistics.linear_regression(tokens, seconds).slope
+    return min(max(slope, 0.0), sum(seconds) / sum(tokens))

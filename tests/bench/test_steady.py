@@ -1,0 +1,98 @@
+"""A saturated level tells the rate of the long run from some seconds, wherever these begin."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from workloads import steady
+from workloads.begun import BegunManager
+from workloads.plan import Workload, make_level
+from workloads.steady import Steady, Step, summary
+
+from quire.config import SchedulerConfig
+from quire.core.request import RequestLimits
+from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine import core, step_log
+from quire.engine.core import EngineCore
+from quire.scheduler.scheduler import Scheduler
+
+LONG = Workload("long", "m", 2000, 200, (8,), is_steady=True)  # a prompt has half of the time
+SHORT = Workload("short", "m", 40, 20, (32,), is_steady=True)
+
+
+class Device:
+    """Runs one step after the other: 2 ms, 50 us a token, 0.2 us for each key that is read."""
+
+    max_in_flight = 2
+    step_sizes = ()
+
+    def __init__(self) -> None:
+        self.now = self._free = 0.0
+        self._random = random.Random(5)
+
+    def monotonic(self) -> float:
+        """Seconds, which pass where a step is waited for."""
+        return self.now
+
+    def get_ready(self) -> None:
+        """It is."""
+
+    def execute(self, plan: SchedulerOutput) -> SimpleNamespace:
+        """As Executor says."""
+        seconds = 0.002 + sum(5e-5 * e.num_tokens + 2e-7 * e.start for e in plan.scheduled)
+        self._free = max(self._free, self.now) + seconds * self._random.lognormvariate(0.0, 0.02)
+        end, results = self._free, [SampleResult(token_id=7 * e.samples) for e in plan.scheduled]
+
+        def result() -> ModelRunnerOutput:
+            self.now = max(self.now, end)
+            return ModelRunnerOutput(results=results)
+
+        return SimpleNamespace(result=result)
+
+
+def engine(device: Device) -> EngineCore:
+    """The real loop, scheduler and block manager before such a device."""
+    config = SchedulerConfig(max_num_seqs=32).settled("cuda")
+    kv = BegunManager(4096, 16, enable_prefix_caching=False)
+    limits = RequestLimits(
+        max_model_len=4000, max_kv_tokens=4096 * 16, vocab_size=2048, max_num_seqs=32,
+        honours_priority=False, hidden_size=64, generates=True,
+    )  # fmt: skip
+    return EngineCore(Scheduler(config, kv, 4000, paces_prompts=True), device, limits)
+
+
+def rates(monkeypatch: pytest.MonkeyPatch, workload: Workload, window: float) -> tuple[float, ...]:
+    """Tokens a second: of the long run, and of the window alone."""
+    device = Device()
+    for module in (core, step_log):
+        monkeypatch.setattr(module, "time", device)
+    monkeypatch.setattr(steady, "now", device.monotonic)
+    monkeypatch.setattr(steady, "WINDOW", window)
+    monkeypatch.setattr(steady, "SETTLING", 0.5)
+    level = make_level(workload, workload.levels[0], "m", 2048, seed=3, seconds=99.0)
+    found = Steady(engine(device), level).measure()
+    assert not found["errors"]
+    return found["tok_s"], found["raw_tok_s"]
+
+
+@pytest.mark.parametrize("workload", [LONG, SHORT])
+def test_windows_of_any_length_tell_the_same(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, _ = rates(monkeypatch, workload, 30.0)
+    windows = [rates(monkeypatch, workload, 0.3 + 0.1 * n) for n in range(6)]
+    assert [rate for rate, _ in windows] == [pytest.approx(truth, rel=0.01)] * 6
+    if workload is LONG:  # a part of a prompt more or less, of two to four
+        assert max(abs(raw / truth - 1) for _, raw in windows) > 0.03
+
+
+def test_prompts_that_a_window_lacks_are_paid_for() -> None:
+    """Steps of 10 ms for 100 answers, and 1 ms for each 10 tokens of a prompt beside them."""
+    decode, mixed = Step(0.01, 100, 100, 0), Step(0.02, 200, 100, 1)
+    truth = 100 / 0.02  # a prompt of 100 tokens for each answer of 100: each step is mixed
+    for steps in ([decode, mixed], [decode] * 9 + [mixed], [mixed] * 9 + [decode]):
+        assert summary(steps, 101, 100)["tok_s"] == pytest.approx(truth)
+    assert summary([mixed] * 3, 101, 100)["tok_s"] == pytest.approx(truth)
+    assert summary([decode, mixed], 101, 100)["raw_tok_s"] == pytest.approx(100 / 0.015, rel=1e-3)
