@@ -63,7 +63,7 @@ class Results:
         rows = self._levels if kind == "levels" else self._starts
         keys = ("workload", "way", "label", "level")
         rows[:] = [old for old in rows if any(old.get(key) != row.get(key) for key in keys)]
-        rows.append(row | {"date": datetime.date.today().isoformat()})
+        rows.append(row | {"date": datetime.date.today().isoformat(), "command": record.command()})
         found = {"gpu": gpu_name(), "levels": self._levels, "starts": self._starts}
         record.save(self._name, found, self._folder)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
+FOLDERS = ("--out", "--results")  # options that say where a result goes
 
 
 def require(*modules: str) -> None:
@@ -36,6 +37,17 @@ def installed(**more: str) -> dict[str, str]:
     return kept | more
 
 
+def command() -> str:
+    """How this program was called, but for where its results go."""
+    words, kept = iter(sys.argv[1:]), []
+    for word in words:
+        if word in FOLDERS:
+            next(words, None)
+        elif not word.startswith(tuple(f"{folder}=" for folder in FOLDERS)):
+            kept.append(word)
+    return shlex.join(["python", Path(sys.argv[0]).name, *kept])
+
+
 def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `<name>.json` in a folder and return its path."""
     folder.mkdir(exist_ok=True)
@@ -47,7 +59,7 @@ def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
 def _circumstances() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "hardware": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),  # that the process may use

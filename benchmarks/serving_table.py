@@ -62,7 +62,7 @@ def saturated(published: Row) -> str:
     ]
     for row in published["rows"]:
         name = f"saturated-{row['input_len']}-{row['output_len']}"
-        mine: Row = next((r for r in ours["levels"] if r["workload"] == name), {})
+        mine: Row = next((r for r in reversed(ours["levels"]) if r["workload"] == name), {})
         rate, peers = mine.get("tok_s"), [row.get(peer) for peer in ("tensorrt_llm", "vllm")]
         ratios = [f"{rate / peer:.2f}" if rate else "-" for peer in peers if peer]
         level = f"{mine['level']:g}" if mine else "-"
@@ -84,10 +84,13 @@ def _load(name: str) -> Row:
 def _source(ours: Row) -> str:
     if "name" not in ours:
         return ""
-    versions = ours["versions"]
+    rows, versions = ours["levels"], ours["versions"]
+    days = sorted({row["date"] for row in rows})
+    runs = dict.fromkeys(f"`{row.get('command', ours['command'])}`" for row in rows)
     return (
-        f"Quire's: {ours['date']}, {ours['gpu']}, {ours['hardware']['cores']} cores, torch "
-        f"{versions['torch']}, Triton {versions['triton']}: `{ours['command']}`, "
+        f"Quire's: {' to '.join(dict.fromkeys((days[0], days[-1])))}, {ours['gpu']}, "
+        f"{ours['hardware']['cores']} cores, torch {versions['torch']}, "
+        f"Triton {versions['triton']}: {', '.join(runs)}, "
         f"[results/{ours['name']}.json](../benchmarks/results/{ours['name']}.json)."
     )
 
