@@ -52,8 +52,11 @@ class Request:
         "block_hashes",
         "cache_salt",
         "due",
+        "end_token_ids",
         "eos_token_ids",
+        "is_quiet",
         "max_total_tokens",
+        "min_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
@@ -68,6 +71,7 @@ class Request:
         "sampling",
         "status",
         "token_ids",
+        "untold",
     )
 
     def __init__(
@@ -92,6 +96,14 @@ class Request:
         if message.pooling is not None:
             self.sampling = NO_WISHES
             self.max_total_tokens = self.num_prompt_tokens + 1  # the result stands for a token
+        wishes = self.sampling
+        self.min_total_tokens = self.num_prompt_tokens + wishes.min_tokens  # before it may end
+        self.end_token_ids = frozenset(wishes.stop_token_ids)
+        if not wishes.ignore_eos:
+            self.end_token_ids |= self.eos_token_ids
+        # whether its caller waits for the end: then tokens behind the first are told with the last
+        self.is_quiet = not (message.stream or wishes.logprobs is not None)
+        self.untold: list[int] | None = None  # such tokens; None before the first one was told
         self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
@@ -130,14 +142,11 @@ class Request:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; returns why the request ends with it, or None."""
-        sampling, token_ids = self.sampling, self.token_ids
+        token_ids = self.token_ids
         token_ids.append(token_id)
         num_tokens = len(token_ids)
-        if num_tokens - self.num_prompt_tokens >= sampling.min_tokens:
-            if token_id in sampling.stop_token_ids:
-                return FinishReason.STOP
-            if token_id in self.eos_token_ids and not sampling.ignore_eos:
-                return FinishReason.STOP
+        if token_id in self.end_token_ids and num_tokens >= self.min_total_tokens:
+            return FinishReason.STOP
         return FinishReason.LENGTH if num_tokens >= self.max_total_tokens else None
 
     def check_lengths(self) -> None:

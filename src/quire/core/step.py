@@ -69,7 +69,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
 
     token_id: int | None = None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] | None = None
     failed: bool = False
     exhausted: bool = False
     whole: bool = False

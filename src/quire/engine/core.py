@@ -144,6 +144,7 @@ class EngineCore:
         )
 
     def _answer(self, begin: float, plan: SchedulerOutput, outcome: Outcome) -> list[RequestDelta]:
+        before = self._scheduler.num_generation_tokens
         try:
             output = outcome.result()
         except Exception as failure:  # whatever broke the step ends its requests, not the engine
@@ -160,7 +161,7 @@ class EngineCore:
             self._scheduler.observe(plan, end - max(begin, self._last_end))
             self._last_end = end
             deltas = self._scheduler.update(plan, output)
-        self._log.end(plan, deltas)
+        self._log.end(plan, deltas, self._scheduler.num_generation_tokens - before)
         return deltas
 
     def _tell(self, deltas: list[RequestDelta]) -> None:

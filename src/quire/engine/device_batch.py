@@ -91,7 +91,7 @@ class DeviceBatch:
 
         In that order: what a row held for its last request must not be taken for this one's.
         """
-        self._changes = self._note_blocks(order)
+        self._changes = self._batch.append_blocks(order.rows, order.scheduled)
         if not self._shares_prefixes:
             return False
         decodes = np.flatnonzero(np.diff(order.query_start) == 1)
@@ -169,17 +169,6 @@ class DeviceBatch:
 
     def _sections(self, size: StepSize) -> StepSections:
         return StepSections(size.num_tokens, self._num_rows)
-
-    def _note_blocks(self, order: StepOrder) -> Int32s:
-        """Append the new blocks to their rows; what changes in the flattened table, [N, 2]."""
-        width = self._block_table.shape[1]
-        changes: list[Int32s] = [np.empty((0, 2), np.int32)]
-        for entry, row in zip(order.scheduled, order.rows.tolist(), strict=True):
-            if block_ids := entry.new_block_ids:
-                first = row * width + self._batch.append_blocks(row, block_ids)
-                places = range(first, first + len(block_ids))
-                changes.append(np.array([places, block_ids], np.int32).T)
-        return np.concatenate(changes)
 
     def _fill_tokens(self, step: HostStep, order: StepOrder) -> None:
         starts, counts = _starts(order.scheduled), np.diff(order.query_start)

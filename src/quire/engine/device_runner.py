@@ -34,7 +34,7 @@ from quire.engine.step_wishes import StepWishes, WantedScores
 from quire.engine.step_work import DeviceDraw, ModelWork
 from quire.kernels.dispatch import Kernels
 from quire.sampling.arrays import Ints
-from quire.sampling.device_wishes import EXHAUSTED, FAILED
+from quire.sampling.device_wishes import DRAWN, EXHAUSTED
 
 
 @dataclass(slots=True)
@@ -185,9 +185,11 @@ class DeviceRunner:
         drawn, failed, finite = np.split(
             step.outcome.numpy(), [step.num_samples, 2 * step.num_samples]
         )
-        sound = sound_requests(order, finite != 0)
-        ordered = [SampleResult(failed=not is_sound) for is_sound in sound]
-        self._take_drawn(step, drawn[: len(step.due)], failed[: len(step.due)], ordered)
+        count = len(step.due)
+        ordered = self._take_drawn(step, drawn[:count], failed[:count])
+        if not finite.all():
+            for place in np.flatnonzero(np.logical_not(sound_requests(order, finite != 0))):
+                ordered[place] = SampleResult(failed=True)
         results = {
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
@@ -199,25 +201,26 @@ class DeviceRunner:
             replayed=step.replayed,
         )
 
-    def _take_drawn(
-        self, step: PendingStep, drawn: Int32s, failed: Int32s, ordered: list[SampleResult]
-    ) -> None:
-        """Fill in the tokens [D], and keep them in rows not given away."""
+    def _take_drawn(self, step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleResult]:
+        """Keep the tokens [D] in rows not given away; what each request of the order gets."""
         batch, rows = self._running.batch, step.rows
-        kept = (failed == 0) & (batch.tenancies[rows] == step.tenancies)
+        kept = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
         whole = self._running.end_forms(rows[kept], drawn[kept])
         batch.append_tokens(rows[kept], drawn[kept])
-        scores = {} if step.scores is None else step.scores.report()
-        columns = (step.due.tolist(), rows.tolist(), failed.tolist(), drawn.tolist())
-        for sample, (place, row, status, token_id) in enumerate(zip(*columns, strict=True)):
-            result = ordered[place]
-            if result.failed or status == FAILED:
-                result.failed = True
-            elif status == EXHAUSTED:
-                result.exhausted = True
-            else:
-                result.token_id, result.whole = token_id, row in whole
-                result.logprobs = scores.get(sample)
+        places = step.due.tolist()
+        tokens: list[int | None] = [None] * len(step.order.scheduled)
+        for place, token_id in zip(places, drawn.tolist(), strict=True):
+            tokens[place] = token_id
+        results = [SampleResult(token_id=token_id) for token_id in tokens]
+        if step.scores is not None:
+            for sample, scores in step.scores.report().items():
+                results[places[sample]].logprobs = scores
+        for sample in np.flatnonzero(np.isin(rows, list(whole))) if whole else ():
+            results[places[sample]].whole = True
+        for sample in np.flatnonzero(failed):
+            is_exhausted = bool(failed[sample] == EXHAUSTED)
+            results[places[sample]] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
+        return results
 
 
 def _lengths(order: StepOrder) -> Ints:

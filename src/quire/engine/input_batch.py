@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.kernels.layout import BatchLayout, FlatTokens
+from quire.sampling.arrays import Ints, Tokens
 from quire.sampling.penalties import History
 
 
@@ -23,8 +23,8 @@ class StepOrder:
     """Who is where in the flat list of a step of T tokens."""
 
     scheduled: list[ScheduledRequest]  # in batch order
-    rows: npt.NDArray[np.int64]  # [B] batch row of each scheduled request
-    query_start: npt.NDArray[np.int64]  # [B + 1] first token of each request in the flat list
+    rows: Ints  # [B] batch row of each scheduled request
+    query_start: Ints  # [B + 1] first token of each request in the flat list
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class InputBatch:
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
         self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
-        self._num_blocks = np.zeros(max_num_seqs, np.int32)
+        self._num_blocks = [0] * max_num_seqs
         self.tenancies = np.zeros(max_num_seqs, np.int64)
         self._rows: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -91,7 +91,7 @@ class InputBatch:
         self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
 
-    def append_tokens(self, rows: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32]) -> None:
+    def append_tokens(self, rows: Ints, token_ids: Tokens) -> None:
         """Note a sampled token of each of these rows."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
@@ -103,10 +103,8 @@ class InputBatch:
         if max(counts) > 1:
             scheduled = sorted(scheduled, key=_is_prompt)
             counts = [entry.num_tokens for entry in scheduled]
-        for entry in scheduled:
-            if entry.new_block_ids:
-                self.append_blocks(self._rows[entry.request_id], entry.new_block_ids)
         rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
+        self.append_blocks(rows, scheduled)
         query_lens = np.array(counts, np.int64)
         seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
         flat = FlatTokens.of(query_lens, seq_lens)
@@ -122,12 +120,22 @@ class InputBatch:
             layout=layout,
         )
 
-    def append_blocks(self, row: int, block_ids: list[int]) -> int:
-        """Add to a row's block table; returns how many it had."""
-        held = int(self._num_blocks[row])
-        self.block_table[row, held : held + len(block_ids)] = block_ids
-        self._num_blocks[row] += len(block_ids)
-        return held
+    def append_blocks(self, rows: Ints, scheduled: list[ScheduledRequest]) -> Tokens:
+        """Add a step's new blocks to the tables of its rows [B].
+
+        Returns what changes in the table as one list: places and block ids, [N, 2].
+        """
+        width = self.block_table.shape[1]
+        places, block_ids = list[int](), list[int]()
+        for entry, row in zip(scheduled, rows.tolist(), strict=True):
+            if entry.new_block_ids:
+                first = row * width + self._num_blocks[row]
+                self._num_blocks[row] += len(entry.new_block_ids)
+                places += range(first, first + len(entry.new_block_ids))
+                block_ids += entry.new_block_ids
+        changes = np.array([places, block_ids], np.int32)
+        self.block_table.reshape(-1)[changes[0]] = changes[1]
+        return changes.T
 
 
 def _is_prompt(entry: ScheduledRequest) -> bool:

@@ -54,15 +54,14 @@ class StepLog:
             if turns is not None and turns.started is None:  # else it returns from a preemption
                 turns.started = now
 
-    def end(self, plan: SchedulerOutput, deltas: list[RequestDelta]) -> None:
-        """A step has ended, and gave this."""
+    def end(self, plan: SchedulerOutput, deltas: list[RequestDelta], num_sampled: int) -> None:
+        """A step has ended, and gave these news and so many tokens of answers."""
         now = time.monotonic()
         # a step that was planned while another ran began when that one ended
         seconds = now - max(self._planned.popleft(), self._last_end)
         self._last_end = now
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
-        num_sampled = sum([len(delta.token_ids) for delta in deltas])
         if self._silent:
             self._note_first_tokens(deltas, now)
         self._tokens.observe(num_tokens)

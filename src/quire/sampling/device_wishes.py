@@ -53,10 +53,10 @@ class WishingRows:
 
     def enter(self, rows: Sequence[int], history: History) -> None:
         """Count the known tokens of rows that were set, where that will be needed."""
-        for row in rows:
-            if self._state.needs[row] & PENALTIES:
-                counted = _count(history, row, self._state.vocab_size)
-                self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
+        index = np.array(rows, np.int64)
+        for row in index[(self._state.needs[index] & PENALTIES) != 0].tolist():
+            counted = _count(history, row, self._state.vocab_size)
+            self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
 
     def rehearse(self) -> None:
         """Launch what is of no recorded part: the penalties, and a draw from float32."""

@@ -32,9 +32,10 @@ class Need(enum.IntFlag):
     FORM = 512
 
 
-PENALTIES = Need.REPETITION | Need.PRESENCE
-READS_ANSWER = Need.BAD_WORDS | Need.FORM  # its tokens, not only how many there are of each
-CHANGES_LOGITS = Need.LOGIT_BIAS | PENALTIES | Need.MIN_TOKENS | READS_ANSWER
+# plain numbers: each operation of a flag's type looks its members up
+PENALTIES = int(Need.REPETITION | Need.PRESENCE)
+READS_ANSWER = int(Need.BAD_WORDS | Need.FORM)  # tokens, not only how many there are of each
+CHANGES_LOGITS = int(Need.LOGIT_BIAS | Need.MIN_TOKENS) | PENALTIES | READS_ANSWER
 
 
 class RowParams(NamedTuple):

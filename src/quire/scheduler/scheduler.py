@@ -92,6 +92,11 @@ class Scheduler:
         self._num_corrupted_requests = 0
 
     @property
+    def num_generation_tokens(self) -> int:
+        """Tokens of answers so far, of all requests."""
+        return self._num_generation_tokens
+
+    @property
     def has_unfinished(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._batch.requests)
@@ -325,9 +330,12 @@ class Scheduler:
                 deltas.append(self._end(request, FinishReason.STOP))
                 deltas[-1].embedding = result.embedding
             elif entry.samples or result.prompt_logprobs:
-                deltas.append(delivered(request, entry, result))
-                self._num_generation_tokens += len(deltas[-1].token_ids)
-                if deltas[-1].finish_reason is not None:
+                self._num_generation_tokens += entry.samples
+                delta = delivered(request, entry, result)
+                if delta is None:
+                    continue
+                deltas.append(delta)
+                if delta.finish_reason is not None:
                     self._batch.finish(request)
         return deltas
 
