@@ -203,6 +203,7 @@ class Simulation:
         ignore_eos: bool = True,
         prompt_logprobs: int | None = None,
         pooling: PoolingParams | None = None,
+        stream: bool = True,
     ) -> Request:
         """Add a request with these prompt tokens, or with so many of its own."""
         number = len(self.requests)
@@ -220,6 +221,7 @@ class Simulation:
             priority=priority,
             cache_salt=salt,
             pooling=pooling,
+            stream=stream,
         )
         request = Request(
             message, arrival=number, max_model_len=self.max_model_len, queued=self.now

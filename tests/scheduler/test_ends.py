@@ -49,6 +49,22 @@ def test_every_way_to_end() -> None:
     assert run(min_tokens=at_least) == (until(eos, at_least - 1), "stop", None)
 
 
+def test_who_waits_for_the_end_is_told_the_first_token_and_then_all_others() -> None:
+    sim = Simulation(depth=2)
+    request = sim.add(4, max_tokens=8, stream=False)
+    scored = sim.add(4, max_tokens=8, stream=False, prompt_logprobs=0)
+    aborted = sim.add(4, max_tokens=20, stream=False)
+    while not (request.is_finished and scored.is_finished):
+        sim.step()
+    assert [len(delta.token_ids) for delta in sim.deltas["r0"]] == [1, 7]
+    assert sim.answer(request) == sim.alone["r0"]
+    assert sim.answer(scored) == sim.alone["r1"]
+    [ending] = sim.abort("r2")
+    assert len(ending.token_ids) > 5
+    assert sim.answer(aborted) == aborted.token_ids[4:]
+    assert sim.scheduler.num_generation_tokens == 16 + aborted.num_output_tokens
+
+
 def test_abort_in_every_state_and_twice() -> None:
     sim = Simulation(max_num_seqs=2, num_blocks=32)
     running, also_running, waiting = sim.add(4), sim.add(30), sim.add(4)

@@ -81,6 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         prompt_logprobs=st.sampled_from([None, None, None, 1]),
         pooling=st.sampled_from(POOLINGS),
+        stream=st.booleans(),
     )
     def add(
         self,
@@ -92,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         prompt_logprobs: int | None,
         pooling: PoolingParams | None,
+        stream: bool,
     ) -> None:
         self.sim.add(
             prefix + tail,
@@ -101,6 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ignore_eos=ignore_eos,
             prompt_logprobs=prompt_logprobs,
             pooling=pooling,
+            stream=stream,
         )
 
     @precondition(lambda self: len(self.sim.in_flight) < self.sim.depth)

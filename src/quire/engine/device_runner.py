@@ -188,8 +188,11 @@ class DeviceRunner:
         count = len(step.due)
         ordered = self._take_drawn(step, drawn[:count], failed[:count])
         if not finite.all():
-            for place in np.flatnonzero(np.logical_not(sound_requests(order, finite != 0))):
-                ordered[place] = SampleResult(failed=True)
+            sound = sound_requests(order, finite != 0)
+            ordered = [
+                each if is_sound else SampleResult(failed=True)
+                for each, is_sound in zip(ordered, sound, strict=True)
+            ]
         results = {
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
@@ -207,20 +210,29 @@ class DeviceRunner:
         kept = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
         whole = self._running.end_forms(rows[kept], drawn[kept])
         batch.append_tokens(rows[kept], drawn[kept])
-        places = step.due.tolist()
-        tokens: list[int | None] = [None] * len(step.order.scheduled)
-        for place, token_id in zip(places, drawn.tolist(), strict=True):
-            tokens[place] = token_id
-        results = [SampleResult(token_id=token_id) for token_id in tokens]
-        if step.scores is not None:
-            for sample, scores in step.scores.report().items():
-                results[places[sample]].logprobs = scores
-        for sample in np.flatnonzero(np.isin(rows, list(whole))) if whole else ():
-            results[places[sample]].whole = True
-        for sample in np.flatnonzero(failed):
-            is_exhausted = bool(failed[sample] == EXHAUSTED)
-            results[places[sample]] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
+        results = _results(step, drawn, failed)
+        if whole:
+            for place, row in zip(step.due.tolist(), rows.tolist(), strict=True):
+                results[place].whole = row in whole
         return results
+
+
+def _results(step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleResult]:
+    """Of each request of the order, by tokens and what came of their draws [D]."""
+    places, statuses = step.due.tolist(), failed.tolist()
+    tokens: list[int | None] = [None] * len(step.order.scheduled)
+    for place, token_id in zip(places, drawn.tolist(), strict=True):
+        tokens[place] = token_id
+    results = [SampleResult(token_id=token_id) for token_id in tokens]
+    if step.scores is not None:
+        for sample, scores in step.scores.report().items():
+            results[places[sample]].logprobs = scores
+    if any(statuses):
+        for place, status in zip(places, statuses, strict=True):
+            if status != DRAWN:
+                is_exhausted = status == EXHAUSTED
+                results[place] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
+    return results
 
 
 def _lengths(order: StepOrder) -> Ints:

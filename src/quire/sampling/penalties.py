@@ -60,13 +60,13 @@ def adjust_logits(
     penalise: in place of what looks at the histories; without it all tokens in them are known.
     """
     needs = state.needs[rows]
-    penalties: tuple[tuple[Need, _Apply], ...] = (
+    penalties: tuple[tuple[int, _Apply], ...] = (
         (Need.REPETITION, _penalise_repetition),
         (Need.PRESENCE, _penalise_presence),
     )
     if penalise is not None:
         penalties = ((PENALTIES, _by(penalise)),)
-    steps: tuple[tuple[Need, _Apply], ...] = (
+    steps: tuple[tuple[int, _Apply], ...] = (
         (Need.LOGIT_BIAS, _add_bias),
         *penalties,
         (Need.MIN_TOKENS, _ban_ends),
