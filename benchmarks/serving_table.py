@@ -9,7 +9,7 @@ from typing import Any
 from workloads.plan import WORKLOADS, Workload
 
 RESULTS = Path(__file__).parent / "results"
-WAYS = ("server", "offline")
+SERVED, FIRST = "gpu_serving_server", "gpu_first_start"  # files: of levels, of first starts
 
 Row = dict[str, Any]
 
@@ -44,9 +44,8 @@ def step_profile(result: Row) -> str:
 
 def serving(peer: Row) -> str:
     """One table a workload and kind of weights. peer: vLLM's result file."""
-    ours = {way: _load(f"gpu_serving_{way}") for way in WAYS}
-    parts = [f"vLLM's figures: {peer['source']}", *map(_source, ours.values())]
-    parts.append(_starts(peer, ours))
+    ours = _load(SERVED)
+    parts = [f"vLLM's figures: {peer['source']}", _source(ours), _starts(peer, ours, _load(FIRST))]
     for workload in WORKLOADS:
         labels = [row["label"] for row in peer["levels"] if row["workload"] == workload.name]
         parts += [_table(workload, label, peer, ours) for label in dict.fromkeys(labels)]
@@ -103,23 +102,24 @@ def _find(rows: list[Row], workload: str, label: str, level: float | None) -> Ro
     )
 
 
-def _starts(peer: Row, ours: dict[str, Row]) -> str:
+def _starts(peer: Row, ours: Row, first: Row) -> str:
+    """ours: kernels were on disk. first: nothing was compiled."""
     lines = [
         "Start of the process to the first token served, seconds:",
         "",
-        "| model, weights | vLLM | Quire | Quire, the engine alone until it is ready |",
+        "| model, weights | vLLM | Quire | Quire, the first start on a machine |",
         "|---|---|---|---|",
     ]
     for row in peer["starts"]:
         key = (row["workload"], row["label"], None)
-        served, alone = (_find(ours[way]["starts"], *key) for way in WAYS)
-        cells = [_number(served.get("first_token_s")), _number(alone.get("ready_s"))]
+        starts = (_find(result["starts"], *key) for result in (ours, first))
+        cells = [_number(start.get("first_token_s")) for start in starts]
         model = row["workload"].removeprefix("voice-")
         lines.append(f"| {model}, {row['label']} | {row['first_token_s']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _table(workload: Workload, label: str, peer: Row, ours: dict[str, Row]) -> str:
+def _table(workload: Workload, label: str, peer: Row, ours: Row) -> str:
     shared = f", {workload.shared_prefix:,} of them shared" if workload.shared_prefix else ""
     unit = "requests/s" if workload.is_open else "at a time"
     names = "latency p50 / p99" if workload.is_open else "TTFT p50 / p99 · ITL p50 / p99 · tok/s"
@@ -128,22 +128,19 @@ def _table(workload: Workload, label: str, peer: Row, ours: dict[str, Row]) -> s
         f"**{workload.name}, {label}**: {workload.input_len:,} tokens in{shared}, "
         f"{workload.output_len} out; ms. Ratios above 1 are in Quire's favour.",
         "",
-        f"| {unit} | vLLM: {names} | Quire | ratio: {ratio} | Quire, the engine alone |",
-        "|---|---|---|---|---|",
+        f"| {unit} | vLLM: {names} | Quire | ratio: {ratio} |",
+        "|---|---|---|---|",
     ]
     levels = {
         row["level"]
-        for rows in (peer["levels"], *(ours[way]["levels"] for way in WAYS))
-        for row in rows
+        for row in (*peer["levels"], *ours["levels"])
         if (row["workload"], row["label"]) == (workload.name, label)
     }
     for level in sorted(levels):
         key = (workload.name, label, level)
-        theirs = _find(peer["levels"], *key)
-        served, alone = (_find(ours[way]["levels"], *key) for way in WAYS)
+        theirs, served = (_find(result["levels"], *key) for result in (peer, ours))
         cells = [_cell(theirs, workload), _cell(served, workload)]
-        cells += [_ratios(theirs, served, workload), _cell(alone, workload)]
-        lines.append(f"| {level:g} | {' | '.join(cells)} |")
+        lines.append(f"| {level:g} | {' | '.join(cells)} | {_ratios(theirs, served, workload)} |")
     if workload.is_open:
         lines.append(f"\nvLLM saturates at {peer['saturation'][workload.name]:,} requests/s.")
     return "\n".join(lines)
