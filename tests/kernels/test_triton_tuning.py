@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,10 @@ def test_the_rule_is_near_the_best_way_of_shapes_that_the_table_leaves_out() -> 
         rule = product_config(*shape, H200, hopper=True)
         us = next(w["us"] for w in row["ways"] if w["config"] == dataclasses.asdict(rule))
         excess.append(us / row["ways"][0]["us"])
-    assert len(excess) == 30
+    assert len(excess) == 45
     assert not known & {(row["n"], row["k"]) for row in rows}
-    assert max(excess) < 1.10
+    assert max(excess) < 1.17
+    assert statistics.mean(excess) < 1.02
 
 
 def test_the_nearest_number_of_rows_upwards_is_taken() -> None:

@@ -118,20 +118,34 @@ def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig
 
     Tiles of 128 rows, if a program for each fills one or two on every multiprocessor by 80 %, or if
     there are fewer: those are shared by as many as fill two, are given eight steps each, and do not
-    wait too long for each other. Else tiles of 64 rows. With more than 16 rows of x it is those of
-    64 that are shared, by four at most: sums are moved for each share.
+    wait too long for each other. Else tiles of 64 rows; with few rows of x also where those of 128
+    would be one program on each multiprocessor, which has too little in flight. (Shares by two are
+    slower than tiles of 64, too; but a tile of 128 is a whole head, which saves a kernel.)
     """
+    if m > 16:
+        return _ring_rule_of_many(n, k, itemsize, num_sms)
     tiles, steps = -(-n // 128), -(-k * itemsize // 128)
     if num_sms < tiles < 1.6 * num_sms or tiles > 2 * num_sms:
         return RingConfig(block_n=64, stages=3, tiles=2)
-    whole = tiles > 0.8 * num_sms
-    if m > 16 and whole:
-        return RingConfig(block_n=128, stages=4, warps=8)
-    if m > 16:
-        shares = max(num_sms // (2 * tiles), steps // 16)
-        return RingConfig(64, stages=3, tiles=2, split=max(1, min(4, num_sms // tiles, shares)))
     split = max(1, min(8 if m <= 8 else 4, 2 * num_sms // tiles, steps // 8))
+    whole = tiles > 0.8 * num_sms
+    if whole and tiles <= num_sms and m <= 8:
+        return RingConfig(block_n=64, stages=5, tiles=2)
     return RingConfig(block_n=128, stages=6, split=1 if whole else split)
+
+
+def _ring_rule_of_many(n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
+    """For more than 16 rows of x: the smallest tiles that are done in one round of two programs on
+    each multiprocessor.
+
+    Those of 64 rows are shared where they are few, by four at most: sums are moved for each share.
+    """
+    tiles, halves, steps = -(-n // 128), -(-n // 64), -(-k * itemsize // 128)
+    if tiles <= 2 * num_sms < halves:
+        return RingConfig(block_n=128, stages=4, warps=8)
+    shares = min(4, num_sms // tiles, max(num_sms // halves, steps // 16))
+    split = max(1, shares) if halves <= num_sms else 1
+    return RingConfig(block_n=64, stages=3, tiles=2, split=split)
 
 
 @functools.cache
