@@ -20,11 +20,13 @@ def step_profile(result: Row) -> str:
     for profile in result["profiles"]:
         step, best, whole = profile["step"], profile["roofline"], profile["seconds"]
         what = "decoding" if step["num_new"] == 1 else "prefill"
+        fp8 = best.get("fp8_flops_per_second")
         lines = [
             f"**{profile['model']}, {profile['dtype']} on {profile['device']}, {what}, "
             f"{step['num_requests']} x {step['context']:,} tokens**; measured: "
             f"{best['bytes_per_second'] / 1e9:,.0f} GB/s, "
-            f"{best['flops_per_second'] / 1e12:,.2f} TFLOP/s",
+            f"{best['flops_per_second'] / 1e12:,.2f} TFLOP/s"
+            + (f", in FP8 {fp8 / 1e12:,.2f}" if fp8 else ""),
             "",
             "| operation | of | calls | MB | GFLOP | ms | of the step | of the roofline | bound |",
             "|---|---|---|---|---|---|---|---|---|",

@@ -20,15 +20,21 @@ MODEL = "quire-tiny-draft"
 SHAPE = ModelArchitecture.from_folder(resolve_model(MODEL))
 
 
+def _rates(*_: object, in_fp8: bool) -> Roofline:
+    return Roofline(1e9, 1e12, 2e12 if in_fp8 else None)
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured here: rates that are known, and each call once."""
-    monkeypatch.setattr(step_profile, "measure_roofline", lambda *_: Roofline(1e9, 1e12))
+    monkeypatch.setattr(step_profile, "measure_roofline", _rates)
     monkeypatch.setattr("quire.engine.roofline._LEAST_SECONDS", 0.0)
 
 
-def profile(*step: int) -> Profile:
-    config = EngineConfig.from_options(model=MODEL, device="cpu", dtype="float32")
+def profile(*step: int, quantization: str = "none") -> Profile:
+    config = EngineConfig.from_options(
+        model=MODEL, device="cpu", dtype="float32", quantization=quantization
+    )
     return profile_step(config, StepShape(*step))
 
 
@@ -76,6 +82,16 @@ def test_what_binds_is_what_takes_longer() -> None:
     assert roofline.is_memory_bound(200, 1000)
     assert not roofline.is_memory_bound(50, 1000)
     assert (roofline.floor(200, 1000), roofline.floor(50, 1000)) == (2.0, 1.0)
+    assert roofline.floor(50, 1000, in_fp8=True) == 1.0  # where they are widened
+    fp8 = Roofline(100.0, 1000.0, fp8_flops_per_second=4000.0)
+    assert (fp8.floor(10, 1000, in_fp8=True), fp8.floor(10, 1000)) == (0.25, 1.0)
+    assert fp8.is_memory_bound(50, 1000, in_fp8=True)
+
+
+def test_products_with_weights_in_fp8_have_a_roof_of_their_own() -> None:
+    for op in profile(2, 300, 300, quantization="fp8").operations:
+        rate = 2e12 if op.name.startswith("linear") else 1e12
+        assert op.floor == pytest.approx(max(op.num_bytes / 1e9, op.flops / rate))
 
 
 def test_calls_are_made_before_and_while_they_are_timed() -> None:

@@ -92,9 +92,11 @@ def show(profile: Profile, console: Console) -> None:
         f"{step.context:,} tokens",
         style="bold",
     )
+    fp8 = roofline.fp8_flops_per_second
     console.print(
         f"measured: {roofline.bytes_per_second / 1e9:,.0f} GB/s, "
-        f"{roofline.flops_per_second / 1e12:,.2f} TFLOP/s",
+        f"{roofline.flops_per_second / 1e12:,.2f} TFLOP/s"
+        + (f", in FP8 {fp8 / 1e12:,.2f}" if fp8 else ""),
         style="dim",
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")

@@ -51,8 +51,9 @@ def _draw_roofline(axes: Any, profile: Profile) -> None:
     counted = [op for op in profile.operations if op.flops]
     best = profile.roofline
     intensity = np.logspace(-1, 4, 100)
-    reachable = np.minimum(best.flops_per_second, intensity * best.bytes_per_second)
-    axes.loglog(intensity, reachable, color="#2f5d9b")
+    for rate in filter(None, (best.flops_per_second, best.fp8_flops_per_second)):
+        reachable = np.minimum(rate, intensity * best.bytes_per_second)
+        axes.loglog(intensity, reachable, color="#2f5d9b")
     for op in counted:
         place = op.flops / op.num_bytes, op.flops / op.seconds
         axes.plot(*place, "o", color="#c0562b", markersize=4)

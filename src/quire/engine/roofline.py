@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.reference import FP8
+
 Call = Callable[[], object]
 
 _GPU_BYTES, _CPU_BYTES = 1 << 30, 1 << 28
@@ -23,22 +25,30 @@ _LEAST_RUNS, _MOST_RUNS = 3, 50
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Measured rates of a device for one data type."""
+    """Measured rates of a device for one data type.
+
+    fp8_flops_per_second: of products of FP8 by FP8; None where they are not made so.
+    """
 
     bytes_per_second: float
     flops_per_second: float
+    fp8_flops_per_second: float | None = None
 
-    def floor(self, num_bytes: float, flops: float) -> float:
-        """The least seconds for such work."""
-        return max(num_bytes / self.bytes_per_second, flops / self.flops_per_second)
+    def floor(self, num_bytes: float, flops: float, *, in_fp8: bool = False) -> float:
+        """The least seconds for such work. in_fp8: by weights in FP8."""
+        return max(num_bytes / self.bytes_per_second, self._arithmetic(flops, in_fp8))
 
-    def is_memory_bound(self, num_bytes: float, flops: float) -> bool:
+    def is_memory_bound(self, num_bytes: float, flops: float, *, in_fp8: bool = False) -> bool:
         """Whether the bytes take longer than the arithmetic."""
-        return num_bytes / self.bytes_per_second >= flops / self.flops_per_second
+        return num_bytes / self.bytes_per_second >= self._arithmetic(flops, in_fp8)
+
+    def _arithmetic(self, flops: float, in_fp8: bool) -> float:
+        rate = self.fp8_flops_per_second if in_fp8 else None
+        return flops / (rate or self.flops_per_second)
 
 
-def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
-    """Run the probes: about a second."""
+def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) -> Roofline:
+    """Run the probes: about a second. in_fp8: whether there are weights in FP8."""
     on_gpu = device.type == "cuda"
     count = (_GPU_BYTES if on_gpu else _CPU_BYTES) // 4
     data, copy = torch.ones(count, device=device), torch.empty(count, device=device)
@@ -47,7 +57,18 @@ def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
     side = _GPU_SIDE if on_gpu else _CPU_SIDE
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     product = 2 * side**3 / time_calls([lambda: a @ b], device)
-    return Roofline(max(reading, copying), product)
+    in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= (8, 9)
+    return Roofline(max(reading, copying), product, _fp8_rate(device) if in_fp8 else None)
+
+
+def _fp8_rate(device: torch.device) -> float:
+    a, b = (torch.randn(_GPU_SIDE, _GPU_SIDE, device=device).to(FP8) for _ in range(2))
+    one = torch.ones((), device=device)
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return 2 * _GPU_SIDE**3 / time_calls([product], device)
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> float:

@@ -31,6 +31,7 @@ from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
+from quire.kernels.reference import FP8
 from quire.kvcache.storage import allocate_kv
 from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
@@ -97,10 +98,14 @@ class Profile:
 
 @dataclass(slots=True)
 class _Kind:
-    """Calls with equal shapes: what one of them moves and computes, and the calls themselves."""
+    """Calls with equal shapes: what one of them moves and computes, and the calls themselves.
+
+    in_fp8: whether they multiply by weights in FP8.
+    """
 
     num_bytes: int
     flops: int
+    in_fp8: bool
     calls: list[Call] = field(default_factory=list)
 
 
@@ -131,7 +136,8 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
         recorder.is_on = True
         run()
         recorder.is_on = False
-        roofline = measure_roofline(device, dtype)
+        in_fp8 = any(kind.in_fp8 for kind in recorder.kinds.values())
+        roofline = measure_roofline(device, dtype, in_fp8=in_fp8)
         operations = [_timed(key, kind, roofline, device) for key, kind in recorder.kinds.items()]
         seconds = time_calls([run], device)
     return Profile(
@@ -189,8 +195,8 @@ def _timed(
         num_bytes,
         flops,
         time_calls(kind.calls, device),
-        roofline.floor(num_bytes, flops),
-        roofline.is_memory_bound(num_bytes, flops),
+        roofline.floor(num_bytes, flops, in_fp8=kind.in_fp8),
+        roofline.is_memory_bound(num_bytes, flops, in_fp8=kind.in_fp8),
     )
 
 
@@ -219,9 +225,9 @@ class Recorder:
             given = [tensor for tensor in _tensors(arguments) if not self._is_cache(tensor)]
             shape = " · ".join(_shape(t) for t in [t for t in given if t.ndim > 1][:2])
             num_bytes = sum(_bytes(tensor) for tensor in (*given, *_tensors(result)))
+            num_bytes += _cache_bytes(name, arguments)
             kind = self.kinds.setdefault(
-                (name, shape),
-                _Kind(num_bytes + _cache_bytes(name, arguments), _flops(name, arguments)),
+                (name, shape), _Kind(num_bytes, _flops(name, arguments), _in_fp8(name, arguments))
             )
             kind.calls.append(partial(function, *arguments))
         return result
@@ -274,6 +280,10 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
         pairs = sum(_num_pairs(q, s, window) for q, s in _lens(layout))
         return 4 * int(query.shape[1] * query.shape[2]) * pairs
     return 0
+
+
+def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
+    return name.startswith("linear") and next(_tensors(arguments[1])).dtype == FP8
 
 
 def _lens(layout: BatchLayout) -> list[tuple[int, int]]:
