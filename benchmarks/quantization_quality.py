@@ -5,7 +5,8 @@ python benchmarks/quantization_quality.py
 Held-out text and chats of the model's training, which it has not seen, are scored token by token
 with float32 weights and, in turns, with each scheme and each KV cache. Prompts are computed in
 chunks, so that most keys are read back from the cache. int8 and int4 round activations as they do
-when they serve; for FP8 rows that say "activations" do so as a GPU does, since a CPU leaves them.
+when they serve; for FP8 rows that say "activations" do so as a GPU does, since a CPU leaves them:
+with a scale for each token, or for each token and stretch of columns as on Hopper with few tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,6 +46,7 @@ from data.library import held_windows
 
 CHUNK = 64  # tokens of a step
 BLOCK_SIZE = 16
+STRETCH = 128  # columns
 
 
 def main() -> None:
@@ -60,11 +64,16 @@ def main() -> None:
     folder = resolve_model(args.model)
     shape = ModelArchitecture.from_folder(folder)
     samples = read_samples(folder, args.texts, args.chats)
-    own, rounding = kernels_for("cpu"), replace(kernels_for("meta"), linear_fp8=rounded_fp8)
-    plain, fp8, on_gpu, int8, int4 = (
+    own = kernels_for("cpu")
+    by_rows, by_stretches = (
+        replace(kernels_for("meta"), linear_fp8=partial(rounded_fp8, rounded))
+        for rounded in (rounded_rows, rounded_stretches)
+    )
+    plain, fp8, on_gpu, on_hopper, int8, int4 = (
         load(folder, shape, scheme, kernels)
         for scheme, kernels in (
-            ("none", own), ("fp8", own), ("fp8", rounding), ("int8", own), ("int4", own)
+            ("none", own), ("fp8", own), ("fp8", by_rows), ("fp8", by_stretches), ("int8", own),
+            ("int4", own),
         )
     )  # fmt: skip
     earlier = args.results / "quantization_quality.json"
@@ -78,6 +87,7 @@ def main() -> None:
         ("INT4 weights, INT8 activations and head", int4, "auto"),
         ("FP8 weights", fp8, "auto"),
         ("FP8 weights and activations", on_gpu, "auto"),
+        ("FP8 weights, activations by stretches", on_hopper, "auto"),
         ("FP8 KV cache", plain, "fp8"),
         ("INT8 KV cache", plain, "int8"),
         ("INT8 weights, activations and KV cache", int8, "int8"),
@@ -120,10 +130,27 @@ def load(
     return load_model(config, shape, folder, torch.device("cpu"), torch.float32, kernels)
 
 
-def rounded_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def rounded_fp8(
+    rounded: Callable[[Tensor], Tensor],
+    x: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
     """The product as GPUs make it that multiply FP8 by FP8."""
-    x_codes, x_scale = reference.quantize_rows(x)
-    return reference.linear_fp8(x_codes.float() * x_scale, codes, scale, bias)
+    return reference.linear_fp8(rounded(x), codes, scale, bias)
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """Activations as FP8 holds them."""
+    codes, scale = reference.quantize_rows(x)
+    return codes.float() * scale
+
+
+def rounded_stretches(x: Tensor) -> Tensor:
+    """The same with scales for stretches."""
+    codes, scale = reference.quantize_stretches(x, STRETCH)
+    return codes.float() * scale.t().repeat_interleave(STRETCH, dim=1)[:, : x.shape[1]]
 
 
 def score(

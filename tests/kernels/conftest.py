@@ -6,5 +6,7 @@ import os
 
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    torch.set_num_threads(1)  # twins are small, and a dozen processes share the cores
+else:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -43,7 +43,9 @@ pytestmark = [pytest.mark.gpu] if ON_GPU else []
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 TOLERANCES = {torch.float32: 3e-6, torch.float16: 2e-3}  # twins round on their way, too
 if ON_GPU:
-    TOLERANCES[torch.bfloat16] = 1e-2
+    # heads that are normalised and turned are rounded many times, and both results are up to 0.7 %
+    # of the largest value from the exact one
+    TOLERANCES[torch.bfloat16] = 1.5e-2
 # half a unit in the last place of a stored result, and what float32 sums differ by
 ONE_ROUNDING = {torch.float32: 3e-6, torch.float16: 2**-11 + 1e-5, torch.bfloat16: 2**-8 + 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -142,13 +144,18 @@ CONFIGS = [
 ]
 
 
+PRODUCTS = [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)]
+
+
 @DTYPES
-@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)])
+@pytest.mark.parametrize("shape", PRODUCTS)
 def test_products_with_all_that_may_be_fused(
     shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
+    """Each is compiled anew, so a dtype has two of the four ways of a shape on a GPU."""
     m, n, k = shape
-    for config in CONFIGS if ON_GPU else CONFIGS[m % 3 :: 3]:
+    turn = PRODUCTS.index(shape) + list(TOLERANCES).index(dtype)
+    for config in CONFIGS[turn % 2 :: 2] if ON_GPU else CONFIGS[m % 3 :: 3]:
         _compare_products(m, n, k, config, dtype)
 
 
@@ -194,13 +201,15 @@ def in_fp8(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 200, 96), (17, 70, 500), (2, 7, 512)])
+@pytest.mark.parametrize("shape", PRODUCTS)
 def test_products_with_weights_in_fp8(
     shape: tuple[int, int, int], form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a GPU a shape's ways are shared out among forms and dtypes, all of them each time."""
     monkeypatch.setattr(skinny, "multiplies_fp8", lambda _: form == "fp8")
     m, n, k = shape
-    for config in FP8_CONFIGS if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
+    turn = PRODUCTS.index(shape) + 2 * FORMS.index(form) + (dtype == torch.bfloat16)
+    for config in FP8_CONFIGS[turn % 4 :: 4] if ON_GPU else FP8_CONFIGS[m % 3 :: 3]:
         _compare_fp8_products(m, n, k, config, dtype)
 
 
@@ -264,14 +273,16 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
 def test_stretches_of_rows_are_rounded_as_rows_are(tokens: int, size: int) -> None:
     x = moved(normal(tokens, size + 3, dtype=torch.bfloat16) * 3)[:, :size]
     ours = elementwise.round_stretches(x, pdl=ON_GPU and launches_early(DEVICE))
-    for stretch, columns in enumerate(x.split(ours.width, dim=1)):
-        begin = stretch * ours.width
-        codes = ours.codes[:, begin : begin + columns.shape[1]]
-        same_rounding(Fp8Rows(codes, ours.scale[stretch, :tokens, None]), columns)
-        assert torch.equal(
-            ours.widened()[:, begin : begin + columns.shape[1]].float(),
-            codes.float() * ours.scale[stretch, :tokens, None],
-        )
+    codes, scale = reference.quantize_stretches(x, ours.width)
+    assert torch.equal(ours.scale[:, :tokens], scale)
+    if ON_GPU:
+        assert torch.equal(ours.codes.view(torch.uint8), codes.view(torch.uint8))
+    for stretch, columns in enumerate(x.split(ours.width, dim=1)):  # the interpreter's codes
+        alone = elementwise.quantize_rows(columns)
+        mine = ours.codes[:, stretch * ours.width :][:, : columns.shape[1]]
+        assert torch.equal(mine.float(), alone.codes.float())
+    wide = scale.t().repeat_interleave(ours.width, dim=1)[:, :size]
+    assert torch.equal(ours.widened().float(), ours.codes.float() * wide)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ class Fp8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Stretches:
-    """The same with a scale for each row and stretch of columns, as a product's programs made it.
+    """The same by `reference.quantize_stretches`, as a product's programs made it.
 
     None of them sees a whole row, and so none could know the row's largest number.
     """

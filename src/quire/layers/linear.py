@@ -81,33 +81,44 @@ class UnquantizedLinear(LinearMethod):
         return self.kernels.linear(x, layer.weight, layer.bias)
 
 
-class FusedLinear(UnquantizedLinear):
-    """The same weights on a device with kernels for a product and what stands around it."""
+class FusedProducts(LinearMethod):
+    """For a device with kernels for a product, of few tokens, and what stands around it."""
+
+    @abstractmethod
+    def operand_of(self, layer: LinearBase) -> Tensor | QuantizedWeight:
+        """The weight as the kernels take it."""
+
+    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+        """As told there, in one kernel."""
+        return self.kernels.linear_normed(x, self.operand_of(layer), layer.bias)
+
+    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+        """As told there, in one kernel where there is one."""
+        if not self.kernels.turns:
+            return super().apply_turned(layer, x, turning)
+        return self.kernels.linear_turned(x, self.operand_of(layer), layer.bias, turning)
+
+    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
+        """As told there, in one kernel."""
+        return self.kernels.linear_silu(x, self.operand_of(layer), layer.bias)
+
+    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
+        """As told there, in one kernel."""
+        weight = self.operand_of(layer)
+        return self.kernels.linear_add_norm(x, weight, layer.bias, residual, norm.weight, norm.eps)
+
+
+class FusedLinear(FusedProducts, UnquantizedLinear):
+    """Weights in the model's own data type on such a device."""
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Also bring gate and up rows into the order that the kernel reads."""
         _order_gate_up(layer, self.kernels)
-        super().process_after_load(layer)
+        UnquantizedLinear.process_after_load(self, layer)
 
-    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_normed(x, layer.weight, layer.bias)
-
-    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
-        """As told there, in one kernel for few tokens where there is one."""
-        if not self.kernels.turns:
-            return super().apply_turned(layer, x, turning)
-        return self.kernels.linear_turned(x, layer.weight, layer.bias, turning)
-
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_silu(x, layer.weight, layer.bias)
-
-    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_add_norm(
-            x, layer.weight, layer.bias, residual, norm.weight, norm.eps
-        )
+    def operand_of(self, layer: LinearBase) -> Tensor:
+        """As it is."""
+        return layer.weight
 
 
 class QuantizedLinear(LinearMethod):
@@ -143,33 +154,17 @@ class QuantizedLinear(LinearMethod):
         return self.form.multiply(x, self.operand, layer.bias, self.kernels)
 
 
-class FusedQuantizedLinear(QuantizedLinear):
+class FusedQuantizedLinear(FusedProducts, QuantizedLinear):
     """A form that kernels for a product and what stands around it know."""
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Also bring gate and up rows into the order that the kernel reads."""
         _order_gate_up(layer, self.kernels)
-        super().process_after_load(layer)
+        QuantizedLinear.process_after_load(self, layer)
 
-    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_normed(x, self.operand, layer.bias)
-
-    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
-        """As told there, in one kernel for few tokens where there is one."""
-        if not self.kernels.turns:
-            return super().apply_turned(layer, x, turning)
-        return self.kernels.linear_turned(x, self.operand, layer.bias, turning)
-
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_silu(x, self.operand, layer.bias)
-
-    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
-        """As told there, in one kernel for few tokens."""
-        return self.kernels.linear_add_norm(
-            x, self.operand, layer.bias, residual, norm.weight, norm.eps
-        )
+    def operand_of(self, _: LinearBase) -> QuantizedWeight:
+        """The form's."""
+        return self.operand
 
 
 def _order_gate_up(layer: LinearBase, kernels: Kernels) -> None:

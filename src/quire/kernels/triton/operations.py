@@ -29,7 +29,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
     skinny_gemm_turned,
-    turns,
+    turned_way,
 )
 from quire.kernels.triton.step import build_inputs, finish_step, move
 from quire.kernels.triton.tuning import library_is_faster
@@ -72,8 +72,9 @@ def linear_turned(
     x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None, turning: Turning
 ) -> Tensor:
     """Twin of `reference.linear_turned`."""
-    if turns(x, weight, turning):
-        return skinny_gemm_turned(x, weight, turning, bias=bias)
+    way = turned_way(x, weight, turning)
+    if way is not None:
+        return skinny_gemm_turned(x, weight, turning, way, bias=bias)
     return rotary_write_kv(*turning.operands(linear_normed(x, weight, bias)))
 
 

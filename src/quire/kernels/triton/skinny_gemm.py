@@ -92,14 +92,14 @@ def skinny_gemm_turned(
     x: Tensor | Normed,
     weight: Tensor | Fp8Weight,
     turning: Turning,
+    config: Config,
     *,
     bias: Tensor | None = None,
-    config: Config | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias are heads, which are turned and written: queries [M, Hq, D].
 
-    Of shapes for which there is a `turned_config`.
+    config: one whose tiles hold whole heads, as `turned_way` gives them.
     """
     out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, turning, config, pdl)
     return out.view(len(out), -1, turning.head_dim)
@@ -128,7 +128,7 @@ def _launch(
     pdl = launches_early(w.device) if pdl is None else pdl
     given = x.rows if isinstance(x, Normed) else x
     assert isinstance(given, Few)
-    config, rows = _cut(config or _config(len(given), w, turning), given, w, pdl)
+    config, rows = _cut(config or _usual_way(len(given), w), given, w, pdl)
     matrix = rows if isinstance(rows, Tensor) else rows.codes
     (num_rows, k), n = matrix.shape, len(w)
     assert num_rows <= MAX_ROWS
@@ -168,23 +168,23 @@ def _launch(
     return out, left, squares
 
 
-def _config(num_rows: int, w: Tensor, turning: Turning | None) -> Config | None:
+def _usual_way(num_rows: int, w: Tensor) -> Config:
     n, k = w.shape
-    shape = (num_rows, n, k, w.itemsize, workspace(w.device).num_sms)
-    if turning is None:
-        return product_config(*shape, hopper=has_ring(w.device))
-    if turning.cos.shape[1] != turning.head_dim:  # some dimensions are not turned
-        return None
-    kv_heads = turning.k_cache.shape[2]
-    return turned_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
+    num_sms = workspace(w.device).num_sms
+    return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_ring(w.device))
 
 
-def turns(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> bool:
-    """Whether `skinny_gemm_turned` serves these."""
+def turned_way(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> Config | None:
+    """How `skinny_gemm_turned` cuts these, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
-        return False
-    return _config(len(rows), _operand(weight)[0], turning) is not None
+        return None
+    if turning.cos.shape[1] != turning.head_dim:  # some dimensions are not turned
+        return None
+    w = _operand(weight)[0]
+    shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
+    kv_heads = turning.k_cache.shape[2]
+    return turned_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
 
 
 def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[str, int]]:
@@ -201,9 +201,8 @@ def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[st
     return operands, constants | {"CACHE_BLOCK": cache.shape[1]}
 
 
-def _cut(config: Config | None, rows: Few, w: Tensor, pdl: bool) -> tuple[Config, Few]:
+def _cut(config: Config, rows: Few, w: Tensor, pdl: bool) -> tuple[Config, Few]:
     """How work is cut, and the rows as the kernel for that takes them."""
-    assert config is not None
     if isinstance(rows, Fp8Stretches):
         if w.dtype != FP8:
             return config, rows.widened()

@@ -1,0 +1,48 @@
+"""Kernels that are launched before the one in front has ended still read what that one writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_layers import GpuLayers, bits_of
+
+from quire.kernels.triton import attention, skinny_gemm
+from quire.kernels.triton.attention import Plan
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("requests", [1, 4, 16])
+def test_steps_launched_early_give_the_bits_of_steps_that_wait(
+    requests: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each step its memory is spoilt: a kernel that reads too soon finds no plan, or NaNs.
+
+    That is the plan of attention, queries, new keys and values, and all that goes between layers.
+    """
+    layers = GpuLayers([1] * requests, [700 + 61 * i for i in range(requests)], bits)
+    with monkeypatch.context() as waiting:
+        for module in (attention, skinny_gemm):
+            waiting.setattr(module, "launches_early", lambda _: False)
+        expected = {name: bits_of(tensor).clone() for name, tensor in layers.step().items()}
+    layers.step()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = layers.step()
+    (plan,) = (made for made in layers.layout._worked_out.values() if isinstance(made, Plan))
+    for turn in range(50):
+        for tensor in results.values():
+            bits_of(tensor).fill_(0xFF)
+        plan.decode_runs.zero_()
+        plan.decode_tiles.zero_()
+        for layer in layers.layers:
+            for cache in (layer.k_cache, layer.v_cache):
+                bits_of(cache).flatten(0, 1)[layers.layout.slot_mapping] = 0xFF
+        graph.replay()
+        wrong = [n for n, t in results.items() if not torch.equal(bits_of(t), expected[n])]
+        assert not wrong, turn
