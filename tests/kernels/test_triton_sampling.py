@@ -168,6 +168,10 @@ def test_a_row_given_to_another_request_is_uploaded_again() -> None:
         table.give(1, SamplingParams(top_k=2) if seed == 5 else PLAIN, seed)
         table.device.upload([1])
     table.check(logits, [0, 1], [8, 8])
+    for wish in (GREEDY, GREEDY, PLAIN):  # all greedy rows are alike, whatever came before
+        table.give(1, wish, 7)
+        table.device.upload([1])
+        table.check(logits, [0, 1], [8, 8])
     table.device.upload([])
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.1  # between signs of life while there is nothing to do
+COLLECT_EVERY = 20_000  # new objects; steps make thousands and leave no cycles
 STATS_SECONDS = 0.25  # between the stats of clients that get no other news
 
 
@@ -74,6 +75,7 @@ def main() -> None:
     line.send(EngineStarted(info=info))
     gc.collect()
     gc.freeze()  # model and tables stay; each full collection would look through all of them
+    gc.set_threshold(COLLECT_EVERY)
     gc.enable()
     engine.run()
 

@@ -18,8 +18,9 @@ from quire.kernels.triton.sampling import WISH_WORDS, Cut, Scratch, sample
 from quire.sampling.arrays import Ints
 from quire.sampling.state import Need, SamplingState
 
-_DRAW = Need.RANDOM | Need.FILTER
+_DRAW = int(Need.RANDOM | Need.FILTER)
 _BUFFERS = 4  # uploads that may be under way
+_PLAIN_SLOPE = np.float32(np.log2(np.e))  # of temperature 1
 
 
 class DeviceSampler:
@@ -39,20 +40,29 @@ class DeviceSampler:
     ) -> None:
         self._state = state
         self._wishes = torch.zeros(max_num_seqs, WISH_WORDS, dtype=torch.int64, device=device)
+        self._sent = np.zeros((max_num_seqs, WISH_WORDS), np.int64)  # what is there
         self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
         self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
 
     def upload(self, rows: Sequence[int]) -> None:
         """Bring the wishes of rows that were set to the device, in the stream's order.
 
-        The host waits for nothing, unless several uploads before this one are still under way.
+        Rows whose wishes are there already, as those of all greedy ones soon are, cost nothing. The
+        host waits for nothing, unless several uploads before this one are still under way.
         """
         if not rows:
             return
         index = np.array(rows, np.int64)
+        words = self._words(index)
+        is_new = (words != self._sent[index]).any(axis=1)
+        if is_new.any():
+            self._send(index[is_new], words[is_new])
+
+    def _send(self, index: Ints, words: Ints) -> None:
+        self._sent[index] = words
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
-        sent = buffer.send(np.column_stack([index, self._words(index)]))
+        sent = buffer.send(np.column_stack([index, words]))
         self._wishes.index_copy_(0, sent[:, 0], sent[:, 1:])
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,15 +76,24 @@ class DeviceSampler:
         return sample(logits, rows, positions, self._wishes, self._scratch)
 
     def _words(self, rows: Ints) -> Ints:
-        """The wishes of rows [N] as the kernels read them: int64 [N, WISH_WORDS]."""
+        """The wishes of rows [N] as the kernels read them: int64 [N, WISH_WORDS].
+
+        Of a greedy row they read no numbers; so all greedy rows have the same ones.
+        """
+        words = np.zeros((len(rows), WISH_WORDS), np.int64)
+        words.view(np.float32)[:, 2] = _PLAIN_SLOPE
+        drawn = np.flatnonzero(self._state.needs[rows] & _DRAW)
+        if len(drawn):
+            words[drawn] = self._drawn_words(rows[drawn])
+        return words
+
+    def _drawn_words(self, rows: Ints) -> Ints:
         params = self._state.gather(rows)
         words = np.zeros((len(rows), WISH_WORDS), np.int64)
         halves = words.view(np.int32)  # the lower half of each word first
         halves[:, 0] = self._state.needs[rows] & _DRAW
         halves[:, 1] = params.top_k
-        is_random = halves[:, 0] != 0
-        temperature = np.where(is_random, params.temperature, 1.0)
-        words.view(np.float32)[:, 2] = sampling.slope(temperature)
+        words.view(np.float32)[:, 2] = sampling.slope(params.temperature)
         words.view(np.float32)[:, 3] = sampling.deepest_kept(params.min_p)
         shares = np.where(params.top_p < 1.0, params.top_p, 0.0)
         words[:, 2] = sampling.share_bits(shares).view(np.int64)

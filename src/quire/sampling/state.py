@@ -103,8 +103,10 @@ class SamplingState:
         """Give the row to a request. seed: 64 bits, signed or not. matcher: of its form."""
         self.clear_row(row)
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
-        numbers = {name: getattr(sampling, name) for name in RowParams._fields} | {"top_k": top_k}
-        self._numbers[:, row] = list(numbers.values())
+        self._numbers[:, row] = (  # in the order of RowParams
+            sampling.temperature, top_k, sampling.top_p, sampling.min_p,
+            sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty,
+        )  # fmt: skip
         self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
         self.num_logprobs[row] = sampling.logprobs or 0
         ends = sampling.stop_token_ids + ([] if sampling.ignore_eos else eos_token_ids)
@@ -122,24 +124,21 @@ class SamplingState:
         self.needs[row] = self._needs(row, sampling, top_k)
 
     def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> int:
+        draws = not sampling.is_greedy
         cuts_tail = top_k < self.vocab_size or sampling.min_p > 0.0
-        asked = {
-            Need.RANDOM: True,
-            Need.FILTER: cuts_tail or sampling.top_p < 1.0,
-            Need.TOTAL_MASS: not cuts_tail and sampling.top_p < 1.0,
-        }
-        if sampling.is_greedy:
-            asked = {}
-        asked |= {
-            Need.LOGIT_BIAS: row in self.bias,
-            Need.REPETITION: sampling.repetition_penalty != 1.0,
-            Need.PRESENCE: sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0,
-            Need.MIN_TOKENS: row in self.min_tokens,
-            Need.BAD_WORDS: row in self.bad_words,
-            Need.LOGPROBS: sampling.logprobs is not None,
-            Need.FORM: row in self.forms,
-        }
-        return sum(need for need, used in asked.items() if used)
+        asked = (
+            (Need.RANDOM, draws),
+            (Need.FILTER, draws and (cuts_tail or sampling.top_p < 1.0)),
+            (Need.TOTAL_MASS, draws and not cuts_tail and sampling.top_p < 1.0),
+            (Need.LOGIT_BIAS, row in self.bias),
+            (Need.REPETITION, sampling.repetition_penalty != 1.0),
+            (Need.PRESENCE, sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0),
+            (Need.MIN_TOKENS, row in self.min_tokens),
+            (Need.BAD_WORDS, row in self.bad_words),
+            (Need.LOGPROBS, sampling.logprobs is not None),
+            (Need.FORM, row in self.forms),
+        )
+        return sum(need for need, is_asked in asked if is_asked)
 
     def clear_row(self, row: int) -> None:
         """Take the row back."""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEPT = 8  # steps remembered of each size: numbers with as many binary digits are one size
-REFIT_EVERY = 8  # steps
+REFIT_EVERY = 32  # steps; more often while few are known
 PACE_STEPS = 9  # whose median is the pace
 MARGIN_STEPS = 128
 QUANTILE = 0.98  # of the steps shall take no longer than planned, and the plan is
@@ -59,7 +59,7 @@ class StepCosts:
         self._fitted: set[tuple[int, int]] = set()  # sizes of which enough are in the fit
         self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
         self._excesses: deque[float] = deque(maxlen=MARGIN_STEPS)
-        self._num_seen = 0
+        self._num_seen = self._next_fit = 0
 
     @property
     def is_known(self) -> bool:
@@ -80,7 +80,8 @@ class StepCosts:
         kept = self._steps.setdefault(size, deque(maxlen=KEPT))
         kept.append((num_decodes, num_prompt_tokens, seconds / self.pace))
         self._num_seen += 1
-        if self._num_seen % REFIT_EVERY == 0 or self._num_seen < REFIT_EVERY:
+        if self._num_seen >= self._next_fit:
+            self._next_fit = self._num_seen + min(REFIT_EVERY, 1 + self._num_seen // 8)
             self._fit()
 
     def _follow(self, excess: float) -> None:
