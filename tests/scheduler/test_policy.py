@@ -11,6 +11,7 @@ from machine import Machine
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
 from quire.scheduler.policy import (
+    CROWDED_STEP,
     FIRST_CHUNK,
     LEAST_CHUNK,
     UNPACED_CHUNK,
@@ -85,13 +86,30 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
         policy.observe(num_decodes, num_tokens, seconds(num_decodes, num_tokens))
     assert policy.prompt_tokens(0, 8192) == WHOLE_STEP
     for num_decodes, num_prompts, slowdown in (
-        (16, 1, 2.5), (32, 1, 4.0), (64, 30, 8.0), (256, 1, 10.0), (16, 20, 5.0), (8, 99, 10.0),
+        (16, 1, 2.5), (32, 1, 4.0), (64, 30, 8.0), (256, 1, 10.0), (64, 40, 10.0), (8, 99, 10.0),
     ):  # fmt: skip
         num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
         assert seconds(num_decodes, num_tokens) == pytest.approx(
             slowdown * seconds(num_decodes, 0), rel=0.02
         )
     assert policy.prompt_tokens(64, 700) == 700
+    for num_decodes, num_prompts in ((1, 1), (4, 4), (16, 8)):  # few hold up as many or half so
+        num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
+        assert seconds(num_decodes, num_tokens) == pytest.approx(CROWDED_STEP, rel=0.02)
+
+
+# Decodes, prompt tokens and milliseconds of steps in which prompts came all at once, on one H200.
+STEPS = [
+    (1, 0, 4.1), (4, 0, 4.6), (8, 0, 4.8), (1, 255, 7.8), (3, 317, 10.0), (7, 377, 11.2),
+    (1, 1279, 30.5), (10, 1526, 37.2), (15, 1521, 37.4), (24, 1256, 32.3), (29, 1763, 45.7),
+]  # fmt: skip
+
+
+def test_what_many_prompt_tokens_cost_is_not_laid_to_the_decodes_beside_them() -> None:
+    costs = StepCosts()
+    for num_decodes, num_tokens, milliseconds in 8 * STEPS:
+        costs.observe(num_decodes, num_tokens, milliseconds / 1000)
+    assert costs.predict(30, 0) == pytest.approx(0.0064, rel=0.2)  # as it was then measured
 
 
 def test_a_short_step_is_never_cut_for_the_pace() -> None:

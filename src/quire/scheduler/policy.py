@@ -34,12 +34,18 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # Without a target, where steps are paced: a step with prompts may take so many times as long as one
 # that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
-# And where many prompts wait, each would begin later for the sake of few.
+# And where many prompts wait, each would begin later for the sake of few: so much more for each
+# prompt that an answer holds up, in steps that are still quicker than anybody reads.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
+SLOWDOWN_PER_CROWD = 24.0  # prompts that wait, by answer
+CROWDED_STEP = 0.030  # seconds
 SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
+# Steps that only decode tell what decodes cost: what many prompt tokens cost beyond a straight line
+# must not be laid to the decodes beside them.
+DECODES_WEIGHT = 5.0
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
 
@@ -93,7 +99,9 @@ class StepCosts:
     def _fit(self) -> None:
         steps = np.array([step for kept in self._steps.values() for step in kept])
         terms = np.column_stack([np.ones(len(steps)), steps[:, :2]])
-        self.fixed, self.per_decode, self.per_prompt_token = _robust_fit(terms / steps[:, 2:])
+        given = np.where(steps[:, 1] == 0, DECODES_WEIGHT, 1.0)
+        costs = _robust_fit(terms / steps[:, 2:], given)
+        self.fixed, self.per_decode, self.per_prompt_token = costs
         self._fitted = {size for size, kept in self._steps.items() if len(kept) > KEPT // 2}
         excesses = [excess for excess in self._excesses if excess < HELD_UP]
         self.margin = max(1.0, float(np.quantile(excesses, QUANTILE))) if excesses else 1.0
@@ -147,8 +155,9 @@ class ChunkPolicy:
             return UNPACED_CHUNK
         wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
-        target = max(SHORT_STEP, slowdown * self.costs.predict(num_decodes, 0))
-        return self._affordable(num_decodes, target)
+        decodes = self.costs.predict(num_decodes, 0)
+        crowded = min(CROWDED_STEP, SLOWDOWN_PER_CROWD * num_prompts / num_decodes * decodes)
+        return self._affordable(num_decodes, max(SHORT_STEP, slowdown * decodes, crowded))
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """Prompt tokens for which the costs say that a step stays within so many seconds."""
@@ -188,17 +197,20 @@ class ChunkPolicy:
         return num_tokens / chunk * self.costs.predict(num_decodes, chunk) > seconds_left
 
 
-def _robust_fit(terms: Floats) -> tuple[float, float, float]:
-    """Costs >= 0 with terms @ costs near 1, few outliers aside. terms: [N, 3]."""
+def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
+    """Costs >= 0 with terms @ costs near 1, few outliers aside.
+
+    terms: [N, 3]; given: their weights [N].
+    """
     scale = np.maximum(terms.max(axis=0), 1e-30)
     scaled = terms / scale
-    weights = np.ones(len(terms))
+    weights = given
     costs = np.zeros(3)
     for _ in range(ROUNDS):
         costs = _fit_not_negative(scaled, weights)
         errors = np.abs(scaled @ costs - 1.0)
         spread = 1.4826 * float(np.median(errors)) + 1e-6
-        weights = np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
+        weights = given * np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
     fixed, per_decode, per_prompt_token = (costs / scale).tolist()
     return fixed, per_decode, per_prompt_token
 
