@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from quire.engine.device_batch import DeviceBatch
 from quire.engine.input_batch import InputBatch
 from quire.engine.shared_prefixes import (
     LEAST_MEMBERS,
+    LEAST_SAVED,
     LEAST_TOKENS,
     Group,
     SharedTiles,
@@ -103,6 +105,12 @@ def test_the_largest_rectangle_is_the_largest(heights: list[int], least_width: i
     assert height * (right - left) == max(areas, default=0)
 
 
+@pytest.fixture
+def any_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.shared_prefixes.LEAST_SAVED", 1)
+
+
+@pytest.mark.usefixtures("any_saving")
 def test_a_step_tells_the_device_of_rows_that_decode_and_begin_alike() -> None:
     tables = np.zeros((40, WIDTH), np.int32)
     members = np.array([3, 5, 6, *range(10, 30)])
@@ -125,6 +133,7 @@ def test_a_step_tells_the_device_of_rows_that_decode_and_begin_alike() -> None:
     assert (shared.places == -1).all()
 
 
+@pytest.mark.usefixtures("any_saving")
 def test_the_same_rows_are_looked_at_once_and_a_row_given_to_another_again() -> None:
     tables = tables_of([(1, 6)] * 5)
     rows, starts = np.arange(5), np.full(5, 7 * BLOCK)
@@ -138,6 +147,18 @@ def test_the_same_rows_are_looked_at_once_and_a_row_given_to_another_again() -> 
     assert (shared.places[:4] >= 0).all()
 
 
+def test_what_saves_too_little_is_left_alone() -> None:
+    enough = LEAST_SAVED // 3 // BLOCK + 1  # blocks, for three requests to be spared them
+    tables = np.arange(4 * (enough + 1), dtype=np.int32).reshape(4, -1)
+    for num_shared, num_tiles in ((enough - 1, 0), (enough, 1)):
+        tables[:, :num_shared] = np.arange(num_shared)
+        shared = SharedTiles(num_rows=4, num_tiles=2, block_size=BLOCK)
+        rows, starts = np.arange(4), np.full(4, tables.shape[1] * BLOCK)
+        shared.update(rows, rows, starts, tables)
+        assert shared.num_tiles == num_tiles
+
+
+@pytest.mark.usefixtures("any_saving")
 def test_groups_without_room_are_left_out() -> None:
     prefixes = [(name, 6) for name in (1, 2, 3) for _ in range(4 + name)]
     tables = tables_of(prefixes)
@@ -148,6 +169,7 @@ def test_groups_without_room_are_left_out() -> None:
     assert (shared.places >= 0).sum() == 7 + 6  # the largest two
 
 
+@pytest.mark.usefixtures("any_saving")
 def test_what_a_row_held_before_is_not_taken_for_its_new_requests_prefix() -> None:
     """A prompt that is cached but for its last token brings its blocks with its first decode."""
     block_size, num_blocks = 16, LEAST_TOKENS // 16

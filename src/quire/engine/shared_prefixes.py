@@ -19,6 +19,9 @@ Ints = npt.NDArray[np.int64]
 
 LEAST_TOKENS = 4 * SHARED_TOKENS  # that are worth a group
 LEAST_MEMBERS = 4
+# Tokens that a step must save: reading prefixes apart takes two more kernels a layer, and requests
+# with the same keys find most of them in the GPU's cache anyway (docs/log.md).
+LEAST_SAVED = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Group:
 
     members: Ints
     num_tokens: int  # a multiple of SHARED_TOKENS
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that need not be read once more."""
+        return (len(self.members) - 1) * self.num_tokens
 
     @property
     def num_tiles(self) -> int:
@@ -57,7 +65,10 @@ class SharedTiles:
             return
         self._known = b""
         self.places[:], self.rows[:], self.lens[:], self.num_tiles = -1, -1, 0, 0
-        for group in self._find(rows, starts, tables):
+        groups = self._find(rows, starts, tables)
+        if sum(group.num_saved for group in groups) < LEAST_SAVED:
+            groups = []
+        for group in groups:
             if self.num_tiles + group.num_tiles <= len(self.lens):
                 self._add(rows[group.members], group.num_tokens)
         self._known = known
@@ -97,7 +108,7 @@ def find_groups(tables: npt.NDArray[np.int32], num_full: Ints, block_size: int) 
         if height:
             found.append(Group(order[begin + left : begin + right + 1], height))
             open_ += [(begin, max(begin, begin + left - 1)), (begin + right + 1, end)]
-    return sorted(found, key=lambda group: -group.num_tokens * (len(group.members) - 1))
+    return sorted(found, key=lambda group: -group.num_saved)
 
 
 def _as_keys(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.void]:
