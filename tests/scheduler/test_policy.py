@@ -93,7 +93,7 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
             slowdown * seconds(num_decodes, 0), rel=0.02
         )
     assert policy.prompt_tokens(64, 700) == 700
-    for num_decodes, num_prompts in ((1, 1), (4, 4), (16, 8)):  # few hold up as many or half so
+    for num_decodes, num_prompts in ((1, 1), (4, 2), (16, 7)):  # few would hold up many
         num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
         assert seconds(num_decodes, num_tokens) == pytest.approx(CROWDED_STEP, rel=0.02)
 

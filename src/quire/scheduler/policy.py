@@ -35,10 +35,10 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
 # And where many prompts wait, each would begin later for the sake of few: so much more for each
-# prompt that an answer holds up, in steps that are still quicker than anybody reads.
+# prompt that an answer holds up, but in steps that are still quicker than anybody reads.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
-SLOWDOWN_PER_CROWD = 24.0  # prompts that wait, by answer
+SLOWDOWN_PER_CROWD, MOST_CROWDED = 24.0, 7.0  # a crowd: prompts that wait, by answer
 CROWDED_STEP = 0.030  # seconds
 SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
@@ -156,7 +156,8 @@ class ChunkPolicy:
         wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
         decodes = self.costs.predict(num_decodes, 0)
-        crowded = min(CROWDED_STEP, SLOWDOWN_PER_CROWD * num_prompts / num_decodes * decodes)
+        crowd = min(MOST_CROWDED, SLOWDOWN_PER_CROWD * num_prompts / num_decodes)
+        crowded = min(CROWDED_STEP, crowd * decodes)
         return self._affordable(num_decodes, max(SHORT_STEP, slowdown * decodes, crowded))
 
     def _affordable(self, num_decodes: int, target: float) -> int:
