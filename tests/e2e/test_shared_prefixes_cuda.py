@@ -44,7 +44,10 @@ def make_requests() -> list[AddRequest]:
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_together_equals_alone(tiny_model: Path, enforce_eager: bool) -> None:
+def test_together_equals_alone(
+    tiny_model: Path, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine.shared_prefixes.LEAST_SAVED", 1)
     requests = make_requests()
     alone: dict[str, list[int]] = {}
     core = start(tiny_model, enable_prefix_caching=False)

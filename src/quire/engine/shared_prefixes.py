@@ -21,7 +21,7 @@ LEAST_TOKENS = 4 * SHARED_TOKENS  # that are worth a group
 LEAST_MEMBERS = 4
 # Tokens that a step must save: reading prefixes apart takes two more kernels a layer, and requests
 # with the same keys find most of them in the GPU's cache anyway (docs/log.md).
-LEAST_SAVED = 16_384
+LEAST_SAVED = 32_768
 
 
 @dataclass(frozen=True, slots=True)

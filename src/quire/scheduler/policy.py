@@ -38,8 +38,8 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # prompt that an answer holds up, but in steps that are still quicker than anybody reads.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
-SLOWDOWN_PER_CROWD, MOST_CROWDED = 24.0, 7.0  # a crowd: prompts that wait, by answer
-CROWDED_STEP = 0.030  # seconds
+SLOWDOWN_PER_CROWD, MOST_CROWDED = 32.0, 7.0  # a crowd: prompts that wait, by answer
+CROWDED_STEP = 0.035  # seconds
 SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
