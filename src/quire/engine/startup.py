@@ -18,6 +18,7 @@ from quire.config import EngineConfig
 from quire.core.request import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.cores import usable_cores
+from quire.engine.executor import Executor
 from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
@@ -25,7 +26,7 @@ from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
 from quire.engine.runners import make_executor
-from quire.engine.tuning import is_tiny, measure_steps, with_token_budget
+from quire.engine.tuning import StepTable, is_tiny, measure_steps, with_token_budget
 from quire.engine.tuning_file import steps_of
 from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
@@ -87,32 +88,13 @@ def start_engine(
     grammars = Grammars(_grammar_compiler(config, shape))
     with _timed("kernels", seconds), _fitting_step(config), compiling_ahead(device.type):
         num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-        max_model_len = choose_max_model_len(config, limit, num_blocks * block_size)
-        limits = RequestLimits(
-            max_model_len=max_model_len,
-            max_kv_tokens=num_blocks * block_size,
-            vocab_size=shape.vocab_size,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            honours_priority=config.scheduler.scheduling_policy == "priority",
-            hidden_size=shape.hidden_size,
-            generates=shape.has_head,
-        )
+        limits = _request_limits(config, shape, limit, num_blocks * block_size)
         with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
             kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
     with _timed("graphs", seconds), _fitting_step(config):
         executor.get_ready()
-    kv = KVCacheManager(
-        num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
-    )
-    scheduler = Scheduler(
-        config.scheduler,
-        kv,
-        max_model_len,
-        paces_prompts=device.type == "cuda" or table is not None,
-        measured=table.observations if table is not None else (),
-        step_sizes=executor.step_sizes,
-    )
+    scheduler = _make_scheduler(config, limits, table, executor, device)
     info = EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,
@@ -128,6 +110,45 @@ def start_engine(
         pooling=pooling,
     )
     return EngineCore(scheduler, executor, limits, grammars), info
+
+
+def _request_limits(
+    config: EngineConfig, shape: ModelArchitecture, limit: int, num_slots: int
+) -> RequestLimits:
+    """limit: tokens of a request as the settings and the model have it."""
+    return RequestLimits(
+        max_model_len=choose_max_model_len(config, limit, num_slots),
+        max_kv_tokens=num_slots,
+        vocab_size=shape.vocab_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        honours_priority=config.scheduler.scheduling_policy == "priority",
+        hidden_size=shape.hidden_size,
+        generates=shape.has_head,
+    )
+
+
+def _make_scheduler(
+    config: EngineConfig,
+    limits: RequestLimits,
+    table: StepTable | None,
+    executor: Executor,
+    device: torch.device,
+) -> Scheduler:
+    """table: what a CPU's steps were measured to take."""
+    num_blocks = limits.max_kv_tokens // config.cache.block_size
+    kv = KVCacheManager(
+        num_blocks,
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return Scheduler(
+        config.scheduler,
+        kv,
+        limits.max_model_len,
+        paces_prompts=device.type == "cuda" or table is not None,
+        measured=table.observations if table is not None else (),
+        step_sizes=executor.step_sizes,
+    )
 
 
 def asked_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
