@@ -95,7 +95,7 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
         ("activations", plan.activations, f"{plan.max_num_batched_tokens:,} tokens a step"),
         ("logits", plan.logits, f"{plan.max_num_seqs:,} requests"),
         ("graphs", plan.graphs, "recorded steps"),
-        ("workspace", plan.workspace, "scratch of kernels"),
+        ("workspace", plan.workspace, "kernels' code, scratch"),
     ]
     shown = [row for row in rows if row[1]]
     shown.append(("KV cache", plan.kv_cache, f"{plan.num_blocks:,} blocks of {plan.block_size}"))

@@ -2,7 +2,8 @@
 
 On a GPU the largest step is run once, without requests, and what it takes is measured; the KV cache
 gets what is then left of the share that the settings give. Tensors are what is measured, so its
-kernels need not be compiled yet; the memory of their code is of what the share leaves free.
+kernels need not be compiled yet; their code, and that of kernels first launched by a request much
+later, has a part of the share set aside.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
-from quire.engine.memory_plan import graph_bytes, token_count_bytes
+from quire.engine.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.model_runner import CausalLM
 from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
@@ -91,11 +92,12 @@ def _measured_bytes(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     graphs = graph_bytes(config, shape, dtype.itemsize) + token_count_bytes(config, shape)
-    budget = int(total * config.cache.gpu_memory_utilization) - (total - free) - peak - graphs
+    share = int(total * config.cache.gpu_memory_utilization)
+    budget = share - (total - free) - peak - graphs - CODE_BYTES
     logger.info(
         "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "
-        "for graphs, %.2f for the KV cache",
-        *(size / 2**30 for size in (total, free, peak, graphs, budget)),
+        "for graphs, %.2f for kernels, %.2f for the KV cache",
+        *(size / 2**30 for size in (total, free, peak, graphs, CODE_BYTES, budget)),
     )
     return budget
 

@@ -28,6 +28,10 @@ from quire.quantization.scheme import check_device
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
+# Code of kernels, which the driver loads at the first launch of each: of some long after the KV
+# cache has all that was left. The largest of ours have half a megabyte; the library's scratch for
+# the stream on which steps are recorded is of it, too.
+CODE_BYTES = 128 << 20
 # What the driver keeps for each graph.
 GRAPH_BYTES = 3 << 20
 # Of tiles of requests with a shared prefix, at most.
@@ -152,7 +156,7 @@ def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
         "workspace": 0,
     }
     if config.device.device == "cuda":
-        sizes["workspace"] = WORKSPACE_BYTES
+        sizes["workspace"] = WORKSPACE_BYTES + CODE_BYTES
         sizes["graphs"] = graph_bytes(config, shape, item)
         sizes["logits"] += token_count_bytes(config, shape)
     return sizes
