@@ -1,0 +1,164 @@
+"""What rules of the scheduler make of a closed level of requests, without a GPU: in virtual time.
+
+    python benchmarks/scheduling_model.py --levels 4 8 16 32
+    python benchmarks/scheduling_model.py --set SLOWDOWN_PER_CROWD=0 MOST_SLOWDOWN=5
+
+The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
+in bfloat16 with contexts of about 2,000 tokens on one H200, noted as they ran in the server
+(docs/log.md, 2026-11-22). --set changes constants of `quire.scheduler.policy`. All requests of a
+level come at once; each is followed by another until there were three times as many, as in
+gpu_serving.py. Figures are within 5 to 10 % of the server's; differences between rules are what
+they are for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config import SchedulerConfig
+from quire.core.messages import AddRequest
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.step_sizes import StepSizes
+from quire.kvcache.manager import KVCacheManager
+from quire.scheduler import policy
+from quire.scheduler.scheduler import Scheduler
+
+# Milliseconds: of steps that only decode, by requests; of others by their padded size, less what
+# each request that decodes adds by its keys.
+DECODES = {1: 4.13, 4: 4.57, 8: 4.75, 16: 5.32, 32: 6.43, 64: 8.9, 128: 13.8, 256: 24.2}
+MIXED = {
+    16: 4.6, 64: 5.3, 128: 6.6, 192: 7.3, 256: 8.2, 320: 9.8, 384: 10.6, 512: 13.5, 640: 16.9,
+    768: 19.7, 896: 23.4, 1024: 25.0, 1152: 27.9, 1280: 30.5, 1408: 34.0, 1536: 36.3, 1792: 43.0,
+    2048: 46.0, 2560: 58.8, 3072: 70.0, 4096: 92.0, 8192: 184.0,
+}  # fmt: skip
+KEYS = 0.075
+HOST = 0.0004  # seconds between a step's plan and its begin, if the GPU waits
+WAY = 0.0011  # seconds between client and engine, each way
+MAX_LEN, ROWS, BUDGET = 8192, 256, 8192
+
+
+@dataclass
+class Level:
+    """One level in virtual time. num_requests: at a time."""
+
+    num_requests: int
+    prompt_len: int
+    answer_len: int
+    scheduler: Scheduler
+    sizes: list[int]
+    now: float = 0.0
+    busy_until: float = 0.0
+    sent: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    ttfts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    under_way: list[tuple[float, int]] = field(default_factory=list)  # (arrival, number)
+    in_flight: deque[tuple[SchedulerOutput, float, float]] = field(default_factory=deque)
+
+    def run(self) -> None:
+        """All requests to their ends."""
+        for _ in range(self.num_requests):
+            self.send(0.0)
+        while self.under_way or self.scheduler.has_unfinished:
+            self.receive()
+            plan = self.scheduler.schedule(self.now)
+            if plan is not None:
+                self.launch(plan)
+            if self.in_flight and (plan is None or len(self.in_flight) > 1):
+                self.collect(*self.in_flight.popleft())
+            elif plan is None and self.under_way:
+                self.now = max(self.now, self.under_way[0][0])
+
+    def send(self, moment: float) -> None:
+        """A client sends a request."""
+        number = len(self.sent)
+        if number < 3 * self.num_requests:
+            self.sent[f"r{number}"] = moment
+            heapq.heappush(self.under_way, (moment + WAY, number))
+
+    def receive(self) -> None:
+        """Take what has come to the engine."""
+        while self.under_way and self.under_way[0][0] <= self.now:
+            _, number = heapq.heappop(self.under_way)
+            message = AddRequest(
+                request_id=f"r{number}",
+                prompt_token_ids=[number + 1] * self.prompt_len,
+                sampling=SamplingParams(max_tokens=self.answer_len, ignore_eos=True),
+            )
+            request = Request(message, arrival=number, max_model_len=MAX_LEN, queued=self.now)
+            self.scheduler.add(request)
+
+    def launch(self, plan: SchedulerOutput) -> None:
+        """The GPU begins when it is free."""
+        begin = max(self.now + HOST, self.busy_until)
+        self.busy_until = begin + self.seconds(plan)
+        self.in_flight.append((plan, begin, self.busy_until))
+        self.now += HOST
+
+    def seconds(self, plan: SchedulerOutput) -> float:
+        """What a step takes."""
+        lengths = [entry.num_tokens for entry in plan.scheduled]
+        num_decodes, num_tokens = lengths.count(1), sum(lengths)
+        if num_decodes == num_tokens:
+            return float(np.interp(num_decodes, list(DECODES), list(DECODES.values()))) / 1000
+        size = next(size for size in self.sizes if size >= num_tokens)
+        mixed = float(np.interp(size, list(MIXED), list(MIXED.values())))
+        return (mixed + KEYS * num_decodes) / 1000
+
+    def collect(self, plan: SchedulerOutput, begin: float, end: float) -> None:
+        """A step has ended; clients that are done send again."""
+        self.now = max(self.now, end)
+        self.scheduler.observe(plan, end - begin)
+        results = [SampleResult(token_id=7 if e.samples else None) for e in plan.scheduled]
+        for delta in self.scheduler.update(plan, ModelRunnerOutput(results=results)):
+            moment, name = self.now + WAY, delta.request_id
+            if name in self.last:
+                self.gaps.append(moment - self.last[name])
+            else:
+                self.ttfts.append(moment - self.sent[name])
+            self.last[name] = moment
+            if delta.finish_reason is not None:
+                self.send(moment)
+
+
+def make_scheduler() -> tuple[Scheduler, list[int]]:
+    """The scheduler as it is on a GPU, and the sizes of its steps with parts of prompts."""
+    sizes = StepSizes(ROWS, BUDGET, pads_mixed=True).mixed
+    config = SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET)
+    kv = KVCacheManager(64_000, 16, enable_prefix_caching=False)
+    return Scheduler(config, kv, MAX_LEN, paces_prompts=True, step_sizes=sizes), sizes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--prompt", type=int, default=1950)
+    parser.add_argument("--answer", type=int, default=200)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
+    args = parser.parse_args()
+    for name, _, number in (word.partition("=") for word in args.set):
+        if not hasattr(policy, name):
+            parser.error(f"quire.scheduler.policy has no {name}")
+        setattr(policy, name, float(number))
+    scheduler, sizes = make_scheduler()
+    print("requests   TTFT p50    p99   ITL p50    p99 (ms)   tokens/s")
+    for num_requests in [4, *args.levels]:  # the first one tells the policy what steps cost
+        level = Level(num_requests, args.prompt, args.answer, scheduler, sizes)
+        level.run()
+        ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in (level.ttfts, level.gaps))
+        rate = len(level.sent) * args.answer / max(level.last.values())
+        print(f"{num_requests:>8} {ttft[0]:>10.0f} {ttft[1]:>6.0f} {itl[0]:>9.2f} {itl[1]:>6.1f} "
+              f"{rate:>15.0f}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
