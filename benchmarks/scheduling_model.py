@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
-        if not hasattr(policy, name):
+        if name not in vars(policy):
             parser.error(f"quire.scheduler.policy has no {name}")
         setattr(policy, name, float(number))
     scheduler, sizes = make_scheduler()
