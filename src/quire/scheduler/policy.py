@@ -104,7 +104,7 @@ class StepCosts:
         self.fixed, self.per_decode, self.per_prompt_token = costs
         self._fitted = {size for size, kept in self._steps.items() if len(kept) > KEPT // 2}
         excesses = [excess for excess in self._excesses if excess < HELD_UP]
-        self.margin = max(1.0, float(np.quantile(excesses, QUANTILE))) if excesses else 1.0
+        self.margin = max(1.0, _quantile(np.array(excesses), QUANTILE)) if excesses else 1.0
 
 
 class ChunkPolicy:
@@ -210,10 +210,15 @@ def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
     for _ in range(ROUNDS):
         costs = _fit_not_negative(scaled, weights)
         errors = np.abs(scaled @ costs - 1.0)
-        spread = 1.4826 * float(np.median(errors)) + 1e-6
+        spread = 1.4826 * _quantile(errors, 0.5) + 1e-6
         weights = given * np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
     fixed, per_decode, per_prompt_token = (costs / scale).tolist()
     return fixed, per_decode, per_prompt_token
+
+
+def _quantile(values: Floats, share: float) -> float:
+    """The value that so large a share is no greater than; NumPy's own loads a module first."""
+    return float(np.sort(values)[round(share * (len(values) - 1))])
 
 
 def _fit_not_negative(terms: Floats, weights: Floats) -> Floats:
