@@ -56,12 +56,11 @@ inline float magnitude(F32 a) {
     x = _mm_max_epu32(x, _mm_shuffle_epi32(x, 0xb1));
     return std::bit_cast<float>(_mm_cvtsi128_si32(x));
 }
-inline void store_bytes(F32 a, int8_t* p) {
+inline __m128i bytes_of(F32 a) {
     const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
     const __m128i upper = _mm256_extracti128_si256(words, 1);
-    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), upper);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+    return _mm_packs_epi16(_mm256_castsi256_si128(words), upper);
 }
 
 struct Sum {

@@ -41,9 +41,8 @@ inline F32 max_magnitude(F32 a, F32 b) {
 inline float magnitude(F32 a) {  // the largest lane of what `max_magnitude` gave
     return std::bit_cast<float>(_mm512_reduce_max_epu32(_mm512_castps_si512(a.v)));
 }
-inline void store_bytes(F32 a, int8_t* p) {  // to the nearest, ties to even
-    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+inline __m128i bytes_of(F32 a) {  // to the nearest, ties to even
+    return _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v));
 }
 
 struct Sum {

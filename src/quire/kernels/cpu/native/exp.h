@@ -28,7 +28,11 @@ inline F32 power_of_two(F32 x) {
     return where_less(x, low, F32::zero(), scale_by_power(p, n));
 }
 
-inline F32 silu(F32 x) { return x / (F32::all(1.0f) + exp(F32::zero() - x)); }
+// Below -87 that of -87, which is as good as zero; what is infinite becomes NaN.
+inline F32 silu(F32 x) {
+    const F32 in = max(F32::all(-87.0f), x);
+    return fma(in, inverse(F32::all(1.0f) + exp(F32::zero() - in)), x - x);
+}
 
 void exp_all(const float* x, float* out, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) exp(F32::load(x + i)).store(out + i);

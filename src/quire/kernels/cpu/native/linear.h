@@ -28,26 +28,31 @@ inline float norm_factor(const LinearArgs& a, const T* x) {
     return a.norm_weight ? rms_factor(x, a.k, a.eps) : 1.0f;
 }
 
-// Sums [rows, ld] of outputs from `first` on → bias, epilogue, out. row: the first one's number.
-template <typename T>
-inline void finish(const LinearArgs& a, const float* sums, int64_t ld, int64_t row, int64_t rows,
-                   int64_t first, int64_t outputs) {
+// A row's outputs from `first` on: bias, epilogue, out. at(i): the sums of 16 from the i-th on.
+template <typename T, typename At>
+inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64_t row,
+                                                      int64_t first, int64_t outputs, At at) {
     const T* bias = static_cast<const T*>(a.bias);
     const bool halves = a.epilogue == Epilogue::silu;
     const int64_t width = halves ? a.n / 2 : a.n, step = halves ? 32 : 16;
-    const auto sum = [&](const float* from, int64_t output) {
-        const F32 v = F32::load(from + output);
-        return bias ? v + F32::load(bias + first + output) : v;
+    const auto sum = [&](int64_t i) {
+        const F32 v = at(i);
+        return bias ? v + F32::load(bias + first + i) : v;
     };
-    for (int64_t r = 0; r < rows; ++r, sums += ld) {
-        T* out = static_cast<T*>(a.out) + (row + r) * width + first * width / a.n;
-        for (int64_t i = 0; i < outputs; i += step, out += 16) {
-            F32 v = sum(sums, i);
-            if (halves) v = silu(v) * sum(sums, i + 16);
-            if (a.epilogue == Epilogue::add) v = v + F32::load(out);
-            v.store(out);
-        }
+    T* out = static_cast<T*>(a.out) + row * width + first * width / a.n;
+    for (int64_t i = 0; i < outputs; i += step, out += 16) {
+        F32 v = sum(i);
+        if (halves) v = silu(v) * sum(i + 16);
+        if (a.epilogue == Epilogue::add) v = v + F32::load(out);
+        v.store(out);
     }
+}
+
+// Rows of them, one after the other, as they lie in memory; sums_of(r): what gives the r-th's.
+template <typename T, typename Sums>
+inline void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t first, int64_t outputs,
+                   Sums sums_of) {
+    for (int64_t r = 0; r < rows; ++r) finish_row<T>(a, row + r, first, outputs, sums_of(r));
 }
 
 // One piece: outputs [first, first + outputs) of all rows that were taken in.
@@ -63,8 +68,11 @@ inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, i
             Form::multiply(a, taken + blocks.start(b) * Form::row_size(a), blocks.size(b), first,
                            outputs, k, std::min(stretch, a.k - k),
                            sums + blocks.start(b) * outputs);
-    (a.dtype == Dtype::bf16 ? finish<bf16> : finish<float>)(a, sums, outputs, row, blocks.rows,
-                                                            first, outputs);
+    const auto sums_of = [&](int64_t r) {
+        return [at = sums + r * outputs](int64_t i) { return F32::load(at + i); };
+    };
+    a.dtype == Dtype::bf16 ? finish<bf16>(a, row, blocks.rows, first, outputs, sums_of)
+                           : finish<float>(a, row, blocks.rows, first, outputs, sums_of);
 }
 
 template <typename Form>

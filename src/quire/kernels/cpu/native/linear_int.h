@@ -158,8 +158,18 @@ struct Ints {
 
     template <typename T>
     static void take_as(const LinearArgs& a, int64_t row, int rows, uint8_t* taken) {
-        const auto round_row = format == Format::int8 ? round_row8<T> : round_row4<T>;
-        for (int r = 0; r < rows; ++r) round_row(a, row + r, taken, rows, r);
+        for (int r = 0; r < rows; ++r)
+            if constexpr (format == Format::int8) take_row8<T>(a, row + r, taken, rows, r);
+            else round_row4<T>(a, row + r, taken, rows, r);
+    }
+    template <typename T>
+    static void take_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows,
+                          int64_t place) {
+        uint8_t* const codes = block + rows * 8 + place * CODES8;
+        const Head head = round_row8<T>(
+            a, row, [&](int64_t i) { return codes + i / CHUNK * rows * CODES8; });
+        std::memcpy(block + place * 4, &head.scale, 4);
+        std::memcpy(block + rows * 4 + place * 4, &head.start, 4);
     }
 };
 

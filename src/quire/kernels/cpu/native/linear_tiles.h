@@ -76,12 +76,8 @@ struct Tiled {
             const Tiles configured(blocks.count > 1 ? ROWS : blocks.size(0));
             multiply_units(a, taken, blocks, first, outputs, sums);
         }
-        for (int64_t p = 0; p < panels; ++p) {
-            const int64_t output = first + 32 * p, some = std::min<int64_t>(32, outputs - 32 * p);
-            if (BYTES) scale_panel(a, taken, blocks, output, some, sums + p * size);
-            (a.dtype == Dtype::bf16 ? finish<bf16> : finish<float>)(
-                a, sums + p * size, 32, row, blocks.rows, output, some);
-        }
+        a.dtype == Dtype::bf16 ? finish_panels<bf16>(a, taken, row, blocks, first, outputs, sums)
+                               : finish_panels<float>(a, taken, row, blocks, first, outputs, sums);
     }
 
    private:
@@ -93,11 +89,9 @@ struct Tiled {
     static void take_row(const LinearArgs& a, int64_t row, X* taken, int64_t rows, int64_t place) {
         X* const out = taken + rows * LINE + place * LINE;
         if constexpr (BYTES) {
-            thread_local Scratch scratch;
-            X* const codes = scratch.room<X>(8 + a.k);
-            round_row8<T>(a, row, codes, 1, 0);
-            std::memcpy(taken + place * LINE, codes, 8);
-            for (int64_t k = 0; k < a.k; k += LINE) std::memcpy(out + k * rows, codes + 8 + k, LINE);
+            const Head head = round_row8<T>(
+                a, row, [&](int64_t i) { return out + i / LINE * LINE * rows + i % LINE; });
+            std::memcpy(taken + place * LINE, &head, sizeof head);
         } else {
             const Stream<T> x = stream<T>(a, row);
             for (int64_t k = 0; k < a.k; k += 16)
@@ -162,24 +156,26 @@ struct Tiled {
     };
 
     // Whole numbers in place of sums become what they stand for.
-    static void scale_panel(const LinearArgs& a, const X* taken, const RowBlocks& blocks,
-                            int64_t output, int64_t outputs, float* sums) {
-        const float* scales = reinterpret_cast<const float*>(
-            static_cast<const uint8_t*>(a.weight) + output / 32 * Bytes::block(a));
-        for (int64_t r = 0; r < blocks.rows; ++r) {
-            const int64_t b = r / ROWS;
-            const X* head = taken + blocks.start(b) * row_size(a) + (r - blocks.start(b)) * LINE;
-            float scale_x;
-            int32_t start;
-            std::memcpy(&scale_x, head, 4);
-            std::memcpy(&start, head + 4, 4);
-            for (int64_t o = 0; o < outputs; o += 16) {
-                float* const at = sums + r * 32 + o;
-                const F32 scale = F32::load(scales + o) * F32::all(scale_x);
-                const Sum sum{_mm512_add_epi32(_mm512_loadu_si512(at), _mm512_set1_epi32(start))};
-                (sum.total() * scale).store(at);
-            }
-        }
+    template <typename T>
+    static void finish_panels(const LinearArgs& a, const X* taken, int64_t row,
+                              const RowBlocks& blocks, int64_t first, int64_t outputs,
+                              const float* sums) {
+        const int64_t size = blocks.count * ROWS * 32, block = Bytes::block(a);
+        const X* const scales = static_cast<const X*>(a.weight) + first / 32 * block;
+        finish<T>(a, row, blocks.rows, first, outputs, [&](int64_t r) {
+            const int64_t start = blocks.start(r / ROWS);
+            Head head{};
+            if constexpr (BYTES)
+                std::memcpy(&head, taken + start * row_size(a) + (r - start) * LINE, sizeof head);
+            return [=, sums = sums + r * 32](int64_t i) {
+                const float* const at = sums + (i >> 5) * size + (i & 31);
+                if constexpr (!BYTES) return F32::load(at);
+                const X* const scale = scales + (i >> 5) * block + (i & 31) * 4;
+                const __m512i whole = _mm512_loadu_si512(at), from = _mm512_set1_epi32(head.start);
+                return Sum{_mm512_add_epi32(whole, from)}.total() *
+                       (F32::load(reinterpret_cast<const float*>(scale)) * F32::all(head.scale));
+            };
+        });
     }
 };
 

@@ -37,10 +37,27 @@ inline float inverse_of(float largest) {  // in two steps, as PyTorch divides a 
     return largest > 0.0f ? 127.0f * (1.0f / largest) : 0.0f;
 }
 
-// Sums over 32 codes: of k's 0 and 1 of each four, and of k's 2 and 3, in 16 bits each.
-inline __m128i pair_sums(const int8_t* codes) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+// 32 numbers as codes, in registers: what was stored in halves is slow to read back as a whole.
+inline __m256i bytes_of(F32 first, F32 second) {
+    return _mm256_set_m128i(bytes_of(second), bytes_of(first));
+}
+// Sums over 32 codes: of each two that lie side by side in 16 bits; of each four.
+inline __m256i two_sums(__m256i codes) {
+    return _mm256_maddubs_epi16(_mm256_set1_epi8(1), codes);
+}
+inline __m256i four_sums(__m256i codes) {
+    return _mm256_madd_epi16(two_sums(codes), _mm256_set1_epi16(1));
+}
+inline int32_t total(__m256i sums) {
+    alignas(32) int32_t lanes[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+    int32_t sum = 0;
+    for (const int32_t lane : lanes) sum += lane;
+    return sum;
+}
+// Of k's 0 and 1 of each four, and of k's 2 and 3, in 16 bits each.
+inline __m128i pair_sums(__m256i codes) {
+    const __m256i pairs = two_sums(codes);
     __m128i x = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     x = _mm_add_epi16(x, _mm_shuffle_epi32(x, 0x4e));
     return _mm_add_epi16(x, _mm_shuffle_epi32(x, 0xb1));
@@ -65,17 +82,15 @@ void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, 
         const F32 larger = max_magnitude(max_magnitude(F32::zero(), first), second);
         const float largest = magnitude(larger), scale = largest / 127.0f;
         const F32 inverse = F32::all(inverse_of(largest));
-        int8_t* codes = reinterpret_cast<int8_t*>(block) + place * CHUNK;
-        store_bytes(first * inverse, codes);
-        store_bytes(second * inverse, codes + 16);
+        const __m256i codes = bytes_of(first * inverse, second * inverse);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(block + place * CHUNK), codes);
         const int32_t start = start4(pair_sums(codes), a.format == Format::int4_zeros);
         std::memcpy(block + rows * CHUNK + place * 4, &scale, 4);
         std::memcpy(block + rows * CHUNK + rows * 4 + place * 4, &start, 4);
     }
 }
 
-inline void store_wide(const int8_t* codes, uint8_t* out) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+inline void store_wide(__m256i bytes, uint8_t* out) {
     __m256i* to = reinterpret_cast<__m256i*>(out);
 #ifdef QUIRE_VNNI
     _mm256_storeu_si256(to, bytes);
@@ -113,24 +128,27 @@ inline F32 spread_row(int64_t k, At at, float* out) {
     return larger;
 }
 
-template <typename T>
-void round_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
+// What a row's codes are multiplied by, and where a sum of their products begins.
+struct Head {
+    float scale;
+    int32_t start;
+};
+
+// to(i): where the 32 codes from the i-th on belong.
+template <typename T, typename To>
+Head round_row8(const LinearArgs& a, int64_t row, To to) {
     const Stream<T> x = stream<T>(a, row);
     thread_local Scratch scratch;
     float* const spread = scratch.room<float>(a.k);
     const auto at = [&](int64_t i) { return x.at(i); };
     const float largest = magnitude(spread_row(a.k, at, spread)), scale = largest / 127.0f;
     const F32 inverse = F32::all(inverse_of(largest));
-    uint8_t* out = block + rows * 8 + place * CODES8;
-    int32_t sum = 0;
-    for (int64_t i = 0; i < a.k; i += CHUNK, out += rows * CODES8) {
-        int8_t codes[CHUNK];
-        store_bytes(F32::load(spread + i) * inverse, codes);
-        store_bytes(F32::load(spread + i + 16) * inverse, codes + 16);
-        sum += both(pair_sums(codes));
-        store_wide(codes, out);
+    __m256i sums = _mm256_setzero_si256();
+    for (int64_t i = 0; i < a.k; i += CHUNK) {
+        const __m256i codes =
+            bytes_of(F32::load(spread + i) * inverse, F32::load(spread + i + 16) * inverse);
+        sums = _mm256_add_epi32(sums, four_sums(codes));
+        store_wide(codes, to(i));
     }
-    const int32_t start = -128 * sum;
-    std::memcpy(block + place * 4, &scale, 4);
-    std::memcpy(block + rows * 4 + place * 4, &start, 4);
+    return {scale, -128 * total(sums)};
 }

@@ -1,6 +1,10 @@
 // Weights rounded to 8 or 4 bits, as kernels/reference_integers.py tells. Included inside a namespace,
 // behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
 
+inline void store_bytes(F32 a, int8_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes_of(a));
+}
+
 // Codes and scales of some rows, as kernels/operands.py tells.
 struct Rounded {
     uint8_t* codes;

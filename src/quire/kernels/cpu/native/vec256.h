@@ -97,6 +97,7 @@ inline F32 operator/(F32 a, F32 b) {
 inline F32 fma(F32 a, F32 b, F32 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+inline F32 inverse(F32 a) { return F32::all(1.0f) / a; }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline F32 abs(F32 a) {

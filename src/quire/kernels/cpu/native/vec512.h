@@ -57,6 +57,11 @@ inline F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// 1 / a for normal numbers whose inverse is one, within 2 units in the last place
+inline F32 inverse(F32 a) {
+    const __m512 near = _mm512_rcp14_ps(a.v);
+    return {_mm512_mul_ps(near, _mm512_fnmadd_ps(a.v, near, _mm512_set1_ps(2.0f)))};
+}
 inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm512_abs_ps(a.v)}; }
@@ -74,9 +79,10 @@ inline int64_t exact_sum(F32 a, F32 b, F32 c, F32 d) {
     }
     return static_cast<int64_t>(_mm512_reduce_add_pd(sum));
 }
-// Sums of two lanes in the first of both, differences in the second.
+// Sums of two lanes in the first of both, differences in the second, each in one instruction.
 inline __m512 sum_difference(__m512 a, __m512 b, __mmask16 seconds) {
-    return _mm512_mask_sub_ps(_mm512_add_ps(a, b), seconds, b, a);
+    const __m512 one = _mm512_set1_ps(1.0f), minus = _mm512_set1_ps(-1.0f);
+    return _mm512_fmadd_ps(a, _mm512_mask_blend_ps(seconds, one, minus), b);
 }
 // The lanes times a Hadamard matrix.
 inline F32 hadamard(F32 a) {
