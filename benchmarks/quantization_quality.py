@@ -46,6 +46,7 @@ from data.library import held_windows
 
 CHUNK = 64  # tokens of a step
 BLOCK_SIZE = 16
+DRAWS = 2000  # of samples anew, for an interval
 STRETCH = 128  # columns
 
 
@@ -178,7 +179,7 @@ def compare(
     samples: list[list[int]],
     exact: list[tuple[Tensor, Tensor]],
     found: list[tuple[Tensor, Tensor]],
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Perplexity, divergence, agreement of the first choice and likeness of hidden states."""
     losses, divergences, same, cosines = [], [], [], []
     for ids, (hidden, right), (our_hidden, ours) in zip(samples, exact, found, strict=True):
@@ -196,9 +197,19 @@ def compare(
         "mean_kl": divergence.mean().item(),
         "p99_kl": divergence.quantile(0.99).item(),
         "same_top_1": torch.cat(same).mean().item(),
+        "same_top_1_95": interval(same),
         "mean_cosine": torch.cat(cosines).mean().item(),
         "p1_cosine": torch.cat(cosines).quantile(0.01).item(),
     }
+
+
+def interval(parts: list[Tensor]) -> tuple[float, float]:
+    """Between what 95 % of means lie if samples are drawn anew from these, with repetition."""
+    sums, counts = (torch.tensor([float(f(part)) for part in parts]) for f in (torch.sum, len))
+    drawn = torch.randint(len(parts), (DRAWS, len(parts)), generator=torch.manual_seed(0))
+    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return low, high
 
 
 if __name__ == "__main__":

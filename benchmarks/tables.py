@@ -223,12 +223,14 @@ def quantization_quality(result: Result) -> str:
     lines = [
         f"{result['model']}, {result['tokens']:,} held-out tokens, against float32:",
         "",
-        "| | perplexity | mean KL | p99 KL | same top-1 | hidden cosine, mean | p1 |",
+        "| | perplexity | mean KL | p99 KL | same top-1 | 95 % | hidden cosine, mean | p1 |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
         cells = [row["what"], f"{row['perplexity_change']:+.2%}", f"{row['mean_kl']:.4f}"]
-        cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{row['mean_cosine']:.4f}"]
+        low, high = row["same_top_1_95"]
+        cells += [f"{row['p99_kl']:.3f}", f"{row['same_top_1']:.1%}", f"{low:.1%} to {high:.1%}"]
+        cells.append(f"{row['mean_cosine']:.4f}")
         lines.append(f"| {' | '.join(cells)} | {row['p1_cosine']:.4f} |")
     return "\n".join(lines)
 
