@@ -1,16 +1,17 @@
 """What batch-invariant kernels give and cost on one GPU, beside the usual ones.
 
-    python benchmarks/gpu_invariance.py --shapes llama-3.1-8b
+    python benchmarks/gpu_invariance.py --shapes llama-3.1-8b --quantizations fp8
 
 Random weights in real shapes, whose scores lie close together, and temperature 0. The same prompts
 are answered one by one and then all at once beside others that come and go; told is how many
 answers differ. Then times: the prefill of a prompt, and decode steps of one request and of 64.
-Rows of other shapes, from earlier runs on such a GPU, stay in the result file.
+Rows of other shapes and weights, from earlier runs on such a GPU, stay in the result file.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -39,13 +40,14 @@ BLOCKS = 8192  # more than all that runs at a time needs
 class Driver:
     """One engine, its steps taken here."""
 
-    def __init__(self, shape: str, *, batch_invariant: bool) -> None:
+    def __init__(self, shape: str, quantization: str, *, batch_invariant: bool) -> None:
         self._core, _ = start_engine(
             EngineConfig.from_options(
                 model=str(SHAPES / shape),
                 load_format="dummy",
                 device="cuda",
                 dtype="bfloat16",
+                quantization=quantization,
                 max_model_len=4096,
                 num_blocks=BLOCKS,
                 enable_prefix_caching=False,
@@ -132,36 +134,45 @@ def _prefill(driver: Driver, number: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["llama-3.1-8b", "llama-3.2-1b"])
+    parser.add_argument("--quantizations", nargs="+", default=["none", "fp8"])
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     gpu, rows = torch.cuda.get_device_name(), list[dict[str, Any]]()
-    for shape in args.shapes:
-        for is_invariant in (False, True):
-            driver = Driver(shape, batch_invariant=is_invariant)
-            row = {"shape": shape, "batch_invariant": is_invariant, "compared": COMPARED}
-            rows.append(row | {"differing": differing(driver), "ms": times(driver)})
-            del driver
-            torch.cuda.empty_cache()
+    for shape, quantization, is_invariant in itertools.product(
+        args.shapes, args.quantizations, (False, True)
+    ):
+        driver = Driver(shape, quantization, batch_invariant=is_invariant)
+        row = {"shape": shape, "quantization": quantization, "batch_invariant": is_invariant}
+        row |= {"compared": COMPARED, "differing": differing(driver), "ms": times(driver)}
+        rows.append(row)
+        del driver
+        torch.cuda.empty_cache()
     show(rows)
     measured = {"gpu": gpu, "rows": rows + earlier(rows, gpu, args.results)}
     print(record.save(NAME, measured, args.results))
 
 
 def earlier(rows: list[dict[str, Any]], gpu: str, folder: Path) -> list[dict[str, Any]]:
-    """Rows of other shapes from earlier runs on such a GPU."""
+    """Rows of other shapes and weights from earlier runs on such a GPU."""
     path = folder / f"{NAME}.json"
     found = json.loads(path.read_text()) if path.is_file() else {"gpu": None}
     kept = found["rows"] if found["gpu"] == gpu else []
-    return [row for row in kept if row["shape"] not in {new["shape"] for new in rows}]
+    new = {weights(row) for row in rows}
+    return [row for row in kept if weights(row) not in new]
+
+
+def weights(row: dict[str, Any]) -> tuple[str, str]:
+    """Of what shape, in what form."""
+    return row["shape"], row.get("quantization", "none")
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """A table, with how many times as long each step takes."""
-    table = Table("model", "kernels", "answers that differ", *rows[0]["ms"])
+    table = Table("model", "weights", "kernels", "answers that differ", *rows[0]["ms"])
     for usual, row in zip(rows[::2] + rows[::2], rows[::2] + rows[1::2], strict=True):
         ratios = [f"{ms:.2f} ms ({ms / usual['ms'][what]:.2f})" for what, ms in row["ms"].items()]
         name = "batch-invariant" if row["batch_invariant"] else "usual"
-        table.add_row(row["shape"], name, f"{row['differing']} of {row['compared']}", *ratios)
+        table.add_row(*weights(row), name, f"{row['differing']} of {row['compared']}", *ratios)
     Console(width=140).print(table)
 
 

@@ -170,18 +170,20 @@ def _decode_us(row: Result) -> float:
 def gpu_invariance(result: Result) -> str:
     """What batch-invariant kernels cost, beside the usual ones."""
     lines = [
-        "Random weights, bfloat16, temperature 0; answers that are not the same alone and among "
-        "others, and how long steps take:",
+        "Random weights in bfloat16 or FP8, temperature 0; answers that are not the same alone and "
+        "among others, and how long steps take:",
         "",
         "| model | kernels | answers that differ | prefill of 1,950, ms | decode of 1 | of 64 |",
         "|---|---|---|---|---|---|",
     ]
-    usual = {row["shape"]: row["ms"] for row in result["rows"] if not row["batch_invariant"]}
+    usual: Result = {}
     for row in result["rows"]:
+        model = row["shape"] + (" fp8" if row.get("quantization", "none") == "fp8" else "")
         name = "batch-invariant" if row["batch_invariant"] else "usual"
-        cells = [row["shape"], name, f"{row['differing']} of {row['compared']}"]
+        cells = [model, name, f"{row['differing']} of {row['compared']}"]
+        ours = usual.setdefault(model, row["ms"])  # which come first
         for what, ms in row["ms"].items():
-            ratio = f" ({ms / usual[row['shape']][what]:.2f})" if row["batch_invariant"] else ""
+            ratio = f" ({ms / ours[what]:.2f})" if row["batch_invariant"] else ""
             cells.append(f"{ms:.2f}{ratio}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -195,7 +195,7 @@ class DeviceConfig:
     batch_invariant: bool = _setting(
         False,
         "on a GPU, use kernels by which a request gets the same tokens alone and in any batch; "
-        "slower, and for weights that are not quantized",
+        "slower, and for weights in 16 or 32 bits or FP8",
     )
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _require(
-            not self.device.batch_invariant or self.model.quantization == "none",
+            not self.device.batch_invariant or self.model.quantization in ("none", "fp8"),
             f"batch_invariant has no kernels for quantization {self.model.quantization!r}; "
             "leave one of the two out",
         )

@@ -208,18 +208,22 @@ def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
-def tile_gemm(capability: int) -> Compiled:
+def tile_gemm(capability: int, *, fp8: bool = False) -> Compiled:
     """The batch-invariant product of many rows."""
-    constants = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "IN_LINE": 8, "STAGES": 3}
+    constants = {"BLOCK_M": 128, "BLOCK_N": 256, "IN_LINE": 8, "STAGES": 3, "PRECISION": "tf32"}
     types = dict.fromkeys(["x_ptr", "w_ptr", "bias_ptr", "out_ptr"], BF16)
     types |= dict.fromkeys(["M", "N", "K", "stride_x", "stride_w", "stride_out"], "i32")
-    return compile_kernel(
-        tile_gemm_kernel,
-        types,
-        constants | {"EVEN_K": True, "HAS_BIAS": True, "PRECISION": "tf32"},
-        capability,
-        num_warps=8,
-    )
+    types |= {"x_scale_ptr": "*fp32", "w_scale_ptr": "*fp32"}
+    if fp8:
+        types |= {"x_ptr": "*fp8e4nv", "w_ptr": "*fp8e4nv"}
+    constants |= {"BLOCK_K": 128 if fp8 else 64, "EVEN_K": True, "HAS_BIAS": True}
+    constants |= {"X_SCALED": fp8, "W_SCALED": fp8}
+    return compile_kernel(tile_gemm_kernel, types, constants, capability, num_warps=8)
+
+
+def tile_gemm_fp8(capability: int) -> Compiled:
+    """The same in FP8."""
+    return tile_gemm(capability, fp8=True)
 
 
 def prefill_fp8(capability: int) -> Compiled:
@@ -329,6 +333,7 @@ KERNELS = {
     "plan": plan,
     "prefill": prefill,
     "tile_gemm": tile_gemm,
+    "tile_gemm_fp8": tile_gemm_fp8,
     "hopper": hopper,
     "hopper_halves": hopper_halves,
     "small": small,

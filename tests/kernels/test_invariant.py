@@ -23,7 +23,9 @@ from quire.kernels.layout import BatchLayout
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)
 EVERY = (
-    {"attention": 5, "linear": 1} if ON_GPU else {"attention": 43, "linear": 19}
+    {"attention": 5, "linear": 1, "linear_fp8": 1}
+    if ON_GPU
+    else {"attention": 43, "linear": 19, "linear_fp8": 3}
 )  # the interpreter is slow
 
 
@@ -44,6 +46,15 @@ def test_products_equal_their_twin(dtype: torch.dtype) -> None:
 
 
 @DTYPES
+def test_products_in_fp8_equal_their_twin(dtype: torch.dtype) -> None:
+    for case in itertools.islice(CASES["linear_fp8"](dtype), 0, None, EVERY["linear_fp8"]):
+        x, *rest = case
+        exact = reference.linear_fp8(x.float(), *rest)
+        # Hopper's FP8 products are added up with fewer bits than float32 has
+        close_to_exact(KERNELS.linear_fp8(*map(moved, case)).cpu(), exact, slack=2.0)
+
+
+@DTYPES
 def test_attention_equals_its_twin(dtype: torch.dtype) -> None:
     for case in itertools.islice(CASES["attention"](dtype), 0, None, EVERY["attention"]):
         close(KERNELS.attention(*map(moved, case)), TWINS.attention(*copy.deepcopy(case)))
@@ -58,18 +69,21 @@ def test_padding_gives_zeros(dtype: torch.dtype) -> None:
     assert result[:-2].flatten(1).any(1).all()
 
 
+@pytest.mark.parametrize("in_fp8", [False, True])
 @DTYPES
-def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype, in_fp8: bool) -> None:
     """On a GPU to the bit; the interpreter's sums are a library's, whose order may vary."""
     n, k = (640, 1096) if ON_GPU else (72, 136)
     x, weight, bias = (
         moved(normal(*size, dtype=dtype, seed=seed))
         for seed, size in enumerate([(300, k), (n, k), (n,)])
     )
-    whole = KERNELS.linear(x, weight, bias)
+    product, stored = KERNELS.linear, (weight,)
+    if in_fp8:
+        product, stored = KERNELS.linear_fp8, reference.quantize_fp8(weight)
+    whole = product(x, *stored, bias)
     for rows in (slice(0, 1), slice(5, 38), slice(100, 164), slice(7, 72), slice(40, 300)):
-        part = KERNELS.linear(x[rows], weight, bias)
-        (same if ON_GPU else close)(part, whole[rows])
+        (same if ON_GPU else close)(product(x[rows], *stored, bias), whole[rows])
 
 
 @pytest.mark.parametrize(("window", "dtype"), with_dtypes([None, 20]))
@@ -115,7 +129,7 @@ def test_nothing_is_fused_whose_way_depends_on_the_rows() -> None:
     ("options", "said"),
     [
         ({"batch_invariant": True}, "for GPUs, but device is 'cpu'; leave it out"),
-        ({"batch_invariant": True, "quantization": "fp8"}, "quantization 'fp8'; leave one"),
+        ({"batch_invariant": True, "quantization": "int8"}, "quantization 'int8'; leave one"),
     ],
 )
 def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:

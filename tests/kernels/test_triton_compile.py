@@ -30,6 +30,7 @@ KERNELS = {
     "turning_fp8": ["90"],
     "prefill": ["90"],
     "tile_gemm": ["90"],
+    "tile_gemm_fp8": ["90"],
     "hopper": ["90"],
     "hopper_halves": ["90"],
     "small": ["90"],

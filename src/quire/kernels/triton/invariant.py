@@ -20,7 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import Rows
 from quire.kernels.triton.attention import Plan, make_plan, prefill_attention
+from quire.kernels.triton.elementwise import quantize_rows
+from quire.kernels.triton.skinny_gemm import multiplies_fp8
 from quire.kernels.triton.tuning import prefill_config
 from quire.kernels.triton.workspace import workspace
 
@@ -35,7 +38,7 @@ class Tile:
     stages: int
 
 
-_BLOCK_K = 64
+_STEP = 128  # bytes of a row of x; float32 has 256
 _FLOAT32 = Tile(32, 64, 4, 2)  # multiplied without tensor cores, in as many registers
 _BY_ROWS = {64: Tile(64, 64, 4, 5), 512: Tile(128, 128, 8, 3)}  # up to so many
 _MANY = Tile(128, 256, 8, 3)
@@ -54,17 +57,45 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     The tensor cores' products of 64 rows take their terms 16 at a time in the order of k, whatever
     the tile, so a tile may be chosen by the number of rows.
     """
+    return _product(x, None, weight, None, bias, x.new_empty(len(x), len(weight)))
+
+
+def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_fp8`: x [T, K], codes [N, K] → [T, N].
+
+    Where the GPU multiplies FP8 by FP8, each row of x is rounded with a scale of its own, however
+    many there are; else codes are widened.
+    """
+    assert isinstance(x, Tensor)  # nothing in front of a product rounds what it leaves
+    out = x.new_empty(len(x), len(codes))
+    if len(x) == 0 or x.dtype == torch.float32 or not multiplies_fp8(x.device):
+        return _product(x, None, codes, scale, bias, out)
+    rows = quantize_rows(x)
+    return _product(rows.codes, rows.scale, codes, scale, bias, out)
+
+
+def _product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """The kernel. x_scale [T, 1], scale [N]: of what is FP8."""
     (num_rows, k), n = x.shape, len(weight)
     assert x.stride(1) == weight.stride(1) == 1
-    out = x.new_empty(num_rows, n)
     if num_rows == 0:
         return out
     tile = _tile(x)
+    block_k = max(64, _STEP // x.itemsize)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
     tile_gemm_kernel[(tiles,)](
-        x, weight, bias, out, num_rows, n, k, x.stride(0), weight.stride(0), out.stride(0),
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=_BLOCK_K, IN_LINE=_TILES_IN_LINE,
-        EVEN_K=k % _BLOCK_K == 0, HAS_BIAS=bias is not None,
+        x, x_scale, weight, scale, bias, out, num_rows, n, k,
+        x.stride(0), weight.stride(0), out.stride(0),
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=block_k, IN_LINE=_TILES_IN_LINE,
+        EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None,
+        X_SCALED=x_scale is not None, W_SCALED=scale is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
@@ -76,17 +107,20 @@ def _tile(x: Tensor) -> Tile:
     if x.dtype == torch.float32:
         return _FLOAT32
     tile = next((tile for most, tile in _BY_ROWS.items() if len(x) <= most), _MANY)
-    stage = (tile.block_m + tile.block_n) * _BLOCK_K * x.itemsize
+    stage = (tile.block_m + tile.block_n) * _STEP
     return replace(tile, stages=min(tile.stages, workspace(x.device).shared_memory // stage))
 
 
 @triton.jit(do_not_specialize=["M"])
 def tile_gemm_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, M, N, K, stride_x, stride_w, stride_out,
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K,
+    stride_x, stride_w, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IN_LINE: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, X_SCALED: tl.constexpr, W_SCALED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """x [M, K], w [N, K] → out [M, N]; a program has one tile and all of K."""
+    """x [M, K], w [N, K] → out [M, N]; a program has one tile and all of K. X_SCALED, W_SCALED:
+    which of them are FP8; w alone is widened."""
     m_tile, n_tile = _place(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE)
     rows = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -101,7 +135,13 @@ def tile_gemm_kernel(
             inside = (ks < K - start)[None, :]
             x = tl.load(x_ptrs + start, mask=inside, other=0.0)
             w = tl.load(w_ptrs + start, mask=inside, other=0.0)
+        if W_SCALED and not X_SCALED:
+            w = w.to(x.dtype)
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+    if X_SCALED:
+        acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
+    if W_SCALED:
+        acc *= tl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     place = rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
@@ -143,4 +183,4 @@ def attention(
 def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     """The operations of a device, without those that depend on the batch."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
-    return by_row | {"linear": linear, "attention": attention}
+    return by_row | {"linear": linear, "linear_fp8": linear_fp8, "attention": attention}
