@@ -21,8 +21,9 @@ def step_profile(result: Row) -> str:
         step, best, whole = profile["step"], profile["roofline"], profile["seconds"]
         what = "decoding" if step["num_new"] == 1 else "prefill"
         fp8 = best.get("fp8_flops_per_second")
+        weights = " with weights in FP8" if profile.get("quantization") == "fp8" else ""
         lines = [
-            f"**{profile['model']}, {profile['dtype']} on {profile['device']}, {what}, "
+            f"**{profile['model']}, {profile['dtype']}{weights} on {profile['device']}, {what}, "
             f"{step['num_requests']} x {step['context']:,} tokens**; measured: "
             f"{best['bytes_per_second'] / 1e9:,.0f} GB/s, "
             f"{best['flops_per_second'] / 1e12:,.2f} TFLOP/s"

@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 import record
+import torch
 from rich.console import Console
 
 from quire.cli.profile import WIDTH, show
@@ -44,12 +45,14 @@ def main() -> None:
     )
     steps = [StepShape(int(size), 1, args.context) for size in args.batch_sizes.split(",")]
     steps.append(StepShape(1, args.prefill, args.prefill))
-    profiles = []
+    profiles, is_on_gpu = [], torch.cuda.is_available() and args.device != "cpu"
+    gpu = {"gpu": torch.cuda.get_device_name()} if is_on_gpu else {}
     for step in steps:
         profile = profile_step(config, step)
         show(profile, Console(highlight=False, width=WIDTH))
-        profiles.append(profile.as_json() | {"model": args.model})
-        record.save(args.name, {"profiles": profiles}, Path(args.out))
+        row = {"model": args.model, "quantization": args.quantization}
+        profiles.append(profile.as_json() | row)
+        record.save(args.name, gpu | {"profiles": profiles}, Path(args.out))
 
 
 if __name__ == "__main__":

@@ -223,14 +223,21 @@ class Recorder:
         result = function(*arguments)
         if self.is_on:
             given = [tensor for tensor in _tensors(arguments) if not self._is_cache(tensor)]
-            shape = " · ".join(_shape(t) for t in [t for t in given if t.ndim > 1][:2])
+            if name == "embedding":  # reads a row for each token
+                given = [result]
             num_bytes = sum(_bytes(tensor) for tensor in (*given, *_tensors(result)))
+            shape = " · ".join(self._shapes(arguments)[:2])
             num_bytes += _cache_bytes(name, arguments)
             kind = self.kinds.setdefault(
                 (name, shape), _Kind(num_bytes, _flops(name, arguments), _in_fp8(name, arguments))
             )
             kind.calls.append(partial(function, *arguments))
         return result
+
+    def _shapes(self, arguments: tuple[Any, ...]) -> list[str]:
+        """Of the first matrix of each argument."""
+        first = (next((t for t in _tensors([each]) if t.ndim > 1), None) for each in arguments)
+        return [_shape(t) for t in first if t is not None and not self._is_cache(t)]
 
     def _is_cache(self, tensor: Tensor) -> bool:
         return not tensor.is_mkldnn and tensor.data_ptr() in self._caches

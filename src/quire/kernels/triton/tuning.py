@@ -281,10 +281,11 @@ def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
 
 
 def hopper_rule(k_cache: Tensor, num_tokens: int, group: int, num_sms: int) -> HopperConfig:
-    """Of queries of so many tokens: the keys are shared out where not all would have work else."""
+    """Of queries of so many tokens: the keys are shared out where half of the multiprocessors or
+    fewer would have work else, since that makes twice as many pieces."""
     halves = hopper_config(k_cache, split=False)
     pieces = num_tokens // halves.tokens(group) * k_cache.shape[2]
-    return hopper_config(k_cache, split=pieces < num_sms)
+    return hopper_config(k_cache, split=2 * pieces <= num_sms)
 
 
 def padded_head_dim(k_cache: Tensor) -> int:
