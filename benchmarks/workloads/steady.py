@@ -53,7 +53,7 @@ class Steady:
         self._seeds = iter(level.seeds)
         self._running = set[str]()
         self._silent = set[str]()  # of the first ones
-        self._num_computed = 0  # tokens of all steps that have ended
+        self._num_computed = self._num_drawn = 0  # tokens of all steps that have ended
 
     def measure(self) -> dict[str, Any]:
         """Rates of tokens and requests, or "unsteady" where the time was over before."""
@@ -75,14 +75,13 @@ class Steady:
 
     def _run_until(self, moment: float) -> list[Step]:
         """The steps until then."""
-        steps, last, computed = [], now(), self._num_computed
+        steps, last, computed, drawn = [], now(), self._num_computed, self._num_drawn
         while now() < moment:
             deltas = self._step()
-            drawn = sum(len(delta.token_ids) for delta in deltas)
             ended = sum(delta.finish_reason is not None for delta in deltas)
             seconds, tokens = now() - last, self._num_computed - computed
-            steps.append(Step(seconds, tokens, drawn, ended))
-            last, computed = last + seconds, computed + tokens
+            steps.append(Step(seconds, tokens, self._num_drawn - drawn, ended))
+            last, computed, drawn = last + seconds, computed + tokens, self._num_drawn
         return steps
 
     def _add(self, num_drawn: int = 0, name: str = "") -> None:
@@ -95,7 +94,9 @@ class Steady:
             temperature=0.0, max_tokens=output_len - num_drawn, ignore_eos=True
         )
         prompt = self._level.prompt_of(seed, input_len + num_drawn)
-        message = AddRequest(request_id=f"{name}{seed}", prompt_token_ids=prompt, sampling=sampling)
+        message = AddRequest(
+            request_id=f"{name}{seed}", prompt_token_ids=prompt, sampling=sampling, stream=False
+        )
         self._running.add(message.request_id)
         self._core.handle(message)
 
@@ -103,6 +104,7 @@ class Steady:
         """Run a step, and let a request follow each one that ended."""
         output = self._core.step()
         self._num_computed = int(output.stats.step_tokens.sum)
+        self._num_drawn = output.stats.num_generation_tokens
         deltas: list[Any] = output.deltas
         self._silent -= {delta.request_id for delta in deltas if delta.token_ids}
         for delta in deltas:

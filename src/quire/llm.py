@@ -120,7 +120,8 @@ class LLM:
         prepared = []
         for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
             with told_of(field, place, len(prompts)):
-                prepared.append(self._inputs.prepare(self._next_id(), prompt, params))
+                request_id = self._next_id()
+                prepared.append(self._inputs.prepare(request_id, prompt, params, stream=False))
                 if params.structured_outputs is not None:
                     self._inputs.forms.check(params.structured_outputs)
         return self._run(prepared, "answers", use_tqdm)
