@@ -31,7 +31,12 @@ from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import attention as triton_attention
 from quire.kernels.triton import tuning
-from quire.kernels.triton.tuning import DecodeConfig, HopperConfig, PrefillConfig
+from quire.kernels.triton.tuning import (
+    DecodeConfig,
+    HopperConfig,
+    HopperDecodeConfig,
+    PrefillConfig,
+)
 
 # in what type keys and values are kept
 KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
@@ -127,7 +132,10 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
 
 
 def decode_calls(
-    query: Tensor, caches: list[tuple[Tensor, Tensor]], layout: BatchLayout, way: DecodeConfig
+    query: Tensor,
+    caches: list[tuple[Tensor, Tensor]],
+    layout: BatchLayout,
+    way: DecodeConfig | HopperDecodeConfig,
 ) -> list[Callable[[], Tensor]]:
     """The kernel on each layer's caches, with its plan made."""
     plan = triton_attention.make_plan(layout, 0, way, 32, caches[0][0].shape[2])

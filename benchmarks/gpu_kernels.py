@@ -4,8 +4,8 @@ python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
 Parts: tune (the ways of products between each other), gemm (products alone), chain (a model's
-products in sequence), layers (with attention), decode, prefill. Prints as it goes, and writes the
-result file after each part.
+products in sequence), layers (with attention), decode, decode_fp8 (two kernels by turns), prefill.
+Prints as it goes, and writes the result file after each part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import record
 import torch
 from gpu_attention import decode, prefill
 from gpu_chains import chain, tune
+from gpu_decode_fp8 import decode_fp8
 from gpu_layers import layers
 from gpu_products import gemm, write_table
 from gpu_timing import MODELS, SHAPES, Budget
 
 PARTS = {
     "tune": tune, "gemm": gemm, "chain": chain, "layers": layers, "decode": decode,
-    "prefill": prefill,
+    "decode_fp8": decode_fp8, "prefill": prefill,
 }  # fmt: skip
 
 

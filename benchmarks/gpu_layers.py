@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import Normed, Turning
 from quire.kernels.triton import attention as triton_attention
-from quire.kernels.triton import operations, tuning
+from quire.kernels.triton import operations
 
 CONTEXT = 2048
 WAYS = ("apart", "joined")
@@ -85,7 +85,7 @@ def apart(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
     """The same, kernel by kernel."""
     fused = operations.linear_normed(stream, weight, None)
     query = operations.rotary_write_kv(*turning.operands(fused))
-    way = tuning.decode_config(turning.k_cache, len(query))
+    way = triton_attention.decode_way(query, turning.k_cache)
     make = functools.partial(
         triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads
     )

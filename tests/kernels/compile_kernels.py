@@ -19,6 +19,7 @@ from quire.kernels.triton.ahead import Compiled, compile_kernel
 from quire.kernels.triton.attention import plan_kernel
 from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
@@ -247,6 +248,22 @@ def hopper_halves(capability: int) -> Compiled:
     return hopper(capability, split=False)
 
 
+def hopper_decode(capability: int) -> Compiled:
+    """Decode attention for Hopper of an 8B model with prefixes that several share."""
+    names = hopper_decode_kernel.arg_names
+    boxes = f"tensordesc<fp8e4nv[16, 128],{gl.NVMMASharedLayout(128, 8, 2)!r}>"
+    types = ATTENTION | {"k_desc": boxes, "v_desc": boxes, "partial_ptr": "*fp32"}
+    types |= dict.fromkeys(["counter_ptr", "runs_ptr", "places_ptr", "lens_ptr"], INTS)
+    types |= {"shared_sums_ptr": "*fp32", "shared_stats_ptr": "*fp32", "shared_plan_ptr": INTS}
+    types |= dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32")
+    types = {name: kind for name, kind in types.items() if name in names}
+    shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
+    cut = {"SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
+    return compile_kernel(
+        hopper_decode_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=True
+    )
+
+
 def small(capability: int) -> Compiled:
     """Prefill attention in float32 with fewer dimensions than tl.dot takes."""
     types = {name: "*fp32" if kind == BF16 else kind for name, kind in ATTENTION.items()}
@@ -336,6 +353,7 @@ KERNELS = {
     "tile_gemm_fp8": tile_gemm_fp8,
     "hopper": hopper,
     "hopper_halves": hopper_halves,
+    "hopper_decode": hopper_decode,
     "small": small,
 }
 

@@ -33,6 +33,7 @@ KERNELS = {
     "tile_gemm_fp8": ["90"],
     "hopper": ["90"],
     "hopper_halves": ["90"],
+    "hopper_decode": ["90"],
     "small": ["90"],
     "norm_fp8": ["90"],
     "silu_fp8": ["90"],

@@ -24,8 +24,10 @@ from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.tuning import (
     DecodeConfig,
     HopperConfig,
+    HopperDecodeConfig,
     PrefillConfig,
     decode_config,
+    hopper_decode_config,
     hopper_rule,
     opens_early,
     padded_head_dim,
@@ -56,7 +58,7 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_config(k_cache, len(query))
+    decode = decode_way(query, k_cache)
     prefill = prefill_way(query, k_cache)
     window, tokens = sliding_window or 0, prefill.tokens(group)
     key = ("triton attention", window, decode, tokens)
@@ -88,7 +90,7 @@ def decode_attention(
     scale: float,
     window: int,
     out: Tensor,
-    config: DecodeConfig,
+    config: DecodeConfig | HopperDecodeConfig,
     shared: SharedParts | None = None,
     *,
     pdl: bool = False,
@@ -107,9 +109,20 @@ def decode_attention(
     num_requests = len(layout.seq_lens)
     space = workspace(query.device)
     num_programs = len(plan.decode_runs)
+    if isinstance(config, HopperDecodeConfig):  # they are crews
+        num_programs *= num_kv_heads
     part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
     assert num_requests * num_kv_heads <= NUM_COUNTERS
+    if isinstance(config, HopperDecodeConfig):
+        from quire.kernels.triton.hopper_decode import launch_decode
+
+        launch_decode(
+            query, k_cache, v_cache, layout, plan.decode_tiles, plan.decode_runs,
+            _shared_operands(layout, shared), scale * _LOG2_E, window, out, config,
+            pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
+        )  # fmt: skip
+        return
     decode_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
@@ -163,6 +176,24 @@ def prefill_attention(
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
         FIELDS=WORK_FIELDS, PRECISION=_precision(query), num_warps=config.warps,
     )  # fmt: skip
+
+
+def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
+    """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    if not (
+        query.is_cuda
+        and has_hopper_kernels(query.device.index)
+        and query.dtype == torch.bfloat16
+        and k_cache.dtype == reference.FP8
+        and head_dim in (64, 128)
+        and group <= 16
+        and block_size in (8, 16, 32, 64, 128)
+        and k_cache.is_contiguous()
+    ):
+        return decode_config(k_cache, len(query))
+    return hopper_decode_config(k_cache, group)
 
 
 def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
@@ -225,7 +256,7 @@ def _form(query: Tensor, k_cache: Tensor) -> str:
 def make_plan(
     layout: BatchLayout,
     window: int,
-    decode: DecodeConfig | None,
+    decode: DecodeConfig | HopperDecodeConfig | None,
     query_tile: int,
     num_kv_heads: int,
 ) -> Plan:
@@ -236,6 +267,8 @@ def make_plan(
     num_requests = len(layout.seq_lens)
     way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
     num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
+    if isinstance(way, HopperDecodeConfig):  # crews with a program for each key head
+        num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
     shared = layout.shared if not window else None
     places, lens = (None, None) if shared is None else (shared.places, shared.lens)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)

@@ -77,10 +77,11 @@ def _hopper_kernels() -> tuple[Any, ...]:
     """Those that other GPUs, and other versions of Triton, need not be able to compile."""
     if not (torch.cuda.is_available() and has_hopper_kernels(torch.cuda.current_device())):
         return ()
+    from quire.kernels.triton.hopper_decode import hopper_decode_kernel
     from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel
     from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 
-    return hopper_gemm_kernel, hopper_prefill_kernel
+    return hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]

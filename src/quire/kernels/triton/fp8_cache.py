@@ -14,6 +14,19 @@ import triton.language as tl
 LIFT = tl.constexpr(14.0)
 
 
+# Two pairs of codes become two pairs of float16: of the first codes, of the second ones.
+WIDENING = tl.constexpr("""
+    {
+        .reg .b32 turned;
+        .reg .b16 first, second;
+        prmt.b32 turned, $2, 0, 0x3120;
+        mov.b32 {first, second}, turned;
+        cvt.rn.f16x2.e4m3x2 $0, first;
+        cvt.rn.f16x2.e4m3x2 $1, second;
+    }
+""")
+
+
 @triton.jit
 def narrowed(q):
     """q [R, D] → float16 [R, D], and float32 factors [R] by which each row was divided.
@@ -39,18 +52,7 @@ def widened(pairs, FORM: tl.constexpr):
     """
     if FORM == "instruction":
         return tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 first, second;
-                .reg .b16 codes, rest;
-                prmt.b32 first, $2, 0, 0x4420;
-                prmt.b32 second, $2, 0, 0x4431;
-                mov.b32 {codes, rest}, first;
-                cvt.rn.f16x2.e4m3x2 $0, codes;
-                mov.b32 {codes, rest}, second;
-                cvt.rn.f16x2.e4m3x2 $1, codes;
-            }
-            """,
+            WIDENING,
             "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     first = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)

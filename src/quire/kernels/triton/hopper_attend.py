@@ -282,8 +282,8 @@ def _softmax(
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = gl.where(seen, scores, -1e38)
     new_m = gl.maximum(m, gl.max(scores, 1) * scale)
-    w = _exp2(scores * scale[:, None] - (new_m - LIFTED)[:, None])
-    shrink = _exp2(m - new_m)
+    w = exp2(scores * scale[:, None] - (new_m - LIFTED)[:, None])
+    shrink = exp2(m - new_m)
     return w, new_m, total * shrink + gl.sum(w, 1), shrink
 
 
@@ -303,7 +303,7 @@ def _merge(
         mbarrier.wait(full.index(0), turn & 1)
         its_m = other_m.load(gl.SliceLayout(1, SCORES))
         new_m = gl.maximum(m, its_m)
-        mine, its = _exp2(m - new_m), _exp2(its_m - new_m)
+        mine, its = exp2(m - new_m), exp2(its_m - new_m)
         total = total * mine + other_total.load(gl.SliceLayout(1, SCORES)) * its
         acc = acc * gl.convert_layout(mine, gl.SliceLayout(1, SUMS))[:, None]
         acc += other_acc.load(SUMS) * gl.convert_layout(its, gl.SliceLayout(1, SUMS))[:, None]
@@ -312,7 +312,7 @@ def _merge(
 
 
 @gluon.jit
-def _exp2(x):
+def exp2(x):
     """Without the care for results below 2^-126, which here are as good as zero."""
     return gl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1

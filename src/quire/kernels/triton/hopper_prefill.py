@@ -12,18 +12,14 @@ of the piece that is being computed.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.hopper_attend import ROWS, attend
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_work import fetch, widen
 from quire.kernels.triton.prefill_work import WORK_FIELDS
 from quire.kernels.triton.tuning import HopperConfig
@@ -46,14 +42,9 @@ def launch_prefill(
 
     work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times log2(e).
     """
-    num_blocks, block_size, num_kv_heads, head_dim = k_cache.shape
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_programs = min(workspace(query.device).num_sms, num_kv_heads * len(work))
-    box = min(block_size, config.tile)
-    rows, columns = num_blocks * block_size, num_kv_heads * head_dim
-    boxes = [
-        _boxes(cache.data_ptr(), cache.dtype, rows, columns, box, head_dim)
-        for cache in (k_cache, v_cache)
-    ]
+    boxes = [cache_boxes(cache, config.tile) for cache in (k_cache, v_cache)]
     hopper_prefill_kernel[(num_programs,)](
         query, *boxes, out, block_table, work, num_query_tiles, scale,
         query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
@@ -62,28 +53,6 @@ def launch_prefill(
         SPLIT=config.split, TURNS=config.turns and not config.split, FIELDS=WORK_FIELDS,
         num_warps=4,
     )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def _boxes(
-    address: int, dtype: torch.dtype, rows: int, columns: int, box: int, head_dim: int
-) -> TensorDescriptor:
-    """A cache as the copy engine sees it; kept, since to make one takes longer than to launch."""
-    return TensorDescriptor(
-        _Place(address, dtype), [rows, columns], [columns, 1], [box, head_dim],
-        gl.NVMMASharedLayout(min(128, head_dim * dtype.itemsize), 8 * dtype.itemsize, 2),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What a descriptor asks of a tensor, without the hold on its memory."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
 
 
 @gluon.jit(do_not_specialize=["stride_table"])

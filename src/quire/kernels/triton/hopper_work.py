@@ -68,7 +68,7 @@ def fetch(
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
         table = block_table_ptr + request * stride_table
         for key_tile in range(end - 1, begin - 1, -1):
-            rows = _rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
+            rows = rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
             _fetch_tile(k_desc, rows, head, ring, at, TILE, SLOTS)
             _fetch_tile(v_desc, rows, head, ring, at + 1, TILE, SLOTS)
             at += 2
@@ -110,7 +110,7 @@ def widen(
 
 
 @gluon.jit
-def _rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
+def rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr):
     """Where each box of a tile of keys begins in the cache; past the last block, again that one."""
     BOX: gl.constexpr = desc.block_type.shape[0]
     last_block = (seq_len - 1) // BLOCK_SIZE

@@ -1,0 +1,129 @@
+"""Hopper's decode attention over FP8 against its twin; only such a GPU runs it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from test_hopper_prefill import case
+from test_shared_attention import on_device, shared_case
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.triton import attention
+from quire.kernels.triton.tuning import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton.workspace import workspace
+
+ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU"),
+]
+
+BATCHES = [
+    ([1] * 10, [1, 33, 64, 65, 127, 128, 129, 700, 1950, 3001]),
+    ([1], [9000]),
+    ([1, 1, 1, 2, 20, 3, 2], [33, 300, 1, 70, 1950, 701, 5]),
+    ([1] * 300, [192 - i % 7 for i in range(300)]),
+    ([1] * 64, [100 + 37 * i * i % 8000 for i in range(64)]),
+]
+# heads of a key head, key heads, dimensions, block size, window
+SHAPES = [
+    (4, 8, 128, 16, None),
+    (7, 2, 64, 32, 200),
+    (1, 3, 128, 8, 70),
+    (8, 8, 64, 64, None),
+    (16, 1, 128, 128, None),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("way", [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5)])
+def test_any_lengths(way: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None]) -> None:
+    window, scale = shape[4] or 0, shape[2] ** -0.5
+    for queries, lens in BATCHES:
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, reference.FP8)
+        plan = attention.make_plan(layout, window, way, 16, shape[1])
+        padded = torch.cat([query, query[:1], query[:1]])
+        out = torch.full_like(padded, math.nan)
+        attention.decode_attention(
+            padded, k_cache, v_cache, layout, plan, scale, window, out, way, pdl=True
+        )
+        one = torch.tensor([n == 1 for n in queries for _ in range(n)], device="cuda")
+        error = (out[:-2][one] - expected[one]).norm() / expected[one].norm()
+        assert error < 3e-3, (queries, lens)
+        assert out[:-2][~one].isnan().all()
+        assert not out[-2:].any()
+        assert not workspace(query.device).counters.any()
+
+
+@pytest.mark.parametrize("large", [1e-30, 1.0, 1e30])
+def test_queries_and_weights_of_any_range(large: float) -> None:
+    query, k_cache, v_cache, layout, _ = case([1] * 3, [2000] * 3, SHAPES[0], reference.FP8)
+    k_cache, v_cache = (cache.float().nan_to_num(1.0) for cache in (k_cache, v_cache))
+    spread = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
+    for by in (spread, 2 * torch.ones_like(spread)):
+        wide = query * by * large
+        scale = 0.2 / large
+        expected = reference.attention(wide.float(), k_cache, v_cache, layout, scale, None)
+        codes = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
+        out = attention.attention(wide, *codes, layout, scale, None)
+        assert (out - expected).norm() / expected.norm() < 3e-3
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (6, 2, 64)], ids=str)
+def test_prefixes_that_several_begin_with(heads: tuple[int, int, int]) -> None:
+    query, k_cache, v_cache, layout, *rest = shared_case(heads, torch.bfloat16)
+    k_cache, v_cache = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
+    expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, *rest)
+    caches = k_cache.cuda(), v_cache.cuda()
+    assert isinstance(attention.decode_way(query.cuda(), caches[0]), HopperDecodeConfig)
+    out = attention.attention(query.cuda(), *caches, on_device(layout), *rest)
+    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < 3e-3
+
+
+def test_the_newest_keys_are_waited_for() -> None:
+    """Behind the kernel that writes them, several layers in one graph."""
+    group, heads, dim = 4, 8, 128
+    lens = [1 + 61 * i for i in range(64)]
+    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], reference.FP8)
+    caches = [(k_cache.clone(), v_cache.clone()) for _ in range(3)]
+    fused = torch.empty(64, (group + 2) * heads, dim, dtype=torch.bfloat16, device="cuda")
+    cos, sin = torch.ones(64, dim, device="cuda"), torch.zeros(64, dim, device="cuda")
+    operations = kernels_for("cuda")
+
+    def layers() -> list[tuple[Tensor, Tensor]]:
+        outs = []
+        for cache in caches:
+            query = operations.rotary_write_kv(
+                fused, None, cos, sin, *cache, layout.slot_mapping.long()
+            )
+            outs.append((query, operations.attention(query, *cache, layout, 0.1, None)))
+        return outs
+
+    fused.normal_()
+    layers()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = layers()
+    for _ in range(20):
+        fused.normal_()
+        for cache in itertools.chain(*caches):
+            cache.view(torch.uint8).flatten(0, 1)[layout.slot_mapping.long()] = 0x7F  # NaN
+        graph.replay()
+        for (query, out), cache in zip(outs, caches, strict=True):
+            wide = (each.float() for each in cache)
+            expected = reference.attention(query.float(), *wide, layout, 0.1, None)
+            assert (out - expected).norm() / expected.norm() < 3e-3
+
+
+def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
+    query = torch.empty(5, 8, 128, dtype=torch.bfloat16, device="cuda")
+    served = torch.empty(4, 16, 2, 128, device="cuda").to(reference.FP8)
+    assert isinstance(attention.decode_way(query, served), HopperDecodeConfig)
+    for cache in (served.bfloat16(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
+        assert isinstance(attention.decode_way(query, cache), DecodeConfig)
+    assert isinstance(attention.decode_way(query.half(), served), DecodeConfig)
