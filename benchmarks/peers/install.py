@@ -45,7 +45,10 @@ PEERS = {
         ("--no-binary", "llama-cpp-python"),
         converter="peers.to_gguf",
         # built here for this processor, without the parts that need a network or pictures
-        environment=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"),),
+        environment=(
+            ("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"),
+            ("CXXFLAGS", f"-include {Path(__file__).with_name('amx_memory.h')}"),
+        ),
     ),
     "openvino": Peer(
         "peers.openvino_engine",
