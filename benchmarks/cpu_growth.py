@@ -78,8 +78,10 @@ class Work:
         """The least seconds of a prompt; the head sees one row of it."""
         products = 2 * (self.num_weights - self.head) * length + 2 * self.head
         attention = length * self._attention(length) / 2
-        # attention is computed in floating point in every form
-        return products / rates[RATE[form]] / 1e12 + attention / rates["float32_tflops"] / 1e12
+        # attention is computed in floating point in every form, by tiles where there are some
+        kinds = ["float32"] if form == "float32" else ["float32", "bfloat16"]
+        fastest = max(rates[RATE[kind]] for kind in kinds)
+        return products / rates[RATE[form]] / 1e12 + attention / fastest / 1e12
 
     def _attention(self, context: int) -> int:
         c = self.config
