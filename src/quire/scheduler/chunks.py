@@ -37,15 +37,16 @@ class Chunks:
         self._limit = self._threshold or max(1, config.max_num_batched_tokens // 2)
         self._policy = policy
 
-    def begin(self, step: StepPlan, num_decodes: int, num_requests: int, lacking: int) -> None:
+    def begin(
+        self, step: StepPlan, num_decodes: int, num_requests: int, num_prompts: int, lacking: int
+    ) -> None:
         """Bound what prompts may have, now that those who decode have their tokens.
 
-        num_requests: all, in the batch or in line. lacking: tokens that those of them lack that can
-        have some in this step; beyond its budget no matter how many.
+        num_requests: all, in the batch or in line. num_prompts: of them those that can have prompt
+        tokens in this step. lacking: how many these lack; beyond its budget no matter how many.
         """
         step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
-        num_prompts = num_requests - num_decodes
         budget = self._policy.prompt_tokens(num_decodes, step.budget, num_prompts)
         step.leaves_rest = self._is_on and self._leaves_rest(num_decodes, num_requests)
         step.chunk_limit = self._limit

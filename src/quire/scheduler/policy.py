@@ -35,7 +35,8 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
 # And where many prompts wait, each would begin later for the sake of few: so much more for each
-# prompt that an answer holds up, but in steps that are still quicker than anybody reads.
+# prompt behind the first that an answer holds up, but in steps that are still quicker than anybody
+# reads. A prompt that comes alone holds nobody up longer than the pace allows.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
 SLOWDOWN_PER_CROWD, MOST_CROWDED = 32.0, 7.0  # a crowd: prompts that wait, by answer
@@ -135,7 +136,7 @@ class ChunkPolicy:
     def prompt_tokens(self, num_decodes: int, budget: int, num_prompts: int = 1) -> int:
         """How many of a step's budget prompts may have beside so many decodes.
 
-        num_prompts: requests that lack more than a token, in the batch or in line.
+        num_prompts: requests that can have some of them.
         """
         if self._asked is None:
             paced = self._paced_tokens(num_decodes, num_prompts) if self._paces else budget
@@ -156,7 +157,7 @@ class ChunkPolicy:
         wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
         decodes = self.costs.predict(num_decodes, 0)
-        crowd = min(MOST_CROWDED, SLOWDOWN_PER_CROWD * num_prompts / num_decodes)
+        crowd = min(MOST_CROWDED, SLOWDOWN_PER_CROWD * (num_prompts - 1) / num_decodes)
         crowded = min(CROWDED_STEP, crowd * decodes)
         return self._affordable(num_decodes, max(SHORT_STEP, slowdown * decodes, crowded))
 

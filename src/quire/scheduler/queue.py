@@ -35,6 +35,9 @@ class WaitingQueue:
         self._entries: dict[str, _Entry] = {}
         self._num_pushes = 0
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def key(self, request: Request) -> Place:
         """The request's place in line."""
         return (request.priority if self._by_priority else 0, request.due, request.arrival)

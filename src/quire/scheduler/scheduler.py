@@ -148,7 +148,9 @@ class Scheduler:
         decodes, prompts = self._batch.split()
         self._serve_decodes(step, decodes)
         lacking = self._lacking(prompts, step.budget)
-        self._chunks.begin(step, len(decodes), len(self._batch.requests), lacking)
+        room = self._config.max_num_seqs - len(self._batch.running)
+        num_prompts = len(prompts) + min(room, len(self._batch.waiting))
+        self._chunks.begin(step, len(decodes), len(self._batch.requests), num_prompts, lacking)
         self._serve_prompts(step, prompts)
         for request in step.cut:
             self._use_rest(step, request)
