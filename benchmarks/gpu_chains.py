@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_products import Way, case_of, compiled_as, num_sms, run_once, time_alone, ways_of
+from gpu_products import Way, case_of, compiled_as, few, num_sms, run_once, time_alone, ways_of
 from gpu_timing import (
     CACHE,
     DEVICE,
     DTYPE,
     MODELS,
+    SHAPES,
     Budget,
     Model,
     brief,
@@ -27,16 +28,14 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Normed
-from quire.kernels.triton.elementwise import round_stretches
 from quire.kernels.triton.skinny_gemm import (
-    LEAST_ROUNDED,
     Fp8Weight,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.tuning import RingConfig, way_from
+from quire.kernels.triton.tuning import way_from
 from quire.quantization.fp8 import FORM
 
 Ways = dict[str, Way]
@@ -49,7 +48,12 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
     us, slowest_us: of a layer's products with the best and the worst way, or of the head;
     alone_us: of the product by the best.
     """
-    cases = [(m, name, size) for size in args.itemsizes for m in args.rows for name in args.models]
+    cases = [
+        (m, name, size)
+        for size in args.itemsizes
+        for m in few(args.rows, size)
+        for name in args.models
+    ]
     precompile(run_way_once, list(way_cases(cases)), args.workers, budget)
     for m, name, itemsize in () if args.compile else cases:
         if budget.left < 1:
@@ -112,7 +116,7 @@ def ways_between(name: str, itemsize: int, m: int) -> dict[str, list[dict[str, A
 @functools.cache
 def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
     """So many that none finds its weights in the cache."""
-    model = MODELS[name]
+    model = SHAPES[name]
     numbers = sum(n * k for product, (n, k) in model.products().items() if product != "head")
     count = max(3, -(-CACHE // (numbers * itemsize)))
     return [chain_weights(model, itemsize) for _ in range(count)]
@@ -123,8 +127,6 @@ def time_fused(model: Model, m: int, itemsize: int, product: str, way: Way) -> t
     n, k = model.products()[product]
     case = case_of(m, n, k, itemsize)
     x: Any = case.x
-    if itemsize == 1 and m >= LEAST_ROUNDED:
-        x = round_stretches(case.x, pdl=False)
     norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
     residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
     squares = torch.rand(32, m, device=DEVICE)
@@ -159,13 +161,7 @@ def run_way_once(m: int, n: int, k: int, itemsize: int, product: str, way: Way) 
         run_once(m, n, k, itemsize, way)
         return
     layer = small_weights(itemsize)
-    others = [{}]
-    if itemsize == 1 and m >= LEAST_ROUNDED:  # how far stretches of x reach is up to who made them
-        front = {"gate_up": "o", "down": "gate_up", "qkv": "down"}.get(product)
-        if front:
-            others = [{front: RingConfig(block_n, 2, warps=block_n // 16)} for block_n in (64, 128)]
-    for other in others:
-        run_chain(SMALL, [layer, layer], rows_for(SMALL, m), other | {product: way})
+    run_chain(SMALL, [layer, layer], rows_for(SMALL, m), {product: way})
     torch.cuda.synchronize()
 
 
@@ -177,7 +173,12 @@ def small_weights(itemsize: int) -> dict[str, Any]:
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """All layers' products with norms, residuals and SiLU fused; attention is left out."""
-    cases = [(name, m, size) for size in args.itemsizes for name in args.models for m in args.rows]
+    cases = [
+        (name, m, size)
+        for size in args.itemsizes
+        for name in args.models
+        for m in few(args.rows, size)
+    ]
     precompile(run_chain_once, cases, args.workers, budget)
     wanted = () if args.compile else cases
     for name, itemsize in dict.fromkeys((name, itemsize) for name, _, itemsize in wanted):
@@ -185,7 +186,7 @@ def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]
         layers = [chain_weights(model, itemsize) for _ in range(model.layers)]
         products = [nk for product, nk in model.products().items() if product != "head"]
         num_bytes = itemsize * sum(n * k for n, k in products) * model.layers
-        for m in args.rows:
+        for m in few(args.rows, itemsize):
             if budget.left < 2:
                 break
             call = functools.partial(run_chain, model, layers, rows_for(model, m), {})

@@ -4,8 +4,9 @@ python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
 Parts: tune (the ways of products between each other), gemm (products alone), chain (a model's
-products in sequence), layers (with attention), decode, decode_fp8 (two kernels by turns), prefill.
-Prints as it goes, and writes the result file after each part.
+products in sequence), layers (with attention), decode, decode_fp8 (two kernels by turns), prefill,
+rows (the ways of products of many rows in FP8). Prints as it goes, and writes the result file after
+each part.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from gpu_chains import chain, tune
 from gpu_decode_fp8 import decode_fp8
 from gpu_layers import layers
 from gpu_products import gemm, write_table
+from gpu_rows import rows, write_rows
 from gpu_timing import MODELS, SHAPES, Budget
 
 PARTS = {
     "tune": tune, "gemm": gemm, "chain": chain, "layers": layers, "decode": decode,
-    "decode_fp8": decode_fp8, "prefill": prefill,
+    "decode_fp8": decode_fp8, "prefill": prefill, "rows": rows,
 }  # fmt: skip
+WRITERS = {"tune": write_table, "rows": write_rows}  # of the tables that `tuning` reads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-1])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 16, 1, 8, 32])
@@ -47,7 +50,9 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="only make the table, from this result file")
     args = parser.parse_args()
     if args.table:
-        write_table(json.loads(args.table.read_text()))
+        result = json.loads(args.table.read_text())
+        for part in WRITERS.keys() & result:
+            WRITERS[part](result)
     else:
         measure(args)
 
@@ -56,7 +61,7 @@ def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
     if args.compile:
-        for part in {"tune", "gemm", "chain"} & set(args.only):
+        for part in {"tune", "gemm", "chain", "rows"} & set(args.only):
             PARTS[part](budget, args, [])
         return
     args.bandwidth = gpu_timing.read_bandwidth()
@@ -77,8 +82,8 @@ def measure(args: argparse.Namespace) -> None:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
             path = record.save(args.name, measured, args.results)
-        if part == "tune" and args.tune:
-            write_table(measured)
+        if part in WRITERS and args.tune:
+            WRITERS[part](measured)
         torch.cuda.empty_cache()
         print(f"{part} done, {budget.left:.0f} s left, {path}", flush=True)
 

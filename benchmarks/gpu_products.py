@@ -28,9 +28,8 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.triton import fp8, tuning
-from quire.kernels.triton.elementwise import round_stretches
 from quire.kernels.triton.skinny_gemm import (
-    LEAST_ROUNDED,
+    MAX_ROWS,
     Fp8Weight,
     skinny_gemm,
 )
@@ -63,8 +62,6 @@ def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
                 for each in (1, 2)
                 if each >= on_each
             ]
-    if m > 16 and itemsize == 1:  # the other kernel rounds x in each step
-        ways = [way for way in ways if isinstance(way, RingConfig)]
     return list(dict.fromkeys(ways))
 
 
@@ -79,6 +76,11 @@ def places(m: int, block_n: int, on_each: int) -> int:
     return min(10, room // (128 * (block_n + block_m)))
 
 
+def few(rows: list[int], itemsize: int) -> list[int]:
+    """Of numbers of rows those that `skinny_gemm` is meant for; of the others see gpu_rows.py."""
+    return [m for m in rows if m <= (fp8.FEW if itemsize == 1 else MAX_ROWS)]
+
+
 def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
     """Equal for cases that one compiled kernel serves."""
     rows = max(8, 1 << (m - 1).bit_length())
@@ -91,15 +93,8 @@ def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Wa
 def product_calls(
     x: Tensor, weights: list[Tensor] | list[Fp8Weight], config: Way
 ) -> list[functools.partial[Tensor]]:
-    """x · Wᵀ for each weight, x as a kernel in front leaves it."""
-    given: Any = x
-    if (
-        isinstance(config, RingConfig)
-        and len(x) >= LEAST_ROUNDED
-        and isinstance(weights[0], Fp8Weight)
-    ):
-        given = round_stretches(x, pdl=False)
-    return [functools.partial(skinny_gemm, given, w, config=config) for w in weights]
+    """x · Wᵀ for each weight."""
+    return [functools.partial(skinny_gemm, x, w, config=config) for w in weights]
 
 
 def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -108,7 +103,7 @@ def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
     cases = [
         (m, model, name, n, k, itemsize)
         for itemsize in args.itemsizes
-        for m in args.rows
+        for m in few(args.rows, itemsize)
         for model in args.models
         for name, (n, k) in SHAPES[model].products().items()
     ]
@@ -214,11 +209,21 @@ def write_table(result: dict[str, Any]) -> None:
             "library": row["library_us"] < row["alone_us"],
             "config": row["config"],
         }
-    lines = ",\n".join(json.dumps(row) for row in kept.values())
-    TABLE.write_text(f'{{"num_sms": {result["num_sms"]}, "skinny_gemm": [\n{lines}\n]}}\n')
-    tuning.measured.cache_clear()
-    tuning.product_config.cache_clear()
-    tuning.library_is_faster.cache_clear()
+    given = {"num_sms": result["num_sms"], "skinny_gemm": list(kept.values())}
+    save_table(tuning.measured() | given)
+
+
+def save_table(table: dict[str, Any]) -> None:
+    """A line for each shape."""
+    parts = [f'"num_sms": {table["num_sms"]}']
+    for name in ("skinny_gemm", "rows"):
+        lines = ",\n".join(json.dumps(row) for row in table[name])
+        parts.append(f'"{name}": [\n{lines}\n]')
+    TABLE.write_text(f"{{{', '.join(parts)}}}\n")
+    for choice in (tuning.measured, tuning.product_config, tuning.turned_config):
+        choice.cache_clear()
+    for each in (tuning.library_is_faster, tuning.rows_config):
+        each.cache_clear()
 
 
 def _shape(row: dict[str, Any]) -> tuple[int, ...]:

@@ -27,9 +27,34 @@ def gpu_products(result: Result) -> str:
         floor = row["itemsize"] * row["n"] * row["k"] / bandwidth * 1e6
         cells = [f"{model} {product}", f"{row['n']}, {row['k']}", f"{floor:.1f}"]
         for m in sizes:
-            row = figures[model, product, m]
+            row = figures.get((model, product, m))
+            if row is None:  # many rows in FP8 are another table's
+                cells.append("")
+                continue
             mark = "**" if row["library_us"] < row["alone_us"] else ""
             cells.append(f"{mark}{row['alone_us']:.1f} / {row['library_us']:.1f}{mark}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def gpu_rows(result: Result) -> str:
+    """Layers whose products are cut by the best ways, beside the library's."""
+    products = ("qkv", "o", "gate_up", "down")
+    lines = [
+        "All layers in FP8 but for attention, ms, with the best of each product's ways and with "
+        "the library's products; and by how many us a layer each product's best way is quicker "
+        "(-: the library's is):",
+        "",
+        f"| model | rows | ms | library | {' | '.join(products)} |",
+        f"|---|---|---|---|{'---|' * len(products)}",
+    ]
+    for row in sorted(result["rows"], key=lambda row: (row["model"] != "8b", row["m"])):
+        cells = [row["model"], str(row["m"])]
+        cells += [f"{row[name] / 1e3:.2f}" for name in ("us", "library_us")]
+        for product in products:
+            found = row["products"][product]
+            gain = found["library_us"] - found["ways"][0]["us"]
+            cells.append(f"{gain:.1f}" if gain > 0 else "-")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -63,8 +88,10 @@ def gpu_chain(result: Result) -> str:
         f"|---|{'---|' * len(sizes)}",
     ]
     for model in dict.fromkeys(key[0] for key in figures):
-        rows = [figures[model, m] for m in sizes]
-        cells = [f"{row['us'] / 1e3:.2f}, {row['share_of_bandwidth']:.0%}" for row in rows]
+        rows = [figures.get((model, m)) for m in sizes]
+        cells = [
+            f"{row['us'] / 1e3:.2f}, {row['share_of_bandwidth']:.0%}" if row else "" for row in rows
+        ]
         lines.append(f"| {' | '.join([model, *cells])} |")
     return "\n".join(lines)
 

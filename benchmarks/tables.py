@@ -24,6 +24,7 @@ from gpu_tables import (
     gpu_layers,
     gpu_prefill,
     gpu_products,
+    gpu_rows,
     gpu_unseen,
 )
 from serving_table import saturated, serving, step_profile
@@ -253,6 +254,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "server_overhead": server_overhead,
     "gpu_invariance": gpu_invariance,
     "gpu_products": gpu_products,
+    "gpu_rows": gpu_rows,
     "gpu_unseen": gpu_unseen,
     "gpu_chain": gpu_chain,
     "gpu_layers": gpu_layers,

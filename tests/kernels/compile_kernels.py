@@ -22,6 +22,7 @@ from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
 from quire.kernels.triton.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
+from quire.kernels.triton.hopper_rows import hopper_rows_kernel
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import rotary_write_kv_kernel
@@ -112,10 +113,8 @@ def skinny_fp8(capability: int) -> Compiled:
     return skinny(capability, "fp8" if capability >= 89 else "bytes")
 
 
-def ring(
-    capability: int, itemsize: int = 2, *, rounds: bool = False, heads: bool = False
-) -> Compiled:
-    """The product before a norm with W in a ring; rounds: x, or else it comes in W's type."""
+def ring(capability: int, itemsize: int = 2, *, heads: bool = False) -> Compiled:
+    """The product before a norm with W in a ring; x is rounded, or else it comes in W's type."""
     pointers = dict.fromkeys(["x_ptr", "out_ptr", "residual_ptr", "norm_ptr", "normed_ptr"], BF16)
     pointers |= dict.fromkeys(["squares_out_ptr", "squares_ptr", "partial_ptr"], "*fp32")
     sizes = dict.fromkeys(["M", "N", "K", "num_squares", "stride_x", "stride_out"], "i32")
@@ -127,31 +126,37 @@ def ring(
     }  # fmt: skip
     constants: dict[str, Any] = {
         "bias_ptr": None, "BLOCK_M": 16, "BLOCK_N": 64, "STAGES": 4,
-        "TILES": 2, "CHUNK": 2, "WIDTH": 128, "SPLIT": 4, "HAS_BIAS": False,
+        "TILES": 2, "CHUNK": 2, "SPLIT": 4, "HAS_BIAS": False,
         "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": True, "SILU": False, "PDL": True,
     }  # fmt: skip
     if itemsize == 1:
-        scales = ["w_scale_ptr", "x_scale_ptr", "code_scale_ptr"]
-        types |= dict.fromkeys(scales, "*fp32") | {"normed_ptr": "*fp8e4nv"}
-    if rounds:
-        types |= {"normed_ptr": BF16}
-        for name in ("x_desc", "x_scale_ptr", "code_scale_ptr"):
-            del types[name]
-    absent = {"w_scale_ptr", "x_desc", "x_scale_ptr", "code_scale_ptr"} - set(types)
+        types |= {"w_scale_ptr": "*fp32"}
+        del types["x_desc"]
+    absent = {"w_scale_ptr", "x_desc"} - set(types)
     types, constants = turned(types, constants | dict.fromkeys(absent), heads)
     return compile_kernel(
         hopper_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
 
 
+def rows(capability: int) -> Compiled:
+    """The product of 65 to 128 rows with weights in FP8."""
+    codes = f"tensordesc<fp8e4nv[128, 128],{tile_layout(1)!r}>"
+    types = {
+        "x_desc": codes, "w_desc": codes,
+        "out_desc": f"tensordesc<bf16[128, 128],{tile_layout(2)!r}>", "bias_ptr": BF16,
+        **dict.fromkeys(["x_scale_ptr", "w_scale_ptr", "partial_ptr"], "*fp32"),
+        "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4}
+    return compile_kernel(
+        hopper_rows_kernel, types, constants, capability, num_warps=8, launch_pdl=True
+    )
+
+
 def ring_fp8(capability: int) -> Compiled:
-    """The same with weights in FP8."""
+    """The product of few rows that rounds them itself."""
     return ring(capability, itemsize=1)
-
-
-def ring_rounding(capability: int) -> Compiled:
-    """The same that rounds x itself."""
-    return ring(capability, itemsize=1, rounds=True)
 
 
 ATTENTION = {
@@ -301,17 +306,19 @@ def norm_fp8(capability: int) -> Compiled:
     """The residual's addition, norm and rounding of an 8B model's rows."""
     pointers = dict.fromkeys(["x_ptr", "residual_ptr", "weight_ptr"], BF16) | ROUNDED
     sizes = dict.fromkeys(["size", "stride_token", "stride_head"], "i32")
-    constants = {"HAS_RESIDUAL": True, "HAS_SCALE": True, "BLOCK": 4096}
+    constants = {"HAS_RESIDUAL": True, "HAS_SCALE": True, "BLOCK": 4096, "PDL": True}
     types = {**pointers, **sizes, "eps": "fp32"}
-    return compile_kernel(norm_kernel, types, constants, capability, num_warps=8)
+    return compile_kernel(norm_kernel, types, constants, capability, num_warps=8, launch_pdl=True)
 
 
 def silu_fp8(capability: int) -> Compiled:
     """SiLU and rounding of rows of 28,672, as a 70B model has them."""
     types = {"x_ptr": BF16, **ROUNDED, "width": "i32", "stride": "i32"}
     types["codes_ptr"] = types.pop("out_ptr")
-    constants = {"BLOCK": 1024, "STRETCHES": 28}
-    return compile_kernel(silu_fp8_kernel, types, constants, capability, num_warps=8)
+    constants = {"BLOCK": 1024, "STRETCHES": 28, "PDL": True}
+    return compile_kernel(
+        silu_fp8_kernel, types, constants, capability, num_warps=8, launch_pdl=True
+    )
 
 
 def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability: int) -> Compiled:
@@ -343,9 +350,9 @@ KERNELS = {
     "skinny_fp8": skinny_fp8,
     "ring": ring,
     "ring_fp8": ring_fp8,
+    "rows": rows,
     "skinny_turned": functools.partial(skinny, heads=True),
-    "ring_turned": functools.partial(ring, itemsize=1, rounds=True, heads=True),
-    "ring_rounding": ring_rounding,
+    "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,
     "plan": plan,
     "prefill": prefill,

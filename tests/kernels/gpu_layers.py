@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.layout import BatchLayout
-from quire.kernels.operands import Fp8Rows, Fp8Stretches, Fp8Weight, Normed, Rows, Turning
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows, Turning
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 4096, 14336, 32, 8, 128, 16
 DEVICE = torch.device("cuda", 0)
@@ -88,9 +88,7 @@ def _weight(rows: int, columns: int, bits: int) -> Tensor | Fp8Weight:
 
 
 def _tensors(rows: Rows) -> list[tuple[str, Tensor]]:
-    """Of rows in any form, less padding."""
-    if isinstance(rows, Fp8Stretches):
-        return [(" codes", rows.codes), (" scale", rows.scale[:, : len(rows)])]
+    """Of rows in any form."""
     if isinstance(rows, Fp8Rows):
         return [(" codes", rows.codes), (" scale", rows.scale)]
     return [("", rows)]

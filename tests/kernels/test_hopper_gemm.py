@@ -9,8 +9,8 @@ from torch import Tensor
 from twins import normal
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Stretches, Fp8Weight, Normed
-from quire.kernels.triton import skinny_gemm as skinny
+from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.triton.fp8 import FEW
 from quire.kernels.triton.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
 from quire.kernels.triton.tuning import RingConfig
 from quire.kernels.triton.workspace import workspace
@@ -26,11 +26,9 @@ WAYS = [
     RingConfig(128, 3, split=8, warps=8),
     RingConfig(256, 2, split=2, warps=8),
 ]
-# bytes of an element of W; rows from which on kernels in front round x to FP8
-FORMS = [(1, 1), (1, 17), (2, 17)]
-# each shape in each way, by turns in each form: a kernel of this kind takes seconds to compile
+# each shape in each way, few rows by turns in FP8: a kernel of this kind takes seconds to compile
 CASES = [
-    (shape, way, *FORMS[(row + column) % 3])
+    (shape, way, 1 if shape[0] <= FEW and (row + column) % 2 else 2)
     for row, shape in enumerate(SHAPES)
     for column, way in enumerate(WAYS)
 ]
@@ -45,25 +43,16 @@ def weight_of(n: int, k: int, itemsize: int) -> tuple[Tensor | Fp8Weight, Tensor
     return Fp8Weight(codes, scale), codes.float() * scale[:, None]
 
 
-def near(ours: Tensor | Fp8Stretches, exact: Tensor) -> None:
-    """But for the rounding to bfloat16 or FP8, and for what FP8's sums lack in digits."""
-    limit = 1e-2
-    if isinstance(ours, Fp8Stretches):
-        ours, limit = ours.widened(), 4e-2
-    assert (ours.float() - exact).norm() < limit * exact.norm()
+def near(ours: Tensor, exact: Tensor) -> None:
+    """But for the rounding to bfloat16, and for what FP8's sums lack in digits."""
+    assert (ours.float() - exact).norm() < 1e-2 * exact.norm()
 
 
-@pytest.mark.parametrize(("shape", "way", "itemsize", "least"), CASES)
+@pytest.mark.parametrize(("shape", "way", "itemsize"), CASES)
 def test_a_ring_gives_what_float32_gives(
-    shape: tuple[int, int, int],
-    way: RingConfig,
-    itemsize: int,
-    least: int,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int, int], way: RingConfig, itemsize: int
 ) -> None:
-    monkeypatch.setattr(skinny, "LEAST_ROUNDED", least)
     m, n, k = shape
-    rounds = itemsize == 1 and m >= least and n % 16 == 0 and way.block_n <= 128
     x = normal(m, k, dtype=torch.float32).mul(4).round().div(4)  # FP8 holds these
     x = x.clamp(-3.75, 3.75).to(DEVICE, torch.bfloat16)
     residual = normal(m, n, dtype=torch.bfloat16, seed=1).to(DEVICE)
@@ -73,12 +62,10 @@ def test_a_ring_gives_what_float32_gives(
     exact = x.float() @ wide.T + bias.float() + residual.float()
     near(skinny_gemm(x, weight, bias=bias, residual=residual, config=way), exact)
     normed = skinny_gemm_norm(x, weight, residual, norm, 1e-5, bias=bias, config=way)
-    assert isinstance(normed.rows, Fp8Stretches if rounds else Tensor)
+    assert isinstance(normed.rows, Tensor)
     assert normed.squares is not None
     near(normed.residual, exact)
     near(normed.rows, normed.residual.float() * norm.float())
-    if isinstance(normed.rows, Fp8Stretches):
-        same_rounding(normed.rows, normed.residual * norm)
     near(normed.squares.sum(0), normed.residual.float().square().sum(-1))
     squares = normal(70, m, dtype=torch.float32, seed=4).abs().to(DEVICE)
     pairs, wide = weight_of(2 * n, k, itemsize)
@@ -86,24 +73,11 @@ def test_a_ring_gives_what_float32_gives(
     divisor = torch.rsqrt(squares.sum(0) / k + 1e-5)[:, None]
     gate, up = (x.float() @ wide.T * divisor).unflatten(-1, (-1, 2)).unbind(-1)
     near(ours, F.silu(gate) * up)
-    last, wide = weight_of(80, n, itemsize)
-    for given in (normed.rows, ours):  # as the next product takes them
-        if isinstance(given, Fp8Stretches):
-            near(skinny_gemm(given, last, config=way), given.widened().float() @ wide.T)
-        elif itemsize == 2 and n % 8 == 0:
-            near(skinny_gemm(given, last, config=way), given.float() @ wide.T)
     assert not workspace(DEVICE).counters.any()
 
 
-def same_rounding(ours: Fp8Stretches, stored: Tensor) -> None:
-    """As the twin's."""
-    codes, scale = reference.quantize_stretches(stored, ours.width)
-    assert torch.equal(ours.scale[:, : len(stored)], scale)
-    assert torch.equal(ours.codes.float(), codes.float())
-
-
 @pytest.mark.parametrize("itemsize", [1, 2])
-@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("rows", [3, 16])
 def test_products_launched_ahead_of_each_other_give_the_same_bits(rows: int, itemsize: int) -> None:
     """Each begins to read its weight while the one in front, whose result it takes, still runs."""
     weight, _ = weight_of(2048, 2048, itemsize)

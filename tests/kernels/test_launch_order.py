@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpu_layers import GpuLayers, bits_of
 
-from quire.kernels.triton import attention, skinny_gemm
+from quire.kernels.triton import attention, elementwise, skinny_gemm
 from quire.kernels.triton.attention import Plan
 
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("requests", [1, 4, 16])
+@pytest.mark.parametrize("requests", [1, 4, 16, 100])
 def test_steps_launched_early_give_the_bits_of_steps_that_wait(
     requests: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,7 +27,7 @@ def test_steps_launched_early_give_the_bits_of_steps_that_wait(
     """
     layers = GpuLayers([1] * requests, [700 + 61 * i for i in range(requests)], bits)
     with monkeypatch.context() as waiting:
-        for module in (attention, skinny_gemm):
+        for module in (attention, elementwise, skinny_gemm):
             waiting.setattr(module, "launches_early", lambda _: False)
         expected = {name: bits_of(tensor).clone() for name, tensor in layers.step().items()}
     layers.step()  # compiles

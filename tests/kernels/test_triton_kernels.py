@@ -270,22 +270,6 @@ def same_rounding(ours: Fp8Rows, stored: Tensor) -> None:
         assert torch.equal(ours.scale, reference.quantize_rows(stored)[1])
 
 
-@pytest.mark.parametrize(("tokens", "size"), [(3, 272), (37, 4112)][: 2 if ON_GPU else 1])
-def test_stretches_of_rows_are_rounded_as_rows_are(tokens: int, size: int) -> None:
-    x = moved(normal(tokens, size + 3, dtype=torch.bfloat16) * 3)[:, :size]
-    ours = elementwise.round_stretches(x, pdl=ON_GPU and launches_early(DEVICE))
-    codes, scale = reference.quantize_stretches(x, ours.width)
-    assert torch.equal(ours.scale[:, :tokens], scale)
-    if ON_GPU:
-        assert torch.equal(ours.codes.view(torch.uint8), codes.view(torch.uint8))
-    for stretch, columns in enumerate(x.split(ours.width, dim=1)):  # the interpreter's codes
-        alone = elementwise.quantize_rows(columns)
-        mine = ours.codes[:, stretch * ours.width :][:, : columns.shape[1]]
-        assert torch.equal(mine.float(), alone.codes.float())
-    wide = scale.t().repeat_interleave(ours.width, dim=1)[:, :size]
-    assert torch.equal(ours.widened().float(), ours.codes.float() * wide)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="the interpreter rounds to FP8 in its own way")
 @pytest.mark.parametrize("tokens", [1, 64, 65, 300])

@@ -19,6 +19,7 @@ from quire.kernels.triton.tuning import (
     library_is_faster,
     product_config,
     ring_rule,
+    rows_rule,
     skinny_rule,
 )
 
@@ -31,11 +32,46 @@ def test_the_table_is_that_of_the_result_file() -> None:
     best = {tuple(row[key] for key in ("m", "n", "k", "itemsize")): row for row in result["tune"]}
     table = tuning.measured()
     assert table["num_sms"] == result["num_sms"]
-    assert len(best) == len(table["skinny_gemm"]) == 100  # 20 products by 5 numbers of rows
+    assert (
+        len(best) == len(table["skinny_gemm"]) == 80
+    )  # 10 products by 5 numbers of rows, and in FP8 by 3
     for row in table["skinny_gemm"]:
         measured = best[row["m"], row["n"], row["k"], row["itemsize"]]
         assert row["config"] == measured["config"]
         assert row["library"] == (measured["library_us"] < measured["alone_us"])
+
+
+def test_the_table_of_many_rows_is_that_of_its_result_file() -> None:
+    result = json.loads((RESULTS / "gpu_rows.json").read_text())
+    table = {(row["m"], row["n"], row["k"]): row["config"] for row in tuning.measured()["rows"]}
+    assert result["num_sms"] == tuning.measured()["num_sms"]
+    for row in result["rows"]:
+        for found in row["products"].values():
+            best = found["ways"][0]
+            way = best["config"] if best["us"] < found["library_us"] else None
+            assert table.pop((row["m"], found["n"], found["k"])) == way
+    assert not table
+
+
+def test_the_rule_of_many_rows_is_near_the_best_way() -> None:
+    for row in json.loads((RESULTS / "gpu_rows.json").read_text())["rows"]:
+        for found in row["products"].values():
+            rule = rows_rule(row["m"], found["n"], found["k"], H200)
+            if rule is None:
+                us = found["library_us"]
+            else:
+                config = dataclasses.asdict(rule)
+                us = next(way["us"] for way in found["ways"] if way["config"] == config)
+            best = min(found["library_us"], found["ways"][0]["us"])
+            assert us < 1.06 * best, (row["model"], row["m"], found["n"])  # of a whole layer
+
+
+def test_the_rule_of_many_rows_gives_each_multiprocessor_what_it_holds() -> None:
+    assert rows_rule(64, 4096, 4096, H200) == RingConfig(64, 5, split=2, tiles=2)
+    assert rows_rule(128, 6144, 4096, H200) == RingConfig(64, 4, tiles=2)
+    assert rows_rule(100, 28672, 4096, H200) == RingConfig(128, 3, warps=8)
+    assert rows_rule(64, 4608, 3584, H200) == RingConfig(64, 3, split=2, tiles=2)
+    assert rows_rule(128, 128256, 4096, H200) is rows_rule(129, 4096, 4096, H200) is None
 
 
 def test_the_rule_is_near_the_best_way_of_shapes_that_the_table_leaves_out() -> None:
@@ -47,10 +83,10 @@ def test_the_rule_is_near_the_best_way_of_shapes_that_the_table_leaves_out() -> 
         rule = product_config(*shape, H200, hopper=True)
         us = next(w["us"] for w in row["ways"] if w["config"] == dataclasses.asdict(rule))
         excess.append(us / row["ways"][0]["us"])
-    assert len(excess) == 75
+    assert len(excess) == 50
     assert not known & {(row["n"], row["k"]) for row in rows}
     assert max(excess) < 1.17
-    assert statistics.mean(excess) < 1.02
+    assert statistics.mean(excess) < 1.03
 
 
 def test_the_nearest_number_of_rows_upwards_is_taken() -> None:
@@ -79,7 +115,7 @@ def test_ways_of_one_gpu_do_not_serve_another() -> None:
 
 def test_a_ring_serves_few_rows_that_the_copy_engine_can_step_through() -> None:
     small = ((4, 4096, 2, True), (5, 4096, 2, False), (1, 5120, 2, False))  # half of it, or more
-    codes = ((1, 5120, 1, True), (64, 5120, 1, True), (1, 5112, 1, False))
+    codes = ((1, 5120, 1, True), (16, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False))
     for m, k, itemsize, ring in small + codes:
         way = product_config(m, 6144, k, itemsize, H200, hopper=True)
         assert isinstance(way, RingConfig) == ring

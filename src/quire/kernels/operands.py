@@ -21,28 +21,7 @@ class Fp8Rows:
         return (self.codes.float() * self.scale).to(torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Stretches:
-    """The same by `reference.quantize_stretches`, as a product's programs made it.
-
-    None of them sees a whole row, and so none could know the row's largest number.
-    """
-
-    codes: Tensor  # e4m3 [T, K]
-    scale: Tensor  # float32 [stretches, T or more]
-    width: int  # columns of a stretch: 64 or 128
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def widened(self) -> Tensor:
-        """In bfloat16, which holds them exactly."""
-        rows, columns = self.codes.shape
-        by = self.scale[:, :rows].t().repeat_interleave(self.width, dim=1)[:, :columns]
-        return (self.codes.float() * by).to(torch.bfloat16)
-
-
-Rows = Tensor | Fp8Rows | Fp8Stretches  # [T, K], what a fused product takes
+Rows = Tensor | Fp8Rows  # [T, K], what a fused product takes
 
 
 @dataclass(frozen=True, slots=True)

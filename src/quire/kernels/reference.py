@@ -314,7 +314,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_stretches(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The same with a scale for each stretch of `width` columns: codes [T, K], [stretches, T].
 
-    So programs of a product round what they hold of a row for the next product.
+    So programs of a product round what they take of a few rows, some columns at a time.
     """
     parts = [quantize_rows(x[:, at : at + width]) for at in range(0, x.shape[1], width)]
     codes, scales = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))

@@ -26,7 +26,6 @@ from quire.kernels.triton.elementwise import (
     quantize_kernel,
     silu_fp8_kernel,
     silu_kernel,
-    stretches_kernel,
 )
 from quire.kernels.triton.forked import ForkedExecutor
 from quire.kernels.triton.invariant import tile_gemm_kernel
@@ -52,7 +51,7 @@ _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     prefill_work_kernel, shared_attention_kernel, plan_kernel, shared_plan_kernel, norm_kernel,
-    silu_kernel, silu_fp8_kernel, quantize_kernel, stretches_kernel, rotary_write_kv_kernel,
+    silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip
@@ -80,8 +79,9 @@ def _hopper_kernels() -> tuple[Any, ...]:
     from quire.kernels.triton.hopper_decode import hopper_decode_kernel
     from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel
     from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
+    from quire.kernels.triton.hopper_rows import hopper_rows_kernel
 
-    return hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel
+    return hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_rows_kernel
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]

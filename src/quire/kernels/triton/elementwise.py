@@ -13,8 +13,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Stretches
+from quire.kernels.operands import Fp8Rows
 from quire.kernels.triton.skinny_kernel import fp8_scale, to_fp8
+from quire.kernels.triton.workspace import launches_early
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -65,20 +66,22 @@ def _norm(
     assert x.stride(-1) == 1
     assert residual is None or residual.is_contiguous()
     size = x.shape[-1]
-    block = triton.next_power_of_2(size)
+    block, pdl = triton.next_power_of_2(size), launches_early(x.device)
     norm_kernel[(len(x), heads)](
         x, residual, weight, out, scale, size, x.stride(0), stride_head, eps,
-        HAS_RESIDUAL=residual is not None, HAS_SCALE=scale is not None, BLOCK=block,
-        num_warps=_warps(block),
+        HAS_RESIDUAL=residual is not None, HAS_SCALE=scale is not None, BLOCK=block, PDL=pdl,
+        num_warps=_warps(block), launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, size, stride_token, stride_head, eps,
-    HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: x, and the residual, [size]."""
+    if PDL:
+        follow()
     token, head = tl.program_id(0), tl.program_id(1)
     row = (token * tl.num_programs(1) + head).to(tl.int64) * size
     i = tl.arange(0, BLOCK)
@@ -97,6 +100,13 @@ def norm_kernel(
         _store_fp8(out_ptr + row, scale_ptr + token, out, size, BLOCK)
     else:
         tl.store(out_ptr + row + i, out, mask=inside)
+
+
+@triton.jit
+def follow():
+    """Let the kernel behind be launched, and wait for what the one in front leaves."""
+    gdc_launch_dependents()
+    gdc_wait()
 
 
 def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
@@ -140,22 +150,25 @@ def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
     width = x.shape[1] // 2
     assert x.stride(1) == 1
     rows = _empty_rows(x, width)
-    block = min(1024, triton.next_power_of_2(width))
+    block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_fp8_kernel[(len(x),)](
         x, rows.codes, rows.scale, width, x.stride(0),
-        BLOCK=block, STRETCHES=triton.cdiv(width, block), num_warps=8,
+        BLOCK=block, STRETCHES=triton.cdiv(width, block), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     return rows
 
 
 @triton.jit
 def silu_fp8_kernel(
-    x_ptr, codes_ptr, scale_ptr, width, stride, BLOCK: tl.constexpr, STRETCHES: tl.constexpr
-):
+    x_ptr, codes_ptr, scale_ptr, width, stride,
+    BLOCK: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """A row, some of it at a time: 16-bit results wait in registers for the largest of them.
 
     As one block the row had float32 intermediates of all its length, a program a multiprocessor.
     """
+    if PDL:
+        follow()
     token = tl.program_id(0).to(tl.int64)
     results = ()
     largest = tl.zeros([BLOCK], tl.float32)
@@ -176,55 +189,24 @@ def quantize_rows(x: Tensor) -> Fp8Rows:
     """Twin of `reference.quantize_rows`."""
     assert x.stride(1) == 1
     rows = _empty_rows(x, x.shape[1])
-    block = triton.next_power_of_2(x.shape[1])
+    block, pdl = triton.next_power_of_2(x.shape[1]), launches_early(x.device)
     quantize_kernel[(len(x),)](
-        x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, num_warps=_warps(block)
-    )
+        x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, PDL=pdl,
+        num_warps=_warps(block), launch_pdl=pdl,
+    )  # fmt: skip
     return rows
 
 
 @triton.jit
-def quantize_kernel(x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr):
+def quantize_kernel(
+    x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        follow()
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
     _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
-
-
-def padded_rows(num_rows: int) -> int:
-    """Columns of the tile of a product of few rows."""
-    return max(8, int(triton.next_power_of_2(num_rows)))
-
-
-def round_stretches(x: Tensor, *, pdl: bool) -> Fp8Stretches:
-    """`quantize_rows` of stretches of 128 columns; x [T <= 64, K]. pdl: as for products."""
-    assert x.stride(1) == 1
-    (tokens, size), width = x.shape, 128
-    codes = torch.empty(tokens, size, dtype=reference.FP8, device=x.device)
-    padded = padded_rows(tokens)
-    scale = x.new_empty(triton.cdiv(size, width), padded, dtype=torch.float32)
-    stretches_kernel[(tokens, triton.cdiv(size, 16 * width))](
-        x, codes, scale, size, x.stride(0), padded,
-        WIDTH=width, STRETCHES=16, PDL=pdl, num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
-    return Fp8Stretches(codes, scale, width)
-
-
-@triton.jit
-def stretches_kernel(
-    x_ptr, codes_ptr, scale_ptr, size, stride, stride_scale,
-    WIDTH: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Some stretches of a row."""
-    token = tl.program_id(0)
-    stretch = tl.program_id(1) * STRETCHES + tl.arange(0, STRETCHES)
-    i = stretch[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    if PDL:  # the product behind may fetch its weight meanwhile
-        gdc_launch_dependents()
-        gdc_wait()
-    codes, scale = to_fp8(tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0))
-    tl.store(codes_ptr + token * size + i, codes, mask=i < size)
-    tl.store(scale_ptr + stretch * stride_scale + token, scale, mask=stretch * WIDTH < size)
 
 
 @triton.jit

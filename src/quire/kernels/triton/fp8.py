@@ -9,33 +9,33 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Stretches, Fp8Weight, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
+from quire.kernels.triton.attention import has_ring
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
-from quire.kernels.triton.tuning import library_is_faster
+from quire.kernels.triton.tuning import library_is_faster, rows_config
 from quire.kernels.triton.workspace import workspace
 
+FEW = 16  # rows, of products that round them
 _TILE = 2**25  # weights that are widened at once
 
 
 def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
-    if isinstance(x, Fp8Stretches):
-        return skinny_gemm(x, Fp8Weight(codes, scale), bias=bias)
     if isinstance(x, Fp8Rows):
         if _has_whole_steps(codes):
-            return by_library(x, codes, scale, bias)
+            return _many_rows(x, codes, scale, bias)
         x = x.widened()
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return reference.linear_fp8(x, codes, scale, bias)
     if len(x) == 0:
         return x.new_empty(0, len(codes))
-    has_library = _library_multiplies(x, codes)
-    few = len(x) <= MAX_ROWS
+    weight, has_library = Fp8Weight(codes, scale), _library_multiplies(x, codes)
+    few = len(x) <= most_rows(x.dtype, weight)
     if few and not (has_library and _library_is_faster(len(x), codes)):
-        return skinny_gemm(x, Fp8Weight(codes, scale), bias=bias)
+        return skinny_gemm(x, weight, bias=bias)
     if has_library:
-        return by_library(x, codes, scale, bias)
+        return _many_rows(quantize_rows(x), codes, scale, bias)
     return _widened(x, codes, scale, bias)
 
 
@@ -44,9 +44,21 @@ def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
 
     The next product's weight is not known here, but layers have all of theirs in one form.
     """
-    if len(out) <= MAX_ROWS or not isinstance(weight, Fp8Weight):
+    if not isinstance(weight, Fp8Weight) or len(out) <= most_rows(out.dtype, weight):
         return False
     return _library_multiplies(out, weight.codes)
+
+
+def most_rows(dtype: torch.dtype, weight: Tensor | Fp8Weight) -> int:
+    """Up to how many rows of a type a product had better be `skinny_gemm`'s.
+
+    It rounds rows itself, by scales for some columns each; more of them are served better if
+    kernels in front have rounded each by one scale.
+    """
+    if not isinstance(weight, Fp8Weight) or dtype != torch.bfloat16:
+        return MAX_ROWS
+    by_rows = has_ring(weight.codes.device) and _has_whole_steps(weight.codes)
+    return FEW if by_rows else MAX_ROWS
 
 
 def _library_multiplies(x: Tensor, codes: Tensor) -> bool:
@@ -63,6 +75,18 @@ def _has_whole_steps(codes: Tensor) -> bool:
 def _library_is_faster(rows: int, codes: Tensor) -> bool:
     n, k = codes.shape
     return library_is_faster(rows, n, k, codes.itemsize, workspace(codes.device).num_sms)
+
+
+def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """By the library, or where that was slower by programs that share k."""
+    way = None
+    if has_ring(codes.device):
+        way = rows_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
+    if way is None:
+        return by_library(x, codes, scale, bias)
+    from quire.kernels.triton.hopper_rows import multiply_rows
+
+    return multiply_rows(x, codes, scale, bias, way)
 
 
 def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

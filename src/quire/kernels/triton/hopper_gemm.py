@@ -3,11 +3,10 @@
 Same results as `skinny_kernel`, for tiles that a fixed number of programs share. The copy engine
 fetches W into a ring of tiles in shared memory, and begins while the kernel in front still computes
 x. If x has W's type, its tiles come the same way, and all that is left in the loop is to wait for a
-step's tiles, to multiply, and to ask for others; FP8 that a kernel in front made has a scale for
-each token and stretch of columns. With W alone in FP8 a program rounds its columns of x, a chunk at
-a time, each token by a scale of its own for each chunk. Written in Gluon, where a kernel says where
-its values lie. What W, its scales, the bias and the norm's weight hold must not come from the
-kernel in front: they are read before that has ended.
+step's tiles, to multiply, and to ask for others. With W alone in FP8 a program rounds its columns
+of x, a chunk at a time, each token by a scale of its own for each chunk. Written in Gluon, where a
+kernel says where its values lie. What W, its scales, the bias and the norm's weight hold must not
+come from the kernel in front: they are read before that has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from quire.kernels.triton.hopper_heads import by_pair, load_angles, store_turned
 from quire.kernels.triton.hopper_ring import (
     ask_rows,
     ask_weight,
-    fp8_scale,
     multiply_rounding,
     multiply_tiles,
 )
@@ -49,15 +47,15 @@ def chunk_steps(block_m: int, warps: int, step_columns: int) -> int:
 
 @gluon.jit(do_not_specialize=["M", "num_squares"])
 def hopper_gemm_kernel(
-    x_ptr, x_desc, x_scale_ptr, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
+    x_ptr, x_desc, w_desc, w_scale_ptr, out_ptr, bias_ptr, residual_ptr,
     norm_ptr, normed_ptr, squares_out_ptr, squares_ptr,
     cos_ptr, sin_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr, slots_ptr,
     partial_ptr, counter_ptr,
     M, N, K, num_squares, eps,
     head_eps, stride_angles, stride_block, stride_slot, stride_kv_head,
-    stride_x, stride_out, code_scale_ptr,
+    stride_x, stride_out,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    TILES: gl.constexpr, CHUNK: gl.constexpr, WIDTH: gl.constexpr, SPLIT: gl.constexpr,
+    TILES: gl.constexpr, CHUNK: gl.constexpr, SPLIT: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, HAS_NORM: gl.constexpr,
     HAS_SQUARES: gl.constexpr, SILU: gl.constexpr, PDL: gl.constexpr,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,
@@ -65,11 +63,9 @@ def hopper_gemm_kernel(
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU, which excludes residual and norm.
 
     A step is TILES tiles of W; SPLIT programs share the steps of a tile's rows. x comes by x_desc,
-    if in FP8 with scales for each WIDTH columns, or by x_ptr and is rounded, CHUNK steps at a time.
-    With code_scale_ptr what is left for the next product is FP8, a stretch for each tile, too. The
-    next kernel may be launched once all of W has been asked for, or at once if W has 16 bits: each
-    was measured to be quicker so. HEAD_DIM: 0, or out is the queries of [M, N] and the rest goes to
-    the caches.
+    or by x_ptr and is rounded, CHUNK steps at a time. The next kernel may be launched once all of W
+    has been asked for, or at once if W has 16 bits: each was measured to be quicker so. HEAD_DIM:
+    0, or out is the queries of [M, N] and the rest goes to the caches.
     """
     EARLY: gl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     BLOCK_K: gl.constexpr = 1024 // w_desc.dtype.primitive_bitwidth  # of 128 bytes
@@ -112,10 +108,7 @@ def hopper_gemm_kernel(
     if HAS_SQUARES:
         divisor = _divisor(squares_ptr, num_squares, tokens, M, K, eps)
     if x_desc is not None:
-        acc = multiply_tiles(
-            x_desc, x_scale_ptr, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, K,
-            WIDTH, PDL,
-        )  # fmt: skip
+        acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end)
     else:
         acc = multiply_rounding(
             x_ptr, w_desc, ring, full, tile * BLOCK_N, begin, end, M, K, stride_x,
@@ -140,15 +133,15 @@ def hopper_gemm_kernel(
                 stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,
             )  # fmt: skip
         elif SILU:
-            _store_silu(acc, tile, out_ptr, code_scale_ptr, M, N, stride_out)
+            _store_silu(acc, tile, out_ptr, M, N, stride_out)
         else:
             if HAS_RESIDUAL and not EARLY:
                 acc += gl.load(residual_ptr + place, mask=inside, other=0.0).to(gl.float32)
             stored = (acc + residual.to(gl.float32)).to(out_ptr.dtype.element_ty)
             gl.store(out_ptr + place, stored, mask=inside)
             if HAS_NORM:
-                normed = stored * weight[:, None]
-                _store_next(normed, place, inside, normed_ptr, code_scale_ptr, tile, tokens)
+                normed = (stored * weight[:, None]).to(normed_ptr.dtype.element_ty)
+                gl.store(normed_ptr + place, normed, mask=inside)
                 wide = gl.where(inside, stored.to(gl.float32), 0.0)
                 squares = gl.sum(wide * wide, axis=0)
                 gl.store(squares_out_ptr + tile * M + tokens, squares, mask=tokens < M)
@@ -225,7 +218,7 @@ def _divisor(squares_ptr, num_squares, tokens, M, K, eps):
 
 
 @gluon.jit
-def _store_silu(acc, tile, out_ptr, code_scale_ptr, M, N, stride_out):
+def _store_silu(acc, tile, out_ptr, M, N, stride_out):
     """silu(gate) · up of a tile whose rows are both by turns."""
     BLOCK_M: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[0] // 2
@@ -236,20 +229,4 @@ def _store_silu(acc, tile, out_ptr, code_scale_ptr, M, N, stride_out):
     tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
     inside = (tokens < M)[None, :] & (columns < N // 2)[:, None]
     place = tokens[None, :] * stride_out + columns[:, None]
-    _store_next(out, place, inside, out_ptr, code_scale_ptr, tile, tokens)
-
-
-@gluon.jit
-def _store_next(values, place, inside, out_ptr, scale_ptr, tile, tokens):
-    """What the next product takes: values [columns, tokens], in FP8 if there is room for scales."""
-    if scale_ptr is not None:
-        wide = gl.where(inside, values.to(gl.float32), 0.0)
-        scale = fp8_scale(gl.max(gl.abs(wide), axis=0))
-        gl.store(scale_ptr + tile * values.shape[1] + tokens, scale)
-        gl.store(
-            out_ptr + place,
-            (wide * (1.0 / scale)[None, :]).to(out_ptr.dtype.element_ty),
-            mask=inside,
-        )
-    else:
-        gl.store(out_ptr + place, values.to(out_ptr.dtype.element_ty), mask=inside)
+    gl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)

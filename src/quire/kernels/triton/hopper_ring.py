@@ -55,90 +55,29 @@ def _sums_layout(block_m, num_warps, bits):
 
 
 @gluon.jit
-def multiply_tiles(
-    x_desc, x_scale_ptr, w_desc, ring, x_ring, full, row, begin, end, K,
-    WIDTH: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
-
-    WIDTH: columns of x in FP8 that have a scale in common, for each token.
-    """
+def multiply_tiles(x_desc, w_desc, ring, x_ring, full, row, begin, end):
+    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     BLOCK_N: gl.constexpr = ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     bits: gl.constexpr = w_desc.dtype.primitive_bitwidth
-    FP8: gl.constexpr = bits == 8
-    EARLY: gl.constexpr = gl.num_warps() == 4  # scales are asked for; else registers are too few
     layout: gl.constexpr = _sums_layout(BLOCK_M, gl.num_warps(), bits)
     sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     for step in range(end - begin):
         stage = step % STAGES
-        if FP8 and EARLY:
-            scales = _scales(x_scale_ptr, begin + step, BLOCK_M, K, TILES, WIDTH, layout)
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
-        if FP8:
-            parts = _multiply_stretches(ring, x_ring, stage, TILES, WIDTH, layout)
-            if not EARLY:
-                scales = _scales(x_scale_ptr, begin + step, BLOCK_M, K, TILES, WIDTH, layout)
-            for i in gl.static_range(TILES * 128 // WIDTH):
-                part = warpgroup_mma_wait(TILES * 128 // WIDTH - 1 - i, deps=[parts[i]])
-                sums += part * scales[i][None, :]
-        else:
-            for i in gl.static_range(TILES):
-                sums = warpgroup_mma(
-                    ring.index(stage * TILES + i),
-                    x_ring.index(stage * TILES + i).permute((1, 0)), sums, is_async=True,
-                )  # fmt: skip
-            sums = warpgroup_mma_wait(TILES, deps=[sums])  # the step before has ended
+        for i in gl.static_range(TILES):
+            sums = warpgroup_mma(
+                ring.index(stage * TILES + i),
+                x_ring.index(stage * TILES + i).permute((1, 0)), sums, is_async=True,
+            )  # fmt: skip
+        sums = warpgroup_mma_wait(TILES, deps=[sums])  # the step before has ended
         barrier()
-        done: gl.constexpr = 0 if FP8 else 1  # its place, or that before it, is free
-        if step >= done:
-            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - done + STAGES)
-            ask_rows(x_desc, x_ring, full, begin, end, step - done + STAGES)
-        if PDL and FP8:
-            if step == gl.maximum(end - begin - STAGES, 0):
-                gdc_launch_dependents()
-    if FP8:
-        return sums
+        if step > 0:  # and its place is free
+            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES)
+            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES)
     return warpgroup_mma_wait(0, deps=[sums])
-
-
-@gluon.jit
-def _scales(
-    x_scale_ptr, step, BLOCK_M: gl.constexpr, K, TILES: gl.constexpr, WIDTH: gl.constexpr,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Of a step's stretches of x: what codes are to be multiplied by, for each token."""
-    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-    scales = ()
-    for i in gl.static_range(TILES * 128 // WIDTH):
-        stretch = step * (TILES * 128 // WIDTH) + i
-        places = x_scale_ptr + stretch * BLOCK_M + tokens
-        scale = gl.load(places, mask=stretch * WIDTH < K, other=0.0)
-        scales = scales + (scale,)  # type: ignore[assignment]  # noqa: RUF005
-    return scales
-
-
-@gluon.jit
-def _multiply_stretches(
-    ring, x_ring, stage, TILES: gl.constexpr, WIDTH: gl.constexpr, layout: gl.constexpr
-):
-    """Ask for a step's products in FP8, one for each stretch, as each has scales of its own.
-
-    Tensor cores keep their sums in few digits, so that no more than that is left to them.
-    """
-    BLOCK_N: gl.constexpr = ring.shape[1]
-    BLOCK_M: gl.constexpr = x_ring.shape[1]
-    none = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    parts = ()
-    for i in gl.static_range(TILES * 128 // WIDTH):
-        tile = stage * TILES + i * WIDTH // 128
-        w = ring.index(tile).slice(i * WIDTH % 128, WIDTH, dim=1)
-        x = x_ring.index(tile).slice(i * WIDTH % 128, WIDTH, dim=1)
-        part = warpgroup_mma(w, x.permute((1, 0)), none, use_acc=False, is_async=True)
-        parts = parts + (part,)  # type: ignore[assignment]  # noqa: RUF005
-    return parts
 
 
 @gluon.jit

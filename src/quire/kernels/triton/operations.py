@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Stretches, Fp8Weight, Normed, Rows, Turning
+from quire.kernels.operands import Fp8Weight, Normed, Rows, Turning
 from quire.kernels.triton.attention import attention
 from quire.kernels.triton.elementwise import (
     rms_norm,
@@ -18,12 +18,10 @@ from quire.kernels.triton.elementwise import (
     silu_and_mul,
     silu_and_mul_fp8,
 )
-from quire.kernels.triton.fp8 import linear_fp8, rounds_next
+from quire.kernels.triton.fp8 import linear_fp8, most_rows, rounds_next
 from quire.kernels.triton.penalties import penalise
 from quire.kernels.triton.rotary import rotary_angles, rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
-    MAX_ROWS,
-    Few,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
@@ -44,9 +42,8 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
     x = x if isinstance(x, Tensor) else x.widened()
-    if not _are_few(x):
+    if not _are_few(x, weight):
         return reference.linear(x, weight, bias)
-    assert isinstance(x, Tensor)
     n, k = weight.shape
     if library_is_faster(len(x), n, k, weight.dtype.itemsize, workspace(x.device).num_sms):
         return reference.linear(x, weight, bias)
@@ -81,7 +78,7 @@ def linear_turned(
 def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
     assert x.rows is not None
-    if _are_few(x.rows):
+    if _are_few(x.rows, weight):
         return skinny_gemm_silu(x.rows if x.squares is None else x, weight, bias=bias)
     out = linear_normed(x, weight, bias)
     if rounds_next(out, weight):
@@ -98,7 +95,7 @@ def linear_add_norm(
     eps: float,
 ) -> Normed:
     """Twin of `reference.linear_add_norm`."""
-    if _are_few(x) and (isinstance(x, Fp8Stretches) or x.dtype in _WIDE):
+    if _are_few(x, weight) and x.dtype in _WIDE:
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
@@ -106,11 +103,11 @@ def linear_add_norm(
     return Normed(residual, rows, norm_weight, eps)
 
 
-def _are_few(x: Rows) -> TypeGuard[Few]:
+def _are_few(x: Rows, weight: Tensor | Fp8Weight) -> TypeGuard[Tensor]:
     """Whether `skinny_gemm` is meant for such rows; it sums products of float32 too slowly."""
-    if not isinstance(x, Tensor):
-        return isinstance(x, Fp8Stretches)
-    return 0 < len(x) <= MAX_ROWS and x.dtype != torch.float32 and x.stride(1) == 1
+    if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
+        return False
+    return 0 < len(x) <= most_rows(x.dtype, weight)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

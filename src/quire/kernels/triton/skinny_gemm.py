@@ -13,28 +13,23 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Fp8Stretches, Fp8Weight, Normed, Turning
-from quire.kernels.reference import FP8
+from quire.kernels.operands import Fp8Weight, Normed, Turning
 from quire.kernels.triton.attention import has_ring
-from quire.kernels.triton.elementwise import padded_rows, round_stretches
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import (
     RingConfig,
     SkinnyConfig,
     product_config,
-    ring_rule,
     turned_config,
 )
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 MAX_ROWS = 64
-LEAST_ROUNDED = 17  # rows; fewer are rounded to FP8 by the product that takes them
 Config = SkinnyConfig | RingConfig
-Few = Tensor | Fp8Stretches  # [M <= 64, K]
 
 
 def skinny_gemm(
-    x: Few | Normed,
+    x: Tensor | Normed,
     weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
@@ -52,20 +47,19 @@ def skinny_gemm(
 
 
 def skinny_gemm_silu(
-    x: Few | Normed,
+    x: Tensor | Normed,
     weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
-) -> Few:
+) -> Tensor:
     """silu(gate) · up of the product with W's rows, gate and up by turns: [M, N / 2]."""
-    out, left, _ = _launch(x, weight, bias, None, None, 0.0, True, None, config, pdl)
-    return out if left is None else left
+    return _launch(x, weight, bias, None, None, 0.0, True, None, config, pdl)[0]
 
 
 def skinny_gemm_norm(
-    x: Few | Normed,
+    x: Tensor | Normed,
     weight: Tensor | Fp8Weight,
     residual: Tensor,
     norm_weight: Tensor,
@@ -80,12 +74,10 @@ def skinny_gemm_norm(
     This product stores the sum times the norm's weight and, for each stretch of columns that one of
     its programs held, the sums of squares. So the norm costs no launch and no pass over memory.
     """
-    out, left, squares = _launch(
+    out, normed, squares = _launch(
         x, weight, bias, residual, norm_weight, eps, False, None, config, pdl
     )
-    assert left is not None
-    assert squares is not None
-    return Normed(out, left, norm_weight, eps, squares)
+    return Normed(out, normed, norm_weight, eps, squares)
 
 
 def skinny_gemm_turned(
@@ -112,7 +104,7 @@ def interleave_gate_up(weight: Tensor) -> Tensor:
 
 
 def _launch(
-    x: Few | Normed,
+    x: Tensor | Normed,
     weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     residual: Tensor | None,
@@ -122,37 +114,33 @@ def _launch(
     turning: Turning | None,
     config: Config | None,
     pdl: bool | None,
-) -> tuple[Tensor, Few | None, Tensor | None]:
-    """Run a kernel → (out, what is left for the next product, sums of out's squares)."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Run a kernel → (out, out times the norm's weight, sums of out's squares)."""
     w, w_scale, form = _operand(weight)
     pdl = launches_early(w.device) if pdl is None else pdl
-    given = x.rows if isinstance(x, Normed) else x
-    assert isinstance(given, Few)
-    config, rows = _cut(config or _usual_way(len(given), w), given, w, pdl)
-    matrix = rows if isinstance(rows, Tensor) else rows.codes
-    (num_rows, k), n = matrix.shape, len(w)
+    rows = x.rows if isinstance(x, Normed) else x
+    assert isinstance(rows, Tensor)
+    (num_rows, k), n = rows.shape, len(w)
+    config = config or _usual_way(num_rows, w)
     assert num_rows <= MAX_ROWS
-    assert matrix.stride(1) == w.stride(1) == 1
+    assert rows.stride(1) == w.stride(1) == 1
     assert residual is None or residual.is_contiguous()
     space = workspace(w.device)
     num_tiles = triton.cdiv(n, config.block_n)
     assert num_tiles <= NUM_COUNTERS
-    dtype = given.dtype if isinstance(given, Tensor) else torch.bfloat16
     operands, form_of_heads = _turning_operands(turning)
     kept = 2 * form_of_heads["KV_HEADS"] * form_of_heads["HEAD_DIM"]  # of a row, in the caches
-    out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=dtype)
-    left = _room_for_next(out, config, w, norm_weight is not None, silu)
-    squares = None
+    out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=rows.dtype)
+    normed = squares = None
     if norm_weight is not None:
+        normed = torch.empty_like(out)
         squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
     incoming = x.squares if isinstance(x, Normed) else None
     assert incoming is not None or not isinstance(x, Normed)
-    codes, by = (left.codes, left.scale) if isinstance(left, Fp8Stretches) else (left, None)
     behind = (
-        w_scale, codes if silu and codes is not None else out, bias, residual, norm_weight,
-        None if silu else codes, squares, incoming, *operands[:7], space.partials, space.counters,
-        num_rows, n, k, 0 if incoming is None else len(incoming),
-        x.eps if isinstance(x, Normed) else eps, *operands[7:], matrix.stride(0),
+        w_scale, out, bias, residual, norm_weight, normed, squares, incoming, *operands[:7],
+        space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
+        x.eps if isinstance(x, Normed) else eps, *operands[7:], rows.stride(0),
     )  # fmt: skip
     flags = {
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
@@ -161,11 +149,10 @@ def _launch(
     } | form_of_heads  # fmt: skip
     if isinstance(config, RingConfig):
         assert not silu or residual is None
-        _run_ring(config, rows, w, behind, (out.stride(0), by), flags)
+        _run_ring(config, rows, w, behind, out, flags)
     else:
-        assert isinstance(rows, Tensor)
         _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
-    return out, left, squares
+    return out, normed, squares
 
 
 def _usual_way(num_rows: int, w: Tensor) -> Config:
@@ -201,59 +188,28 @@ def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[st
     return operands, constants | {"CACHE_BLOCK": cache.shape[1]}
 
 
-def _cut(config: Config, rows: Few, w: Tensor, pdl: bool) -> tuple[Config, Few]:
-    """How work is cut, and the rows as the kernel for that takes them."""
-    if isinstance(rows, Fp8Stretches):
-        if w.dtype != FP8:
-            return config, rows.widened()
-        if isinstance(config, RingConfig):
-            return config, rows
-        n, k = w.shape
-        return ring_rule(len(rows), n, k, 1, workspace(w.device).num_sms), rows
-    if isinstance(config, RingConfig) and w.dtype == FP8 and len(rows) >= LEAST_ROUNDED:
-        return config, round_stretches(rows, pdl=pdl)
-    return config, rows
-
-
-def _room_for_next(out: Tensor, config: Config, w: Tensor, norm: bool, silu: bool) -> Few | None:
-    """Memory for what is left beside out for the next product, or in its place with SILU."""
-    width = config.block_n // 2 if silu else config.block_n
-    rounds = w.dtype == FP8 and isinstance(config, RingConfig) and out.dtype == torch.bfloat16
-    if not (norm or (silu and rounds)):
-        return None
-    if not rounds or len(out) < LEAST_ROUNDED or width not in (64, 128) or out.shape[1] % 16:
-        return torch.empty_like(out) if norm else None
-    scale = out.new_empty(
-        triton.cdiv(out.shape[1], width), padded_rows(len(out)), dtype=torch.float32
-    )
-    return Fp8Stretches(torch.empty_like(out, dtype=FP8), scale, width)
-
-
 def _run_ring(
     config: RingConfig,
-    rows: Few,
+    rows: Tensor,
     w: Tensor,
     behind: tuple[Any, ...],
-    left: tuple[int, Tensor | None],
+    out: Tensor,
     flags: dict[str, Any],
 ) -> None:
     from quire.kernels.triton.hopper_gemm import chunk_steps, hopper_gemm_kernel, tiles_of
 
     num_programs = triton.cdiv(len(w), config.block_n) * config.split
-    block_m = padded_rows(len(rows))
+    block_m = max(8, triton.next_power_of_2(len(rows)))
     assert config.split == 1 or num_programs * config.block_n * block_m <= NUM_PARTIALS
-    matrix, x_scale, width, x_tiles = rows, None, 128, None
-    if isinstance(rows, Fp8Stretches):
-        matrix, x_scale, width = rows.codes, rows.scale, rows.width
-    assert isinstance(matrix, Tensor)
-    if matrix.dtype == w.dtype:
-        if (matrix.stride(0) * matrix.itemsize | matrix.data_ptr()) % 16:
-            matrix = matrix.clone(memory_format=torch.contiguous_format)
-        x_tiles = tiles_of(matrix, block_m)
+    x_tiles = None
+    if rows.dtype == w.dtype:
+        if (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+        x_tiles = tiles_of(rows, block_m)
     hopper_gemm_kernel[(num_programs,)](
-        matrix, x_tiles, x_scale, tiles_of(w, config.block_n), *behind, *left,
+        rows, x_tiles, tiles_of(w, config.block_n), *behind, out.stride(0),
         BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
-        TILES=config.tiles, WIDTH=width,
+        TILES=config.tiles,
         CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
         maxnreg=registers(config), **flags,
     )  # fmt: skip

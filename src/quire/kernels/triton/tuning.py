@@ -77,7 +77,7 @@ def product_config(
         return ring_rule(m, n, k, itemsize, num_sms)
     if row and (hopper or "tiles" not in row["config"]):
         return way_from(row["config"])
-    if ring and itemsize == 1:
+    if ring and itemsize == 1 and m <= 16:
         return ring_rule(m, n, k, itemsize, num_sms)
     return skinny_rule(m, n, k, itemsize, num_sms)
 
@@ -114,7 +114,7 @@ def way_from(config: dict[str, Any]) -> SkinnyConfig | RingConfig:
 
 
 def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
-    """The choice for a shape that nobody measured.
+    """The choice for up to 16 rows of a shape that nobody measured.
 
     Tiles of 128 rows, if a program for each fills one or two on every multiprocessor by 80 %, or if
     there are fewer: those are shared by as many as fill two, are given eight steps each, and do not
@@ -122,8 +122,6 @@ def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig
     would be one program on each multiprocessor, which has too little in flight. (Shares by two are
     slower than tiles of 64, too; but a tile of 128 is a whole head, which saves a kernel.)
     """
-    if m > 16:
-        return _ring_rule_of_many(n, k, itemsize, num_sms)
     tiles, steps = -(-n // 128), -(-k * itemsize // 128)
     if num_sms < tiles < 1.6 * num_sms or tiles > 2 * num_sms:
         return RingConfig(block_n=64, stages=3, tiles=2)
@@ -132,20 +130,6 @@ def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig
     if whole and tiles <= num_sms and m <= 8:
         return RingConfig(block_n=64, stages=5, tiles=2)
     return RingConfig(block_n=128, stages=6, split=1 if whole else split)
-
-
-def _ring_rule_of_many(n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
-    """For more than 16 rows of x: the smallest tiles that are done in one round of two programs on
-    each multiprocessor.
-
-    Those of 64 rows are shared where they are few, by four at most: sums are moved for each share.
-    """
-    tiles, halves, steps = -(-n // 128), -(-n // 64), -(-k * itemsize // 128)
-    if tiles <= 2 * num_sms < halves:
-        return RingConfig(block_n=128, stages=4, warps=8)
-    shares = min(4, num_sms // tiles, max(num_sms // halves, steps // 16))
-    split = max(1, shares) if halves <= num_sms else 1
-    return RingConfig(block_n=64, stages=3, tiles=2, split=split)
 
 
 @functools.cache
@@ -159,14 +143,57 @@ def library_is_faster(m: int, n: int, k: int, itemsize: int, num_sms: int) -> bo
     return itemsize > 1 if row is None else bool(row["library"])
 
 
+@functools.cache
+def rows_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
+    """The choice for many rows x [m, k] and W [n, k] in FP8 on Hopper; None: better the library's.
+
+    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule.
+    """
+    row = _nearest("rows", m, (n, k), num_sms)
+    if row is None:
+        return rows_rule(m, n, k, num_sms)
+    return row["config"] and RingConfig(**row["config"])
+
+
+def rows_rule(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
+    """The choice for a shape that nobody measured, as multiprocessors of Hopper hold it.
+
+    Tiles of 64 rows of W, which programs share until most multiprocessors have one. Where those are
+    more than two rounds of all multiprocessors, tiles of 128 for up to 128 rows of x. Each program
+    keeps as much in flight as fits. What then is far more than one round is the library's, and so
+    are more than 128 rows: they take as long as 256.
+    """
+    tiles, block_m = -(-n // 64), 1 << (m - 1).bit_length()
+    if m > 128 or (m > 64 and tiles > 4 * num_sms):
+        return None
+    if tiles > 2 * num_sms:
+        return RingConfig(block_n=128, stages=_places(block_m + 128, 2), warps=8)
+    most = max(1, min(4 if m <= 64 else 3, k // 512))
+    split = min(most, max(1, num_sms // tiles))
+    if tiles * split < 0.7 * num_sms:
+        split = min(most, split + 1)
+    places = _places(block_m + 64, -(-tiles * split // num_sms))
+    if places < 6:
+        return RingConfig(block_n=64, stages=places, split=split)
+    return RingConfig(block_n=64, stages=places // 2, split=split, tiles=2)
+
+
+def _places(rows: int, programs: int) -> int:
+    """Of 128 bytes of so many rows in a ring, so many programs being on a multiprocessor."""
+    return min(10, (227 * 1024 // programs - 1152) // (128 * rows))
+
+
 def _measured_row(m: int, n: int, k: int, itemsize: int, num_sms: int) -> dict[str, Any] | None:
+    return _nearest("skinny_gemm", m, (n, k, itemsize), num_sms)
+
+
+def _nearest(part: str, m: int, shape: tuple[int, ...], num_sms: int) -> dict[str, Any] | None:
     table = measured()
     if table["num_sms"] != num_sms:  # ways for one GPU may not even fit in another's memory
         return None
+    names = ("n", "k", "itemsize")[: len(shape)]
     rows = [
-        row
-        for row in table["skinny_gemm"]
-        if (row["n"], row["k"], row["itemsize"]) == (n, k, itemsize) and row["m"] >= m
+        row for row in table[part] if tuple(row[name] for name in names) == shape and row["m"] >= m
     ]
     return min(rows, key=lambda row: int(row["m"]), default=None)
 

@@ -1,0 +1,179 @@
+"""Times products of many rows in FP8 between a layer's other kernels, with ways to cut them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from gpu_chains import chain_weights, rows_for, tuned_layers
+from gpu_products import num_sms, save_table
+from gpu_timing import (
+    DEVICE,
+    DTYPE,
+    REPLAYS,
+    SHAPES,
+    SHARED_MEMORY,
+    Budget,
+    Model,
+    capture,
+    precompile,
+    replay,
+    time_graph,
+    time_ways,
+)
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows, Fp8Weight
+from quire.kernels.triton import fp8, tuning
+from quire.kernels.triton.elementwise import (
+    quantize_rows,
+    rms_norm_residual_fp8,
+    silu_and_mul_fp8,
+)
+from quire.kernels.triton.hopper_rows import multiply_rows
+from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.workspace import NUM_PARTIALS
+
+Ways = dict[str, RingConfig | None]  # by products; None: the library's
+PRODUCTS = ("gate_up", "down", "o", "qkv")
+CUTS = ((64, 1, 4), (64, 2, 4), (128, 1, 8))  # rows of a tile, tiles of a step, warps
+
+
+def ways_of(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
+    """Those of the rule, and those with one to three programs on most multiprocessors."""
+    rule = tuning.rows_rule(m, n, k, num_sms)
+    ways = [rule] if rule else []
+    block_m = 1 << (m - 1).bit_length()
+    for (block_n, tiles, warps), on_each, split in itertools.product(CUTS, (1, 2, 3), range(1, 9)):
+        programs = -(-n // block_n) * split
+        room = SHARED_MEMORY // on_each - 1152
+        stages = min(10, room // (128 * (block_m + block_n))) // tiles
+        fills = 0.6 * num_sms <= programs <= on_each * num_sms
+        fits = stages > 1 and k >= 512 * split and programs * block_n * block_m <= NUM_PARTIALS
+        if fits and (fills or (split == 1 and programs > on_each * num_sms)):
+            ways.append(RingConfig(block_n, stages, split, tiles, warps))
+    return list(dict.fromkeys(ways))
+
+
+def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """The best way of each product of a layer, and of all layers the time by those.
+
+    us of a product, by each way and by the library: all that a layer takes then but attention.
+    """
+    cases = [(name, m) for m in args.rows for name in args.models]
+    wanted = {
+        (1 << (m - 1).bit_length(), way): (m, way)
+        for name, m in cases
+        for product in PRODUCTS
+        for way in ways_of(m, *SHAPES[name].products()[product], num_sms())
+    }
+    precompile(run_once, list(wanted.values()), args.workers, budget)
+    for name, m in () if args.compile else cases:
+        if budget.left < 3:
+            print("out of time")
+            break
+        found = ways_between(name, m)
+        best = {product: chosen(row) for product, row in found.items()}
+        row = {"model": name, "m": m, "products": found} | all_layers(SHAPES[name], m, best)
+        print(f"rows {name} {m}: {row['us']:.0f} us, the library {row['library_us']:.0f}")
+        for product, each in found.items():
+            ways = ", ".join(f"{way['us']:.2f} {way['config']}" for way in each["ways"][:3])
+            print(f"  {product:8} library {each['library_us']:.2f}; {ways}", flush=True)
+        results.append(row)
+
+
+def ways_between(name: str, m: int) -> dict[str, dict[str, Any]]:
+    """Of each product: its ways, the quickest first, timed with the best known of the others.
+
+    Those change meanwhile, and so all are timed twice.
+    """
+    model, layers = SHAPES[name], tuned_layers(name, 1)
+    first, usual = rows_for(model, m), dict.fromkeys(PRODUCTS)
+    expected = run_rows(model, layers, first, usual)
+    found = {}
+    for product in 2 * PRODUCTS:
+        n, k = model.products()[product]
+
+        def calls(
+            way: RingConfig | None, product: str = product
+        ) -> list[functools.partial[Tensor]]:
+            return [functools.partial(run_rows, model, layers, first, usual | {product: way})]
+
+        label = f"{m} {name} {product}"
+        ways = time_ways(ways_of(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0)
+        for way in ways:
+            way["us"] /= len(layers)
+        library = time_graph(calls(None), least_us=0) / len(layers)
+        found[product] = {"n": n, "k": k, "library_us": library, "ways": ways}
+        usual[product] = chosen(found[product])
+    return found
+
+
+def chosen(found: dict[str, Any]) -> RingConfig | None:
+    """The quickest way of a product; None: the library's."""
+    best = found["ways"][0]
+    return RingConfig(**best["config"]) if best["us"] < found["library_us"] else None
+
+
+def all_layers(model: Model, m: int, best: Ways) -> dict[str, float]:
+    """Microseconds by the best ways and by the library alone, by turns."""
+    torch.cuda.empty_cache()
+    layers = [chain_weights(model, 1) for _ in range(model.layers)]
+    first = rows_for(model, m)
+    graphs = {
+        name: capture([functools.partial(run_rows, model, layers, first, ways)], 1)[0]
+        for name, ways in (("us", best), ("library_us", dict.fromkeys(PRODUCTS)))
+    }
+    times = [{name: replay(graph) for name, graph in graphs.items()} for _ in range(REPLAYS)]
+    return {name: statistics.median(each[name] for each in times) for name in graphs}
+
+
+def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: Ways) -> Tensor:
+    """Layers whose attention passes on the values of its input, as steps of many rows run them."""
+    residual, x = first.clone(), quantize_rows(first)
+    for w in layers:
+        qkv = multiply(x, w["qkv"], ways["qkv"])
+        heads = quantize_rows(qkv[:, : model.heads * model.head_dim])
+        out = multiply(heads, w["o"], ways["o"])
+        x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
+        hidden = silu_and_mul_fp8(multiply(x, w["gate_up"], ways["gate_up"]))
+        out = multiply(hidden, w["down"], ways["down"])
+        x, residual = rms_norm_residual_fp8(out, residual, w["norm"], 1e-5)
+    return residual
+
+
+def multiply(x: Fp8Rows, weight: Fp8Weight, way: RingConfig | None) -> Tensor:
+    """A product by a way, or by the library."""
+    if way is None:
+        return fp8.by_library(x, weight.codes, weight.scale, None)
+    return multiply_rows(x, weight.codes, weight.scale, None, way)
+
+
+def run_once(m: int, way: RingConfig) -> None:
+    """A small product, for what it leaves in the cache of compiled kernels."""
+    size = 2048
+    codes = torch.empty(size, size, device=DEVICE, dtype=reference.FP8)
+    x = quantize_rows(torch.empty(m, size, device=DEVICE, dtype=DTYPE))
+    multiply(x, Fp8Weight(codes, torch.empty(size, device=DEVICE)), way)
+    torch.cuda.synchronize()
+
+
+def write_rows(result: dict[str, Any]) -> None:
+    """Keep the best way of each measured shape for `tuning`; null where it is the library's.
+
+    What the table has of other shapes stays.
+    """
+    table = tuning.measured()
+    kept = {(row["m"], row["n"], row["k"]): row for row in table["rows"]}
+    for row in result["rows"]:
+        for found in row["products"].values():
+            way, (n, k) = chosen(found), (found["n"], found["k"])
+            config = asdict(way) if way else None
+            kept[row["m"], n, k] = {"m": row["m"], "n": n, "k": k, "config": config}
+    save_table(table | {"rows": list(kept.values())})

@@ -1,0 +1,80 @@
+"""Products of many rows in FP8 on a Hopper GPU: Gluon has no interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from twins import normal
+
+from quire.kernels.operands import Fp8Rows
+from quire.kernels.reference import FP8
+from quire.kernels.triton import elementwise, hopper_rows
+from quire.kernels.triton.elementwise import quantize_rows
+from quire.kernels.triton.hopper_rows import multiply_rows
+from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.workspace import workspace
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+DEVICE = torch.device("cuda", 0)
+WAYS = [
+    RingConfig(64, 2, tiles=2),
+    RingConfig(64, 3, split=3),
+    RingConfig(128, 4, split=8, warps=8),
+]
+SHAPES = [(96, 272), (208, 1040), (4096, 2064)]
+NAN = float("nan")
+
+
+def nan_behind(rows: int, columns: int, seed: int) -> Tensor:
+    """Codes whose next rows in memory are NaNs."""
+    codes = normal(rows + 3, columns, dtype=torch.float32, seed=seed).to(DEVICE, FP8)
+    codes[rows:] = NAN
+    return codes[:rows]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("m", [17, 40, 65, 100, 127, 128, 129, 200, 256])
+def test_products_equal_float32s(m: int, way: RingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(hopper_rows.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(NAN))
+    space = workspace(DEVICE)
+    for n, k in SHAPES:
+        codes, weight = nan_behind(m, k, seed=m), nan_behind(n, k, seed=n)
+        x_scale, scale = torch.rand(m, 1, device=DEVICE) + 0.5, torch.rand(n, device=DEVICE) + 0.5
+        bias = torch.randn(n, device=DEVICE).bfloat16() if m % 2 else None
+        exact = (codes.float() * x_scale) @ (weight.float() * scale[:, None]).T
+        if bias is not None:
+            exact += bias.float()
+        space.partials.fill_(NAN)
+        outs = [multiply_rows(Fp8Rows(codes, x_scale), weight, scale, bias, way) for _ in range(2)]
+        assert torch.equal(*outs)
+        assert (outs[0].float() - exact).norm() < 5e-3 * exact.norm()
+        assert not space.counters.any()
+
+
+@pytest.mark.parametrize("rows", [65, 200])
+def test_launched_ahead_of_each_other_they_give_the_same_bits(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins to read its weight while the kernel that rounds its x still waits for its own."""
+    weight = normal(2048, 2048, dtype=torch.float32).to(DEVICE, FP8)
+    scale = torch.full([2048], 1 / 64, device=DEVICE)
+    first = normal(rows, 2048, dtype=torch.bfloat16).to(DEVICE)
+
+    def chain() -> Tensor:
+        x = first
+        for way in WAYS * 8:
+            x = multiply_rows(quantize_rows(x), weight, scale, None, way)
+            if not early:
+                torch.cuda.synchronize()
+        return x
+
+    early = True
+    results = [chain() for _ in range(20)]
+    early = False
+    monkeypatch.setattr(elementwise, "launches_early", lambda _: False)
+    alone = chain()
+    assert alone.isfinite().all()
+    assert all(torch.equal(result, alone) for result in results)
