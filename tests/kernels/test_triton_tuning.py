@@ -63,7 +63,7 @@ def test_the_rule_of_many_rows_is_near_the_best_way() -> None:
                 config = dataclasses.asdict(rule)
                 us = next(way["us"] for way in found["ways"] if way["config"] == config)
             best = min(found["library_us"], found["ways"][0]["us"])
-            assert us < 1.06 * best, (row["model"], row["m"], found["n"])  # of a whole layer
+            assert us < 1.05 * best, (row["model"], row["m"], found["n"])  # of a whole layer
 
 
 def test_the_rule_of_many_rows_gives_each_multiprocessor_what_it_holds() -> None:

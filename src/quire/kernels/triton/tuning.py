@@ -168,7 +168,7 @@ def rows_rule(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
         return None
     if tiles > 2 * num_sms:
         return RingConfig(block_n=128, stages=_places(block_m + 128, 2), warps=8)
-    most = max(1, min(4 if m <= 64 else 3, k // 512))
+    most = max(1, min(3, k // 512))
     split = min(most, max(1, num_sms // tiles))
     if tiles * split < 0.7 * num_sms:
         split = min(most, split + 1)
