@@ -18,7 +18,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("quire", "torch", "transformers", "triton", "numpy")
-FOLDERS = ("--out", "--results")  # options that say where a result goes
+LEFT_OUT = ("--out", "--results", "--under")  # where a result goes, and what is of one machine
 
 
 def require(*modules: str) -> None:
@@ -38,12 +38,12 @@ def installed(**more: str) -> dict[str, str]:
 
 
 def command() -> str:
-    """How this program was called, but for where its results go."""
+    """How this program was called, but for LEFT_OUT."""
     words, kept = iter(sys.argv[1:]), []
     for word in words:
-        if word in FOLDERS:
+        if word in LEFT_OUT:
             next(words, None)
-        elif not word.startswith(tuple(f"{folder}=" for folder in FOLDERS)):
+        elif not word.startswith(tuple(f"{option}=" for option in LEFT_OUT)):
             kept.append(word)
     return shlex.join(["python", Path(sys.argv[0]).name, *kept])
 

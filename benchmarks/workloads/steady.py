@@ -128,6 +128,8 @@ def summary(steps: Sequence[Step], input_len: int, output_len: int) -> dict[str,
     computed_per_token: of the window; `whole` is what it is in the long run.
     """
     seconds, computed, drawn, ended = (sum(column) for column in zip(*steps, strict=True))
+    if not drawn:
+        return {"ok": 0, "errors": {"unsteady": 1}, "seconds": round(seconds, 2)}
     whole = (input_len + output_len - 1) / output_len
     missing = drawn * whole - computed
     rate = drawn / (seconds + missing * seconds_per_token(steps))

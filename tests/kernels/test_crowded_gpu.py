@@ -62,7 +62,7 @@ def test_each_step_gives_the_first_ones_bits() -> None:
     for queries, lens in BATCHES:
         for bits in (8, 16):
             layers = GpuLayers(queries, lens, bits)
-            expected = {name: bits_of(tensor) for name, tensor in layers.step().items()}
+            expected = {name: bits_of(tensor).clone() for name, tensor in layers.step().items()}
             wrong, replays = watched(layers, expected)
             differing = {name: n for name, n in zip(expected, wrong, strict=True) if n}
             assert not differing, (len(queries), bits, f"bytes of {replays * STEPS} steps")
