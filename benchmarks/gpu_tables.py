@@ -8,11 +8,18 @@ from typing import Any
 
 Result = dict[str, Any]
 
+MOST_FP8_ROWS = 16  # more are another kernel's (gpu_rows); result files from before it have them
+
+
+def served(rows: list[Result]) -> list[Result]:
+    """Products of the kernels for few rows."""
+    return [row for row in rows if row.get("itemsize", 2) == 2 or row["m"] <= MOST_FP8_ROWS]
+
 
 def gpu_products(result: Result) -> str:
     """Products as their layers take them, beside the library's with nothing fused."""
     bandwidth = result["read_bandwidth"]
-    figures = {(_named(row), row["product"], row["m"]): row for row in result["tune"]}
+    figures = {(_named(row), row["product"], row["m"]): row for row in served(result["tune"])}
     sizes = sorted({row["m"] for row in result["tune"]})
     lines = [
         "Products with the norm, the residual or SiLU that their layers fuse into them, us, / the "
@@ -64,7 +71,7 @@ def gpu_unseen(result: Result) -> str:
     from quire.kernels.triton import tuning
 
     excess: dict[tuple[str, int], list[float]] = {}
-    for row in result["gemm"]:
+    for row in served(result["gemm"]):
         shape = (row["m"], row["n"], row["k"], row["itemsize"])
         rule = asdict(tuning.ring_rule(*shape, result["num_sms"]))
         us = next(way["us"] for way in row["ways"] if way["config"] == rule)
@@ -82,7 +89,7 @@ def gpu_unseen(result: Result) -> str:
 def gpu_chain(result: Result) -> str:
     """All layers' products one after the other."""
     sizes = sorted({row["m"] for row in result["chain"]})
-    figures = {(_named(row), row["m"]): row for row in result["chain"]}
+    figures = {(_named(row), row["m"]): row for row in served(result["chain"])}
     lines = [
         f"| ms, share of the bandwidth, by rows | {' | '.join(map(str, sizes))} |",
         f"|---|{'---|' * len(sizes)}",

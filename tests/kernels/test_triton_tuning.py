@@ -29,7 +29,8 @@ H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 
 def test_the_table_is_that_of_the_result_file() -> None:
     result = json.loads((RESULTS / "gpu_products.json").read_text())
-    best = {tuple(row[key] for key in ("m", "n", "k", "itemsize")): row for row in result["tune"]}
+    rows = [row for row in result["tune"] if row["itemsize"] == 2 or row["m"] <= 16]
+    best = {tuple(row[key] for key in ("m", "n", "k", "itemsize")): row for row in rows}
     table = tuning.measured()
     assert table["num_sms"] == result["num_sms"]
     assert (
@@ -76,6 +77,7 @@ def test_the_rule_of_many_rows_gives_each_multiprocessor_what_it_holds() -> None
 
 def test_the_rule_is_near_the_best_way_of_shapes_that_the_table_leaves_out() -> None:
     rows = json.loads((RESULTS / "gpu_unseen.json").read_text())["gemm"]
+    rows = [row for row in rows if row["m"] <= 16]  # of the rest, see the rule of many rows
     known = {(row["n"], row["k"]) for row in tuning.measured()["skinny_gemm"]}
     excess = []
     for row in rows:

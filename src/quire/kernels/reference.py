@@ -311,16 +311,6 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).to(FP8), scale
 
 
-def quantize_stretches(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The same with a scale for each stretch of `width` columns: codes [T, K], [stretches, T].
-
-    So programs of a product round what they take of a few rows, some columns at a time.
-    """
-    parts = [quantize_rows(x[:, at : at + width]) for at in range(0, x.shape[1], width)]
-    codes, scales = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
-    return codes, scales.t()
-
-
 def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x · (codes · scale)ᵀ + bias: x [T, K], codes and scale as `quantize_fp8` left them → [T, N].
 

@@ -37,7 +37,7 @@ def multiply_rows(
     N and K: multiples of 16, in whose steps the copy engine goes through memory.
     """
     (m, k), n = x.codes.shape, len(codes)
-    block_m, tiles = triton.next_power_of_2(m), triton.cdiv(n, way.block_n)
+    block_m, tiles = max(8, triton.next_power_of_2(m)), triton.cdiv(n, way.block_n)
     space = workspace(codes.device)
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS
