@@ -356,6 +356,7 @@ def test_an_id_in_use_is_dropped(tmp_path: Path) -> None:
     first.send(frame(add("a", max_tokens=50)))
     engine.process.turn(5.0)
     second.send(frame(add("a")))
+    assert engine.socket._socket.poll(5000)  # there before the first one's answer has ended
     while engine.core.has_work:
         engine.process.turn(0.0)
     told = []
