@@ -20,6 +20,7 @@ from quire.engine.memory_plan import (
 )
 from quire.engine.startup import start_engine
 from quire.engine.step_sizes import StepSizes
+from quire.errors import ConfigError
 from quire.kernels.layout import SHARED_MEMBERS
 from quire.kernels.step_layout import StepSections
 from quire.models.architecture import ModelArchitecture
@@ -89,6 +90,11 @@ def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: s
     assert problem in str(plan.problem)
     assert plan.max_model_len is None
     assert plan.at_once() == {}
+
+
+def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> None:
+    with pytest.raises(ConfigError, match="positions up to 131072; lower it"):
+        plan_8b(141, max_model_len=131_073)
 
 
 def test_shared_prefixes_take_their_part_and_their_graphs() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,15 @@ def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
     with caplog.at_level("INFO"):
         loader._tell_exceptions(scheme, Odd())
     assert "1 weights are kept as int8 in place of int4" in caplog.text
+
+
+def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    old, new = (tmp_path / f"{name}.{gone.stdout.strip()}.tmp" for name in ("old", "new"))
+    mine = tmp_path / f"mine.{os.getpid()}.tmp"
+    for file in (old, new, mine):
+        file.touch()
+    for file in (old, mine):
+        os.utime(file, (time.time() - 100,) * 2)
+    prepared._make_room(tmp_path, 0)
+    assert set(tmp_path.iterdir()) == {new, mine}

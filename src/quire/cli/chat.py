@@ -99,7 +99,7 @@ class Chat:
         """Answer each line; returns the exit status."""
         for line in lines:
             word, _, rest = line.strip().partition(" ")
-            if word == "/quit":
+            if word in ("/quit", "/exit"):
                 break
             if word.startswith("/"):
                 self._command(word, rest.strip())

@@ -20,6 +20,7 @@ from quire.engine.footprint import (
     weights_by_form,
 )
 from quire.engine.step_sizes import StepSizes
+from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 from quire.quantization.scheme import check_device
@@ -115,6 +116,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     check_device(config.model.quantization, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
+    limit = length_limit(config, shape)
     sizes = _sizes(config, shape)
     weights = weights_by_form(config, shape, folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
@@ -125,7 +127,6 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
     num_blocks = blocks_within(config, shape, default, block_bytes)
     problem = _problem(config, left, num_blocks, block_bytes)
-    limit = config.model.max_model_len or shape.max_position_embeddings
     return MemoryPlan(
         model=config.model.served_model_name or config.model.model,
         device=memory.device,
@@ -143,6 +144,17 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         problem=problem,
     )
+
+
+def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Positions that a request may have. Raises ConfigError for more than the model knows."""
+    limit = shape.max_position_embeddings
+    wanted = config.model.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
+        )
+    return wanted
 
 
 def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:

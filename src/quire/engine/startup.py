@@ -23,6 +23,7 @@ from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
+from quire.engine.memory_plan import length_limit
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
 from quire.engine.runners import make_executor
@@ -71,7 +72,7 @@ def start_engine(
     kv_type = choose_kv_type(config, dtype, device)
     threads = thread_candidates(config, shape)
     torch.set_num_threads(threads[0])
-    limit = _length_limit(config, shape)
+    limit = length_limit(config, shape)
     block_size = config.cache.block_size
     with _timed("weights", seconds), _fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
@@ -235,21 +236,11 @@ def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[in
         if config.device.threads > 4 * num_cores:
             raise ConfigError(
                 f"threads is {config.device.threads}, but this machine has {num_cores} cores; "
-                "give no more than these"
+                f"give no more than {4 * num_cores}"
             )
         return [config.device.threads]
     usable = usable_cores()
     return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)
-
-
-def _length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
-    limit = shape.max_position_embeddings
-    wanted = config.model.max_model_len or limit
-    if wanted > limit:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
-        )
-    return wanted
 
 
 def _fitting_weights(shape: ModelArchitecture, dtype: torch.dtype) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ there are too many. The file is a safetensors file like any other, read by the s
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -41,6 +42,7 @@ _CHECKED = 256  # bytes at each place
 _SUFFIX = ".safetensors"
 _ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
 _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
+_QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -118,6 +120,7 @@ class PreparedWeights:
         """Under a name of its own first, so that nobody ever sees half a file."""
         folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
         unfinished = self.file.with_suffix(f".{os.getpid()}.tmp")
+        atexit.register(_remove, unfinished)  # this thread ends with the process
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_room(folder, LIMIT_BYTES - num_bytes)
@@ -126,10 +129,11 @@ class PreparedWeights:
                 return
             write_tensors(unfinished, tensors | {_CHECK: torch.tensor([check_of(tensors)])})
             unfinished.replace(self.file)
+        except FileNotFoundError:
+            logger.debug("the process ends before %s is written", self.file)
         except OSError as error:
             logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
+            _remove(unfinished)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -199,7 +203,10 @@ def _make_room(folder: Path, limit: int) -> None:
     """Remove what others left unfinished, and the files not used for longest beyond the limit."""
     now = time.time()
     for file in folder.glob("*.tmp"):
-        if now - file.stat().st_mtime > _ABANDONED_SECONDS:
+        patience = (
+            _ABANDONED_SECONDS if _is_running(file.stem.rpartition(".")[2]) else _QUIET_SECONDS
+        )
+        if now - file.stat().st_mtime > patience:
             file.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
     total = sum(file.stat().st_size for file in files)
@@ -208,3 +215,19 @@ def _make_room(folder: Path, limit: int) -> None:
             break
         total -= file.stat().st_size
         file.unlink(missing_ok=True)
+
+
+def _remove(file: Path) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+def _is_running(process_id: str) -> bool:
+    """Whether some process here has that id; one in another container may write here, too."""
+    try:
+        os.kill(int(process_id), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:
+        return True
+    return True
