@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -185,3 +186,12 @@ def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Pat
         os.utime(file, (time.time() - 100,) * 2)
     prepared._make_room(tmp_path, 0)
     assert set(tmp_path.iterdir()) == {new, mine}
+
+
+def test_a_process_that_ends_leaves_nothing_unfinished(tmp_path: Path) -> None:
+    file, ending = tmp_path / f"{'f' * 32}.safetensors", threading.Event()
+    ending.set()
+    PreparedWeights(file)._save({"weight": torch.ones(4)}, ending)
+    assert not list(tmp_path.iterdir())
+    PreparedWeights(file)._save({"weight": torch.ones(4)}, threading.Event())
+    assert list(tmp_path.iterdir()) == [file]

@@ -40,6 +40,7 @@ LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
 _CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
 _SUFFIX = ".safetensors"
+_PIECE_BYTES = 16 << 20  # written at a time
 _ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
 _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
 _QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
@@ -111,33 +112,50 @@ class PreparedWeights:
         num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
         if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
             return None  # oneDNN's form cannot be written
-        thread = threading.Thread(target=self._save, args=(tensors,), name="quire-prepared")
+        ending = threading.Event()
+        thread = threading.Thread(target=self._save, args=(tensors, ending), name="quire-prepared")
         thread.daemon = True
         thread.start()
+        atexit.register(_end, thread, ending)
         return thread
 
-    def _save(self, tensors: dict[str, Tensor]) -> None:
-        """Under a name of its own first, so that nobody ever sees half a file."""
+    def _save(self, tensors: dict[str, Tensor], ending: threading.Event) -> None:
+        """Under a name of its own first, so that nobody ever sees half a file.
+
+        ending: of the process, which then waits for no more than what is being written.
+        """
         folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
         unfinished = self.file.with_suffix(f".{os.getpid()}.tmp")
-        atexit.register(_remove, unfinished)  # this thread ends with the process
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_room(folder, LIMIT_BYTES - num_bytes)
             if shutil.disk_usage(folder).free < 2 * num_bytes:
                 logger.info("prepared weights are not kept: %s is nearly full", folder)
                 return
-            write_tensors(unfinished, tensors | {_CHECK: torch.tensor([check_of(tensors)])})
-            unfinished.replace(self.file)
-        except FileNotFoundError:
-            logger.debug("the process ends before %s is written", self.file)
+            whole = tensors | {_CHECK: torch.tensor([check_of(tensors)])}
+            if write_tensors(unfinished, whole, ending):
+                unfinished.replace(self.file)
+            else:
+                unfinished.unlink()
         except OSError as error:
             logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
-            _remove(unfinished)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """A safetensors file whose tensors can be used where they are mapped."""
+def _end(thread: threading.Thread, ending: threading.Event) -> None:
+    """A thread that is still at work when the interpreter leaves would take the process down."""
+    ending.set()
+    thread.join()
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], ending: threading.Event | None = None
+) -> bool:
+    """A safetensors file whose tensors can be used where they are mapped; whether it is whole.
+
+    ending: once it is set, no more is written.
+    """
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % 64 != 0)
     header: dict[str, object] = {}
@@ -152,10 +170,14 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            if tensor.numel():
-                file.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+            data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+            for begin in range(0, len(data), _PIECE_BYTES):
+                if ending is not None and ending.is_set():
+                    return False
+                file.write(data[begin : begin + _PIECE_BYTES].data)
         file.flush()
         os.fsync(file.fileno())
+    return True
 
 
 def check_of(tensors: dict[str, Tensor]) -> int:
@@ -215,11 +237,6 @@ def _make_room(folder: Path, limit: int) -> None:
             break
         total -= file.stat().st_size
         file.unlink(missing_ok=True)
-
-
-def _remove(file: Path) -> None:
-    with contextlib.suppress(OSError):
-        file.unlink()
 
 
 def _is_running(process_id: str) -> bool:
