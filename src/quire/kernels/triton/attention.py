@@ -180,38 +180,31 @@ def prefill_attention(
 
 def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
     """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
-    _, block_size, num_kv_heads, head_dim = k_cache.shape
-    group = query.shape[1] // num_kv_heads
-    if not (
-        query.is_cuda
-        and has_hopper_kernels(query.device.index)
-        and query.dtype == torch.bfloat16
-        and k_cache.dtype == reference.FP8
-        and head_dim in (64, 128)
-        and group <= 16
-        and block_size in (8, 16, 32, 64, 128)
-        and k_cache.is_contiguous()
-    ):
-        return decode_config(k_cache, len(query))
-    return hopper_decode_config(k_cache, group)
+    group = query.shape[1] // k_cache.shape[2]
+    types = query.dtype, k_cache.dtype
+    if types == (torch.bfloat16, reference.FP8) and group <= 16 and _boxes_fit(query, k_cache):
+        return hopper_decode_config(k_cache, group)
+    return decode_config(k_cache, len(query))
 
 
 def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
     """How prefill attention is cut; for Hopper in its own way, where that serves the operands."""
-    _, block_size, num_kv_heads, head_dim = k_cache.shape
-    group = query.shape[1] // num_kv_heads
-    if not (
-        query.is_cuda
-        and has_hopper_kernels(query.device.index)
-        and query.dtype.itemsize == 2
-        and k_cache.dtype in (query.dtype, reference.FP8)
+    group = query.shape[1] // k_cache.shape[2]
+    is_known = query.dtype.itemsize == 2 and k_cache.dtype in (query.dtype, reference.FP8)
+    if is_known and group <= 64 and _boxes_fit(query, k_cache):
+        return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
+    return prefill_config(k_cache, group)
+
+
+def _boxes_fit(query: Tensor, k_cache: Tensor) -> bool:
+    """Whether Hopper's kernels can have the cache fetched by the copy engine."""
+    _, block_size, _, head_dim = k_cache.shape
+    return (
+        has_ring(query.device)
         and head_dim in (64, 128)
-        and group <= 64
         and block_size in (8, 16, 32, 64, 128)
         and k_cache.is_contiguous()
-    ):
-        return prefill_config(k_cache, group)
-    return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
+    )
 
 
 @functools.cache
