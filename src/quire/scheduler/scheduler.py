@@ -267,9 +267,11 @@ class Scheduler:
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
-            lacking = request.num_tokens - len(hits) * self._kv.block_size
-            promised -= self._let_finish(step, request, lacking)
-            num_tokens = self._turn(step, request, lacking)
+            taken = self._let_finish(step, request, self._lacking_beside(request, hits))
+            if taken:  # perhaps of the blocks that were found
+                hits = self._kv.get_computed_blocks(request)
+            promised -= taken
+            num_tokens = self._turn(step, request, self._lacking_beside(request, hits))
             if num_tokens == 0 or not self._has_room(request, hits, promised):
                 step.is_closed = True
                 break
@@ -277,6 +279,10 @@ class Scheduler:
             promised += self._kv.num_missing_blocks(request)
             admitted.append(request)
         return admitted
+
+    def _lacking_beside(self, request: Request, hits: list[int]) -> int:
+        """Tokens to compute for a request that enters with these blocks of its prefix."""
+        return request.num_tokens - len(hits) * self._kv.block_size
 
     def _next_entrant(self, step: StepPlan, before: Place | None) -> Request | None:
         """The first in line, if anybody may enter now."""
