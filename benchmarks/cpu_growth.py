@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cpu_peers import SHAPE, Answer, Bench, add_options, busy_seconds
+from peers.bench import SHAPE, Answer, Bench, add_options
+from peers.disturbance import busy_seconds
 from peers.install import Place
 from peers.rows import Row, ours
 from record import RESULTS, save
@@ -179,7 +180,7 @@ def plot(result: dict[str, Any], target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_options(parser)
+    add_options(parser, steps=32)
     parser.add_argument("--rows", nargs="+", help="forms of weights; default: all")
     parser.add_argument(
         "--contexts", type=int, nargs="+", default=[128, 512, 2048, 4096, 8192, 16384]

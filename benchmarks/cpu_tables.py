@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers.worker import ENGINES, QUIET
+from peers.disturbance import is_disturbed
+from peers.worker import ENGINES
 
 Result = dict[str, Any]
 
@@ -23,10 +24,15 @@ def cpu_peers(result: Result) -> str:
         parts += ["\n".join(_peers_at(context, rows)), _behind(rows)]
     versions = dict.fromkeys((row["engine"], row["version"]) for row in result["rows"])
     told = ", ".join(f"{ENGINES[engine]} {version}" for engine, version in versions)
-    disturbed = [row["others_cores"] for row in result["rows"] if row["others_cores"] > QUIET]
+    disturbed = [row["others_cores"] for row in result["rows"] if _is_disturbed(row)]
     if disturbed:
         parts.append(f"\\* disturbed: others kept up to {max(disturbed):.1f} cores busy beside it.")
     return "\n\n".join([*parts, f"Versions: {told}."])
+
+
+def _is_disturbed(row: Result) -> bool:
+    found: bool = row.get("disturbed", is_disturbed(row))  # older files do not tell
+    return found
 
 
 def _peers_at(context: int, rows: list[Result]) -> list[str]:
@@ -50,7 +56,7 @@ def _peers_at(context: int, rows: list[Result]) -> list[str]:
         share = f"{row['weights_gb'] * row['decode_tokens_per_s']['1'] / row['read_gb_per_s']:.0%}"
         rest = [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
         rest += [f"{row['peak_gb_all_streams']:.2f}", share]
-        mark = " *" if row["others_cores"] > QUIET else ""
+        mark = " *" if _is_disturbed(row) else ""
         cells = [f"{ENGINES[row['engine']]} {row['weights']}{mark}", *speeds, *rest]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -74,7 +80,8 @@ def _behind(rows: list[Result]) -> str:
 
 
 def _bits(row: Result) -> int:
-    return {"float32": 32, "Q8_0": 8, "int8": 8, "Q4_0": 4, "int4": 4}.get(row["weights"], 16)
+    form = row["weights"].split(",")[0]
+    return {"float32": 32, "Q8_0": 8, "int8": 8, "Q4_0": 4, "int4": 4}.get(form, 16)
 
 
 def _cells(row: Result) -> dict[str, tuple[float, int]]:

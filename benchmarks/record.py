@@ -88,9 +88,14 @@ def _cpu_model() -> str:
 
 def _instructions() -> list[str]:
     """Those of the processor's extensions that matrix products gain from."""
-    flags = _cpuinfo("flags").split()
+    flags = cpu_flags()
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
     return [flag for flag in wanted if flag in flags]
+
+
+def cpu_flags() -> list[str]:
+    """What the processor can do, by the kernel's names; none where it has no such list."""
+    return _cpuinfo("flags").split()
 
 
 def _cpuinfo(field: str) -> str:

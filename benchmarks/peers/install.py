@@ -16,10 +16,43 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from record import cpu_flags
+
 from peers.checkpoint import write_checkpoint
 from peers.rows import Row
 
 BENCHMARKS = Path(__file__).parents[1]
+
+
+# instructions that ggml can be compiled with, by the kernel's names
+INSTRUCTIONS = {
+    "sse4_2": "SSE42",
+    "f16c": "F16C",
+    "fma": "FMA",
+    "bmi2": "BMI2",
+    "avx": "AVX",
+    "avx2": "AVX2",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_tile": "AMX_TILE",
+    "amx_int8": "AMX_INT8",
+    "amx_bf16": "AMX_BF16",
+}
+
+
+def _cmake_options() -> str:
+    """llama.cpp for this processor, without the parts that need a network or pictures.
+
+    Instructions are named. All of them (`GGML_NATIVE`) would be those of AVX512-FP16, too, with
+    which ggml takes 128 numbers at a time, and heads of 64 one by one: attention many times slower.
+    """
+    has = cpu_flags()
+    named = {f"GGML_{name}": flag in has for flag, name in INSTRUCTIONS.items()}
+    options = {"GGML_NATIVE": not any(named.values()), "LLAVA_BUILD": False} | named
+    return ";".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
 
 
 @dataclass(frozen=True)
@@ -42,13 +75,13 @@ PEERS = {
     "llama_cpp": Peer(
         "peers.llama_cpp_engine",
         ("llama-cpp-python", "gguf"),
-        ("--no-binary", "llama-cpp-python"),
-        converter="peers.to_gguf",
-        # built here for this processor, without the parts that need a network or pictures
-        environment=(
-            ("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"),
-            ("CXXFLAGS", f"-include {Path(__file__).with_name('amx_memory.h')}"),
+        (
+            *("--no-binary", "llama-cpp-python"),
+            *("--config-settings", f"cmake.args={_cmake_options()}"),
+            "--no-cache-dir",  # there may be a wheel that was built with other options
         ),
+        converter="peers.to_gguf",
+        environment=(("CXXFLAGS", f"-include {Path(__file__).with_name('amx_memory.h')}"),),
     ),
     "openvino": Peer(
         "peers.openvino_engine",
@@ -108,7 +141,7 @@ class Place:
         return folder
 
     def _convert(self, engine: str, checkpoint: Path, folder: Path, rows: list[Row]) -> None:
-        forms = [row.weights for row in rows]
+        forms = list(dict.fromkeys(Path(row.model).stem for row in rows))
         _say(f"converting the checkpoint for {engine}: {', '.join(forms)}")
         target = (folder / rows[0].model).parent
         command = [str(self.python_of(engine)), "-m", str(PEERS[engine].converter)]

@@ -26,6 +26,12 @@ def _llama_cpp(weights: str) -> Row:
     return Row("llama_cpp", weights, f"gguf/{weights}.gguf", {"flash_attention": True})
 
 
+def _llama_cpp_plain(weights: str) -> Row:
+    """Long contexts: decodes are quicker than by its flash attention, prompts slower."""
+    name = f"{weights}, plain attention"
+    return Row("llama_cpp", name, f"gguf/{weights}.gguf", {"flash_attention": False})
+
+
 def _openvino(weights: str) -> Row:
     return Row("openvino", weights, f"openvino/{weights}", {"max_num_batched_tokens": 4096})
 
@@ -36,6 +42,7 @@ def _transformers(dtype: str) -> Row:
 
 PEERS = [
     *(_llama_cpp(weights) for weights in ("BF16", "F16", "Q8_0", "Q4_0")),
+    *(_llama_cpp_plain(weights) for weights in ("BF16", "Q8_0", "Q4_0")),
     *(_openvino(weights) for weights in ("f16", "int8", "int4")),
     *(_transformers(dtype) for dtype in ("bfloat16", "float32")),
 ]

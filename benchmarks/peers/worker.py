@@ -33,7 +33,6 @@ ENGINES = {
     "transformers": "transformers",
     "quire": "**Quire**",
 }
-QUIET = 0.1  # cores that others may keep busy beside a visit that counts
 WARM_UP = 2  # steps of decoding whose time does not count
 
 

@@ -13,13 +13,16 @@ from typing import Any
 import numpy
 import pytest
 from cpu_growth import Work
-from cpu_peers import Worker, WorkerError, chosen, result_of
+from cpu_peers import chosen, next_due, result_of
 from cpu_tables import cpu_peers
+from peers.bench import Worker, WorkerError
 from peers.checkpoint import write_checkpoint
-from peers.install import Place
+from peers.disturbance import busy_seconds, is_disturbed, stolen_seconds
+from peers.install import PEERS, Place
 from peers.quire_engine import Quire
 from peers.rows import all_rows
 from peers.worker import age, answer_all, peak_bytes
+from record import cpu_flags
 
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
@@ -89,19 +92,23 @@ def test_a_worker_that_takes_too_long_is_ended() -> None:
     worker.close()
 
 
+RATES = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
+
+
 def visit(weights: str, speed: float, **more: Any) -> dict[str, Any]:
     found = {"engine": "quire", "weights": weights, "context": 512, "version": "1", "settings": {}}
     found |= {"decode_tokens_per_s": {"1": speed, "8": 3 * speed}, "prefill_tokens_per_s": speed}
     found |= {"first_token_s": 1.0, "peak_gb": 3.0, "peak_gb_all_streams": 3.5}
-    return found | {"read_gb_per_s": 20.0, "weights_gb": 2.0, "others_cores": 0.0} | more
+    found |= {"read_gb_per_s": 20.0, "weights_gb": 2.0, "others_cores": 0.0, "disturbed": False}
+    return found | {"rates_before": RATES, "rates_after": RATES} | more
 
 
 def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> None:
     visits = [visit("float32", speed) for speed in (9.0, 5.0, 7.0)]
-    visits += [visit("float32", 1.0, others_cores=0.5)] * 2  # which do not count
+    visits += [visit("float32", 1.0, disturbed=True)] * 2  # which do not count
     visits += [visit("bfloat16", 6.0), {"engine": "openvino", "error": "no room"}]
-    rates = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
-    result = result_of(visits, [rates])
+    result = result_of(visits)
+    assert result["rates"] == RATES
     assert [row["weights"] for row in result["rows"]] == ["bfloat16", "float32"]
     assert result["rows"][1]["decode_tokens_per_s"] == {"1": 7.0, "8": 21.0}
     assert len(result["visits"]) == 7
@@ -112,16 +119,46 @@ def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> No
 
 def test_a_table_tells_every_cell_in_which_a_peer_with_as_many_bits_is_ahead() -> None:
     visits = [visit("int8", 7.0), visit("bfloat16", 5.0)]
-    visits += [visit("Q8_0", 8.0, engine="llama_cpp", prefill_tokens_per_s=6.0, peak_gb=3.1)]
+    plain = "Q8_0, plain attention"
+    visits += [visit(plain, 8.0, engine="llama_cpp", prefill_tokens_per_s=6.0, peak_gb=3.1)]
     visits += [visit("int8", 6.0, engine="openvino", prefill_tokens_per_s=9.0, first_token_s=0.5)]
-    rates = {"read_gb_per_s": 21.0, "float32_tflops": 0.2, "bfloat16_tflops": 0.1, "int8_tops": 0.3}
-    table = cpu_peers(result_of(visits, [rates]) | {"threads": 2})
+    table = cpu_peers(result_of(visits) | {"threads": 2})
     line = next(line for line in table.splitlines() if line.startswith("Behind"))
     assert line == (
         "Behind a peer with as many bits: int8: prefill 7.00 (OpenVINO GenAI int8 9.00), decode of "
-        "1 7.00 (llama.cpp Q8_0 8.00), decode of 8 21.00 (llama.cpp Q8_0 24.00), seconds to a "
-        "first token 1.00 (OpenVINO GenAI int8 0.50)."
+        "1 7.00 (llama.cpp Q8_0, plain attention 8.00), decode of 8 21.00 (llama.cpp Q8_0, plain "
+        "attention 24.00), seconds to a first token 1.00 (OpenVINO GenAI int8 0.50)."
     )
+
+
+def turns(disturbed: set[int | str]) -> str:
+    """In what order rows a, b and c have visits. disturbed: some by number, or all of a row."""
+    visits: list[dict[str, Any]] = []
+    while key := next_due(visits, [(512, "quire", form) for form in "abc"], rounds=3):
+        visits.append(visit(key[2], 5.0, disturbed=bool({len(visits), key[2]} & disturbed)))
+    return "".join(each["weights"] for each in visits)
+
+
+def test_each_round_begins_with_another_row_and_disturbed_visits_are_repeated_later() -> None:
+    assert turns(set()) == "abcbcacab"
+    assert turns({1}).startswith("abcb")
+    given_up = turns({"c"})
+    assert (given_up.count("a"), given_up.count("b"), given_up.count("c")) == (3, 3, 9)
+
+
+def test_a_visit_is_disturbed_by_others_and_by_a_machine_that_changes_its_pace() -> None:
+    assert not is_disturbed(visit("int8", 5.0))
+    assert is_disturbed(visit("int8", 5.0, others_cores=0.2))
+    for rate in (10.0, 40.0):
+        assert is_disturbed(visit("int8", 5.0, rates_after=RATES | {"read_gb_per_s": rate}))
+    assert 0.0 <= stolen_seconds() <= busy_seconds()
+
+
+def test_llama_cpp_is_built_with_the_instructions_that_the_processor_has() -> None:
+    options = PEERS["llama_cpp"].options
+    told = next(option for option in options if option.startswith("cmake.args="))
+    assert ("-DGGML_AVX2=ON" in told) == ("avx2" in cpu_flags())
+    assert ("-DGGML_NATIVE=ON" in told) == ("=ON" not in told.replace("-DGGML_NATIVE=ON", ""))
 
 
 def test_rows_can_be_chosen_by_engine_and_by_form() -> None:

@@ -1,0 +1,44 @@
+"""What disturbs a visit: cores that others keep busy, and a machine whose pace changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+QUIET = 0.1  # cores that others, the host with them, may keep busy beside a visit that counts
+STEADY = (
+    0.75  # of a rate from before a visit, or after it, that must be there in the other place too
+)
+
+_IDLE, _WAITING, _STOLEN = 3, 4, 7  # fields of a core's line in /proc/stat
+
+
+def busy_seconds() -> float:
+    """Processor time since the machine started that was not idle; what its host took is in it.
+
+    Of the cores that this process may use: others may be busy on a larger machine.
+    """
+    return sum(sum(core[:8]) - core[_IDLE] - core[_WAITING] for core in _cores())
+
+
+def stolen_seconds() -> float:
+    """The part of it that a virtual machine's host took."""
+    return sum(core[_STOLEN] for core in _cores())
+
+
+def _cores() -> list[list[float]]:
+    """Seconds of each usable core by what they were spent on."""
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    tick = os.sysconf("SC_CLK_TCK")
+    return [[int(field) / tick for field in fields] for name, *fields in lines if name in usable]
+
+
+def is_disturbed(visit: dict[str, Any]) -> bool:
+    """Whether somebody took part of the machine, or its pace was another one after the visit."""
+    before, after = (visit.get(when, {}) for when in ("rates_before", "rates_after"))
+    steady = all(
+        STEADY * max(rate, after[name]) <= min(rate, after[name]) for name, rate in before.items()
+    )
+    return bool(visit["others_cores"] > QUIET) or not steady
