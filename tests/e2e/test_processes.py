@@ -115,7 +115,10 @@ def serve(model: Path, *options: str) -> tuple[subprocess.Popen[str], Server]:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Path) -> Iterator[Server]:
-    process, server = serve(tiny_model, "--engine-hang-timeout", "3", "--api-server-count", "2")
+    options = "--engine-hang-timeout 3 --api-server-count 2"
+    # places for as many as come, whichever API process takes them
+    options += f" --max-num-seqs {NUM_STREAMS} --max-queued-requests 1"
+    process, server = serve(tiny_model, *options.split())
     yield server
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import QueueFullError
 from quire.server.admission import MAX_RETRY, MIN_RETRY, Admission, Capacity, Ticket
+from quire.server.head_count import shared_counts
 
 
 class Clock:
@@ -31,7 +34,7 @@ def test_so_many_and_no_more() -> None:
     tickets = [admission.enter() for _ in range(5)]
     with pytest.raises(QueueFullError, match="3 answers wait"):
         admission.enter()
-    assert (admission.num_answers, admission.num_waiting, admission.num_refused) == (5, 3, 1)
+    assert (admission.heads.num_answers, admission.num_waiting, admission.num_refused) == (5, 3, 1)
     with tickets[0]:
         pass
     admission.enter()
@@ -46,8 +49,8 @@ def test_a_request_is_charged_for_all_its_answers_and_tokens() -> None:
         with pytest.raises(QueueFullError):
             big.charge(5, 1)
         big.charge(4, 40)
-        assert (admission.num_answers, admission.num_prompt_tokens) == (5, 100)
-    assert (admission.num_answers, admission.num_prompt_tokens) == (0, 0)
+        assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (5, 100)
+    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
 
 
 def test_alone_anything_may_enter() -> None:
@@ -76,7 +79,7 @@ def test_retry_after_is_the_queue_at_the_measured_rate() -> None:
     admission, clock = house(max_running=2, max_waiting=8)
     tickets: list[Ticket] = []
     for _ in range(200):
-        while admission.num_answers < 10:
+        while admission.heads.num_answers < 10:
             ticket = admission.enter()
             ticket.charge(1, 5)
             tickets.append(ticket)
@@ -132,18 +135,33 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
                     pass
         except QueueFullError:
             pass
-        assert admission.num_answers == sum(a for a, _ in inside)
-        assert admission.num_prompt_tokens == sum(t for _, t in inside)
-        assert len(inside) == 1 or admission.num_answers <= 8 or not inside
+        assert admission.heads.num_answers == sum(a for a, _ in inside)
+        assert admission.heads.num_prompt_tokens == sum(t for _, t in inside)
+        assert len(inside) == 1 or admission.heads.num_answers <= 8 or not inside
     for ticket in tickets:
         with ticket:
             pass
-    assert (admission.num_answers, admission.num_prompt_tokens) == (0, 0)
+    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize(("servers", "running", "waiting"), [(1, 10, 7), (3, 4, 3)])
-def test_several_processes_share(servers: int, running: int, waiting: int) -> None:
-    capacity = Capacity.share(10, 90, 7, 30, servers)
-    assert (capacity.max_running, capacity.max_waiting) == (running, waiting)
-    assert capacity.max_prompt_tokens == 120 // servers
-    assert Capacity.share(10, 90, 7, None).max_prompt_tokens is None
+def test_several_processes_fill_one_house(tmp_path: Path) -> None:
+    capacity = Capacity(max_running=2, max_waiting=3, max_prompt_tokens=100)
+
+    def process(row: int) -> list[Admission]:
+        counts = shared_counts(tmp_path / "heads", row, num_rows=2, num_places=2)
+        return [Admission(capacity, heads=heads) for heads in counts]
+
+    (busy, other), (idle, _) = process(0), process(1)
+    tickets = [busy.enter() for _ in range(5)]  # all places, though there are two processes
+    with pytest.raises(QueueFullError, match="3 answers wait"):
+        idle.enter()
+    for ticket in tickets[:2]:
+        with ticket:
+            pass
+    with idle.enter() as late:
+        late.charge(1, 90)
+        with pytest.raises(QueueFullError, match="90 prompt tokens"):
+            busy.check(1, 11)
+    assert (busy.heads.num_answers, idle.heads.num_own_answers) == (3, 0)
+    assert other.heads.num_answers == 0
+    assert process(0)[0].heads.num_answers == 0  # the first has died

@@ -133,7 +133,7 @@ def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
     assert watch.most_inputs == watch.most_counted == embeddings.MOST_AT_ONCE
     assert embed(app, input=["x" * 1000] * 30).status == 200
     assert watch.most_tokens == 8 * 1000 < embeddings.MOST_TOKENS
-    assert (admission.num_answers, admission.num_prompt_tokens) == (0, 0)
+    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
 
 
 class Watch:
@@ -148,7 +148,7 @@ class Watch:
 
     async def embed(self, prompt: list[int], *args: Any, **options: Any) -> Any:
         self.inputs.append(len(prompt))
-        self.most_counted = max(self.most_counted, self.admission.num_answers)
+        self.most_counted = max(self.most_counted, self.admission.heads.num_answers)
         self.most_inputs = max(self.most_inputs, len(self.inputs))
         self.most_tokens = max(self.most_tokens, sum(self.inputs))
         try:
@@ -170,7 +170,7 @@ def test_who_leaves_aborts(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, PATH, {"input": ["a", "b"]}, leave_after=0)
     assert reply.status == 0
     assert len(engine.aborted) == len(engine.calls)
-    assert app.state.models.find(None).admission.num_answers == 0
+    assert app.state.models.find(None).admission.heads.num_answers == 0
 
 
 def test_a_deadline_holds(app: Starlette, engine: FakeEngine) -> None:

@@ -53,7 +53,7 @@ def test_a_burst_is_cut_to_the_capacity_at_once(engine: FakeEngine) -> None:
     assert 1 <= int(refused.headers["retry-after"]) <= 30
     assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "queue_full")
     assert len(engine.calls) == 4
-    assert admission_of(app).num_answers == 0
+    assert admission_of(app).heads.num_answers == 0
     assert asyncio.run(together(app, 4))[3].status == 200
 
 
@@ -82,7 +82,7 @@ def test_slow_bodies_keep_nobody_out(
         slow = [request(app, path, chunks=[b" ", b'{"prompt": "a"}'], pause=0.3) for _ in range(20)]
         waiting = asyncio.gather(*slow)
         await asyncio.sleep(0.1)
-        held = admission_of(app).num_answers
+        held = admission_of(app).heads.num_answers
         return await request(app, path, {"prompt": "abc"}), held, await waiting
 
     quick, held, late = run_leaping(crowd())
@@ -90,7 +90,7 @@ def test_slow_bodies_keep_nobody_out(
     statuses = {reply.status for reply in late}  # they come whole at one moment
     assert 200 in statuses
     assert statuses <= {200, 429}
-    assert admission_of(app).num_answers == 0
+    assert admission_of(app).heads.num_answers == 0
 
 
 @pytest.mark.parametrize("path", SLOW_PATHS)
@@ -138,7 +138,10 @@ def test_every_way_out_is_counted(engine: FakeEngine, path: str, way: str) -> No
         options = {"chunks": [b"{"], "leave_after": 0}
     sent = b"{" if way == "body" else body | {"stream": way in ("stream", "late fault", "leave")}
     call(app, path, sent, **options)
-    assert (admission_of(app).num_answers, admission_of(app).num_prompt_tokens) == (0, 0)
+    assert (admission_of(app).heads.num_answers, admission_of(app).heads.num_prompt_tokens) == (
+        0,
+        0,
+    )
 
 
 def test_an_engine_that_is_down_is_said_at_once(engine: FakeEngine) -> None:
@@ -183,7 +186,7 @@ def test_a_request_ends_in_its_time(
     assert reply.status == 200
     assert reply.events[-1]["error"] == told
     assert len(engine.aborted) == 2
-    assert admission_of(app).num_answers == 0
+    assert admission_of(app).heads.num_answers == 0
 
 
 def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:

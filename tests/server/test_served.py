@@ -142,8 +142,8 @@ def test_the_queue_of_one_model_does_not_fill_the_others() -> None:
     statuses = [reply.status for reply in run_leaping(crowd())]
     assert sorted(statuses[:12]) == [200] * 8 + [429] * 4
     assert statuses[12:] == [200, 200]
-    assert house.models.entrance.num_answers == 0
-    assert [entry.admission.num_answers for entry in house.models.entries()] == [0, 0]
+    assert house.models.entrance.heads.num_answers == 0
+    assert [entry.admission.heads.num_answers for entry in house.models.entries()] == [0, 0]
 
 
 def test_models_and_live_views_by_name() -> None:
@@ -203,7 +203,7 @@ def test_a_model_that_does_not_come_in_time(
     assert (reply.status, reply.error["code"]) == (503, "model_not_loaded")
     assert int(reply.headers["retry-after"]) >= 1
     entry = house.models.entry("b")
-    assert (entry.num_waiting, entry.admission.num_answers) == (0, 0)
+    assert (entry.num_waiting, entry.admission.heads.num_answers) == (0, 0)
 
 
 def test_why_a_model_does_not_come_is_told() -> None:

@@ -79,9 +79,9 @@ class _Endpoints:
         await served.engine.view()  # brings the figures of now; this process may have had no news
         found = served.admission
         admission = AdmissionStats(
-            num_answers=found.num_answers,
+            num_answers=found.heads.num_answers,
             num_waiting=found.num_waiting,
-            num_prompt_tokens=found.num_prompt_tokens,
+            num_prompt_tokens=found.heads.num_prompt_tokens,
             num_refused=found.num_refused,
             max_answers=found.capacity.max_running + found.capacity.max_waiting,
         )

@@ -11,7 +11,7 @@ from quire.engine.control import ModelState
 
 
 class AdmissionStats(msgspec.Struct):
-    """What this server process has let in, and what it may."""
+    """What the server has let in, and may, over its processes. num_refused: by this one."""
 
     num_answers: int
     num_waiting: int

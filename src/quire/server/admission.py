@@ -2,8 +2,8 @@
 
 An answer is in the house from its request's first byte to its last. As many run as the engine has
 rows; the others wait, and only a bounded number of them. Checking and counting is one step without
-an await, so no burst can slip in between. Owns the counts and the measured rate of departures, from
-which a refused client is told when to come back. Lives on one event loop.
+an await, so no burst can slip in between. Owns the measured rate of departures, from which a
+refused client is told when to come back; counts are head_count.py's. Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from quire.errors import QueueFullError
+from quire.server.head_count import HeadCount
 
 # What Retry-After may say, in seconds, and by how much it varies so that not all return at once.
 MIN_RETRY, MAX_RETRY, JITTER = 1.0, 30.0, 0.25
@@ -23,9 +24,9 @@ MEMORY = 64  # departures that the rate looks back on, roughly
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """What one server process takes in.
+    """What a server takes in, over all its processes.
 
-    max_running: answers that its part of the engine runs at once. max_waiting: besides those.
+    max_running: answers that the engine runs at once. max_waiting: besides those.
     max_prompt_tokens: of all answers in the house, or None for any number.
     """
 
@@ -33,34 +34,13 @@ class Capacity:
     max_waiting: int
     max_prompt_tokens: int | None = None
 
-    @classmethod
-    def share(
-        cls,
-        max_num_seqs: int,
-        max_kv_tokens: int | None,
-        max_queued_requests: int,
-        max_queued_tokens: int | None,
-        num_servers: int = 1,
-    ) -> Capacity:
-        """The part of one of `num_servers` equal processes, rounded up.
-
-        max_num_seqs, max_kv_tokens: what the engine runs and holds at once; None: not known yet.
-        """
-        tokens = None
-        if max_queued_tokens is not None and max_kv_tokens is not None:
-            tokens = _part(max_kv_tokens + max_queued_tokens, num_servers)
-        return cls(
-            max_running=_part(max_num_seqs, num_servers),
-            max_waiting=_part(max_queued_requests, num_servers),
-            max_prompt_tokens=tokens,
-        )
-
 
 class Admission:
     """Counts what is in the house.
 
-    house: what it is a part of, if it is: there everything is counted, too. clock: seconds that
-    only go forward. jitter: numbers between -1 and 1. waiters: who is told to wait, "answers wait".
+    heads: where; those of all processes count for the capacity. house: what it is a part of, if it
+    is: there everything is counted, too. clock: seconds that only go forward. jitter: numbers
+    between -1 and 1. waiters: who is told to wait, "answers wait".
     """
 
     def __init__(
@@ -68,14 +48,14 @@ class Admission:
         capacity: Capacity,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
+        heads: HeadCount | None = None,
         house: Admission | None = None,
         waiters: str = "answers wait",
     ) -> None:
         self._waiters = waiters
         self.capacity = capacity
+        self.heads = heads or HeadCount.alone()
         self._house = house
-        self.num_answers = 0
-        self.num_prompt_tokens = 0
         self.num_refused = 0
         self._jitter = jitter
         self._rate = DepartureRate(clock)
@@ -83,46 +63,46 @@ class Admission:
     @property
     def num_waiting(self) -> int:
         """Answers that are more than the engine runs at once."""
-        return max(0, self.num_answers - self.capacity.max_running)
+        return max(0, self.heads.num_answers - self.capacity.max_running)
 
     def enter(self) -> Ticket:
         """Count a request in, as one answer. Raises QueueFullError."""
         return Ticket(self)
 
     def retry_after(self) -> float:
-        """Seconds until those who wait now will have begun, at the rate of late."""
-        wait = self._rate.seconds_for(max(1, self.num_waiting))
+        """Seconds until those who wait now will have begun, at the rate of late.
+
+        Of those who wait, this process has the part that it has of all.
+        """
+        own = self.num_waiting * self.heads.num_own_answers // max(1, self.heads.num_answers)
+        wait = self._rate.seconds_for(max(1, own))
         return min(MAX_RETRY, max(MIN_RETRY, wait * (1.0 + JITTER * self._jitter())))
 
     def check(self, num_answers: int = 1, num_prompt_tokens: int = 0) -> None:
         """Raises QueueFullError if so much has no place now. Alone, anything may enter."""
-        if self.num_answers == 0:
+        in_house, capacity = self.heads.num_answers, self.capacity
+        if in_house == 0:
             return
-        capacity = self.capacity
-        if self.num_answers + num_answers > capacity.max_running + capacity.max_waiting:
+        if in_house + num_answers > capacity.max_running + capacity.max_waiting:
             self._refuse(f"{self.num_waiting} {self._waiters} already")
-        limit = capacity.max_prompt_tokens
-        if limit is not None and self.num_prompt_tokens + num_prompt_tokens > limit:
-            self._refuse(f"{self.num_prompt_tokens} prompt tokens are being served already")
+        num_tokens, limit = self.heads.num_prompt_tokens, capacity.max_prompt_tokens
+        if limit is not None and num_tokens + num_prompt_tokens > limit:
+            self._refuse(f"{num_tokens} prompt tokens are being served already")
 
     def take(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count in, or raise QueueFullError with nothing counted."""
         self.check(num_answers, num_prompt_tokens)
         if self._house is not None:
             self._house.take(num_answers, num_prompt_tokens)
-        if self.num_answers == 0:
+        if self.heads.num_own_answers == 0:
             self._rate.resume()
-        self.num_answers += num_answers
-        self.num_prompt_tokens += num_prompt_tokens
+        self.heads.add(num_answers, num_prompt_tokens)
 
     def give_back(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count out."""
         if self._house is not None:
             self._house.give_back(num_answers, num_prompt_tokens)
-        self.num_answers -= num_answers
-        self.num_prompt_tokens -= num_prompt_tokens
-        has_left = self.num_answers < 0 or self.num_prompt_tokens < 0
-        assert not has_left, "more has left than had entered"
+        self.heads.add(-num_answers, -num_prompt_tokens)
 
     def has_served(self, num_answers: int) -> None:
         """So many answers are done: places become free at this rate."""
@@ -212,7 +192,3 @@ class DepartureRate:
             return MIN_RETRY
         busy = self._seconds + self._clock() - self._last
         return count * busy / self._num_departed
-
-
-def _part(number: int, num_parts: int) -> int:
-    return -(-number // num_parts)

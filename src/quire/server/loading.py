@@ -108,7 +108,7 @@ class Loader:
     async def leave(self, order: LeaveModel) -> None:
         """Begin no more requests with a model, wait for those that run, and say how that went."""
         entry = self.models.entry(order.name)
-        agreed = bool(order.grace) or entry.admission.num_answers == 0
+        agreed = bool(order.grace) or entry.admission.heads.num_own_answers == 0
         await _until_idle(entry, order.grace)
         self._send(ModelLeft(name=order.name, agreed=agreed), order.name)
 

@@ -14,6 +14,7 @@ from quire.engine.control import ModelCondition
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission import Admission, Capacity
 from quire.server.engine_protocol import EngineProtocol
+from quire.server.head_count import HeadCount, own_counts
 from quire.server.parsing.choose import AnswerFormats, choose_formats
 from quire.server.settings import ServerSettings
 
@@ -59,21 +60,34 @@ class Entry:
 
     @property
     def num_running(self) -> int:
-        """Answers that use the model, or are about to."""
-        return self.admission.num_answers - self.num_waiting
+        """Answers of this process that use the model, or are about to."""
+        return self.admission.heads.num_own_answers - self.num_waiting
 
 
 class ServedModels:
-    """All models by name; the first is the one that requests without a name are for."""
+    """All models by name; the first is the one that requests without a name are for.
 
-    def __init__(self, conditions: Sequence[ModelCondition], settings: ServerSettings) -> None:
+    counts: makes so many of them, which the server's processes may share.
+    """
+
+    def __init__(
+        self,
+        conditions: Sequence[ModelCondition],
+        settings: ServerSettings,
+        counts: Callable[[int], list[HeadCount]] = own_counts,
+    ) -> None:
         self._settings = settings
         self._on_new: list[Callable[[EngineProtocol], None]] = []
         shares = [self._capacity(condition) for condition in conditions]
-        self.entrance = Admission(_sum(shares))  # where requests are counted that name none yet
+        first, *others = counts(1 if len(conditions) == 1 else 1 + len(conditions))
+        # where requests are counted that name none yet
+        self.entrance = Admission(_sum(shares), heads=first)
         parts = [self.entrance]
-        if len(conditions) > 1:
-            parts = [Admission(share, house=self.entrance) for share in shares]
+        if others:
+            parts = [
+                Admission(share, heads=heads, house=self.entrance)
+                for share, heads in zip(shares, others, strict=True)
+            ]
         self._entries = {c.name: Entry(c, part) for c, part in zip(conditions, parts, strict=True)}
         self._first = conditions[0].name
         self._loaded: dict[str | None, Served] = {}
@@ -165,13 +179,14 @@ class ServedModels:
                 await entry.served.engine.close()
 
     def _capacity(self, condition: ModelCondition, max_kv_tokens: int | None = None) -> Capacity:
-        """Its part of what the settings let in. Tokens are counted once the KV cache is known."""
-        return Capacity.share(
-            condition.max_num_seqs,
-            max_kv_tokens,
-            self._settings.max_queued_requests,
-            self._settings.max_queued_tokens,
-            self._settings.api_server_count,
+        """What the settings let in. Tokens are counted once the KV cache is known."""
+        tokens = self._settings.max_queued_tokens
+        return Capacity(
+            max_running=condition.max_num_seqs,
+            max_waiting=self._settings.max_queued_requests,
+            max_prompt_tokens=(
+                None if tokens is None or max_kv_tokens is None else max_kv_tokens + tokens
+            ),
         )
 
     def _absent(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +40,7 @@ from quire.errors import QuireError
 from quire.hub import tokenizer_folder
 from quire.logs import configure_logging
 from quire.server.app import build_server
+from quire.server.head_count import shared_counts
 from quire.server.listen import Server
 from quire.server.loading import Loader
 from quire.server.served import ServedModels
@@ -70,14 +72,16 @@ def main() -> None:
 
 async def _serve(line: ParentLine, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
-    if start.client.partition(".")[0] != "0":  # of several processes, one has the admin endpoints
+    place, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
+    if place != 0:  # of several processes, one has the admin endpoints
         settings = replace(settings, admin_port=None, admin_uds=None)
-    models = ServedModels(start.models, settings)
+    counts = partial(shared_counts, folder / "heads", place, settings.api_server_count)
+    models = ServedModels(start.models, settings, counts)
     fronts = Fronts(start.client, line, Loader(models, line.send))
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))
     line.follow(lambda message: _call(loop, fronts, message))
-    app = build_server(fronts.loader, settings, Path(start.metrics_folder))
+    app = build_server(fronts.loader, settings, folder)
     server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
     are_running = all(model.state == "loaded" for model in start.models if model.at_start)
     if are_running and settings.api_server_count > 1:
