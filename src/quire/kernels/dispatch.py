@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,16 @@ from quire.kernels.operands import (
     HeadNorms,
     Int4Weight,
     Int8Weight,
+    LayerOperands,
     Normed,
     QuantizedWeight,
     Rows,
     Turning,
 )
 from quire.kernels.step_layout import StepSections
+
+if TYPE_CHECKING:
+    from quire.kernels.cpu.layers import JoinedLayers
 
 # operation → {device type: function}; a device without an entry runs the reference twin
 Table = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -176,6 +180,18 @@ def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
     batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
     """
     return select(table_for(device_type, batch_invariant=batch_invariant), device_type)
+
+
+def join_layers(kernels: Kernels, layers: Iterable[LayerOperands]) -> JoinedLayers | None:
+    """Decoder layers as one call, where these are the compiled kernels of a CPU.
+
+    None for all others, such as those that note their calls, and where a weight has another form.
+    """
+    if native.library() is None or kernels is not kernels_for("cpu"):
+        return None
+    from quire.kernels.cpu.layers import join
+
+    return join(layers)
 
 
 def compiling_ahead(device_type: str) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, QuantizedWeight, Rows, Turning
+from quire.kernels.operands import Normed, Product, QuantizedWeight, Rows, Turning
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role, WeightForm
@@ -223,6 +223,11 @@ class LinearBase(LoadedModule):
         if self.bias is not None:
             self.bias = Weight(tensors.pop("bias"))
         self.method.adopt(self, tensors)
+
+    def product(self) -> Product:
+        """As a device's kernels for products and what stands around them take it."""
+        assert isinstance(self.method, FusedProducts)
+        return Product(self.method.operand_of(self), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""

@@ -6,11 +6,13 @@ a family with another story overrides one module class or the weight table.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import functools
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.dispatch import join_layers
+from quire.kernels.operands import HeadNorms, LayerOperands, Normed
 from quire.layers.attention import Attention, Rope
 from quire.layers.context import ForwardContext
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -19,6 +21,11 @@ from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.architecture import ModelArchitecture
+
+if TYPE_CHECKING:
+    from quire.kernels.cpu.layers import JoinedLayers
+
+FEW_TOKENS = 64  # of a step, so short that nobody waits for a sign of life within it
 
 
 class LlamaAttention(nn.Module):
@@ -88,6 +95,23 @@ class LlamaDecoderLayer(nn.Module):
         stream = self.self_attn.forward(stream, self.post_attention_layernorm, rope, ctx)
         return self.mlp.forward(stream, following)
 
+    def operands(self) -> LayerOperands:
+        """All that the forward pass of this layer reads."""
+        attention, mlp = self.self_attn, self.mlp
+        return LayerOperands(
+            norm=self.input_layernorm.weight,
+            mlp_norm=self.post_attention_layernorm.weight,
+            eps=self.input_layernorm.eps,
+            qkv=attention.qkv_proj.product(),
+            o=attention.o_proj.product(),
+            gate_up=mlp.gate_up_proj.product(),
+            down=mlp.down_proj.product(),
+            head_dim=attention.attn.head_dim,
+            head_norms=attention.head_norms(),
+            scale=attention.attn.scale,
+            sliding_window=attention.attn.sliding_window,
+        )
+
 
 class LlamaModel(nn.Module):
     """Token ids to the last hidden states."""
@@ -113,10 +137,19 @@ class LlamaModel(nn.Module):
         ctx.layout.forget()
         rope = self.rotary(positions)
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
+        if input_ids.device.type == "cpu" and len(input_ids) <= FEW_TOKENS:
+            joined = self.joined_layers
+            if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout):
+                return self.norms[len(ctx.kv)](stream.residual)
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
             stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
         return self.norm.finish(stream)
+
+    @functools.cached_property
+    def joined_layers(self) -> JoinedLayers | None:
+        """All layers as one call, where the device has one; of the weights as they are now."""
+        return join_layers(self.norm.kernels, (layer.operands() for layer, _ in self.path))
 
 
 class LlamaForCausalLM(nn.Module):

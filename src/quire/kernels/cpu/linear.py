@@ -88,7 +88,7 @@ def order_gate_up(weight: Tensor) -> Tensor:
 
     A weight is a view [I / 16, 2, 16, K] then, a bias [2I].
     """
-    if not _by_turns(weight.dtype, len(weight)):
+    if not by_turns(weight.dtype, len(weight)):
         return weight
     if weight.dim() == 2 and weight.is_contiguous():
         return linear_int.by_turns(weight)  # the next who makes another form of it reads it so
@@ -98,7 +98,7 @@ def order_gate_up(weight: Tensor) -> Tensor:
 def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`, and of those for quantized weights."""
     assert isinstance(x, Tensor)  # GPUs alone make others
-    packed = _packed(weight)
+    packed = packed_form(weight)
     if packed is None:
         return _elsewhere(x, weight, bias)
     if x.dtype not in native.DTYPES:  # float16, which bytes may be made of as well
@@ -117,7 +117,7 @@ def normed_rows(x: Normed) -> Tensor:
 
 def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_normed`."""
-    packed = _packed(weight)
+    packed = packed_form(weight)
     if packed is None or x.residual.dtype not in native.DTYPES:
         return linear(normed_rows(x), weight, bias)
     out = x.residual.new_empty(len(x.residual), packed.outputs)
@@ -127,8 +127,8 @@ def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
 
 def linear_silu(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
-    packed = _packed(weight)
-    if packed is not None and _by_turns(x.residual.dtype, packed.outputs):
+    packed = packed_form(weight)
+    if packed is not None and by_turns(x.residual.dtype, packed.outputs):
         out = x.residual.new_empty(len(x.residual), packed.outputs // 2)
         _multiply(x, packed, bias, out, Epilogue.SILU)
         return out
@@ -144,7 +144,7 @@ def linear_add_norm(
     eps: float,
 ) -> Normed:
     """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
-    packed = _packed(weight)
+    packed = packed_form(weight)
     if packed is not None and isinstance(x, Tensor) and x.dtype in native.DTYPES:
         residual = residual.contiguous()
         _multiply(x, packed, bias, residual, Epilogue.ADD)
@@ -179,7 +179,7 @@ def _serves(dtype: torch.dtype) -> bool:
     return dtype in native.DTYPES
 
 
-def _packed(weight: Weight) -> Packed | None:
+def packed_form(weight: Weight) -> Packed | None:
     """What the compiled products read; None for a weight that others have to."""
     if isinstance(weight, Tensor):
         if weight.dim() == 2:
@@ -205,14 +205,14 @@ def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return matmul.linear(x, weight, bias)
 
 
-def _by_turns(dtype: torch.dtype, rows: int) -> bool:
+def by_turns(dtype: torch.dtype, rows: int) -> bool:
     """Whether `order_gate_up` gives another order for such rows."""
     return dtype in native.DTYPES and rows % (2 * _BLOCK) == 0
 
 
 def _silu(out: Tensor) -> Tensor:
     """silu(gate) · up of a product [T, 2I] in the order of `order_gate_up`: [T, I]."""
-    if not _by_turns(out.dtype, out.shape[1]):
+    if not by_turns(out.dtype, out.shape[1]):
         return elementwise.silu_and_mul(out)
     gate, up = out.view(len(out), out.shape[1] // (2 * _BLOCK), 2, _BLOCK).unbind(2)
     return F.silu(gate).mul_(up).flatten(1)

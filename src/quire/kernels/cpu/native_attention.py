@@ -62,7 +62,7 @@ def rotary_write_kv(
     tokens, num_heads, dim = heads.shape
     stride, *inner = heads.stride()
     kv_heads = k_cache.shape[2]
-    if not _serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
+    if not serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
         return elementwise.rotary_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
     num_heads -= 2 * kv_heads
     cos, sin = cos.contiguous(), sin.contiguous()
@@ -91,7 +91,7 @@ def attention(
     """Twin of `reference.attention` for layouts that `BatchLayout.build` made."""
     tokens, num_heads, dim = query.shape
     stride, *inner = query.stride()
-    if not _serves(query, dim, k_cache) or inner != [dim, 1]:
+    if not serves(query, dim, k_cache) or inner != [dim, 1]:
         return torch_attention.attention(query, k_cache, v_cache, layout, scale, sliding_window)
     # what is the same in all layers is filled in once
     key = ("compiled attention", query.shape, query.dtype, scale, sliding_window)
@@ -125,7 +125,7 @@ def _args(
     return args
 
 
-def _serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
+def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
     """Whether shapes and types are those that were compiled."""
     block_size = k_cache.shape[1]
     return (

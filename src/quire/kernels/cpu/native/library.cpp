@@ -93,19 +93,12 @@ void quire_cpu_finite_rows(const RowsArgs* args) { chosen->finite_rows(*args); }
 void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
 void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
 void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }
-void quire_cpu_linear(const LinearArgs* args) {
-    switch (args->format) {
-        case Format::f32: return chosen->linear(*args);
-        case Format::bf16: return chosen->linear_bf16(*args);
-        default: return chosen->linear_int(*args);
-    }
-}
+void quire_cpu_linear(const LinearArgs* args) { run_linear(*chosen, *args); }
+void quire_cpu_layers(const LayersArgs* args) { run_layers(*chosen, *args); }
 void quire_cpu_quantize(const QuantizeArgs* args) { chosen->quantize(*args); }
 void quire_cpu_pack(const PackArgs* args) { pack_weight(*args); }
 void quire_cpu_rotary_write_kv(const RotaryArgs* args) { chosen->rotary_write_kv(*args); }
-void quire_cpu_attention(const AttentionArgs* args) {
-    chosen->attention(*args, chosen->prompts ? chosen->prompts(*args) : Prompts{});
-}
+void quire_cpu_attention(const AttentionArgs* args) { run_attention(*chosen, *args); }
 
 // For tests: e^x of `count` numbers, a multiple of 16.
 void quire_cpu_exp(const float* x, float* out, int64_t count) { chosen->exp(x, out, count); }

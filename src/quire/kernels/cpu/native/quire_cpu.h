@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 3;
+constexpr int32_t INTERFACE = 4;
 
 struct bf16 {
     uint16_t bits;
@@ -130,6 +130,34 @@ struct AttentionArgs {
     int32_t threads;
 };
 
+// Decoder layers one after the other, for which Python would take its turn between any two products.
+struct Product {
+    const void *weight, *bias;
+    int64_t outputs;
+    int32_t group;
+    Format format;
+};
+struct LayerArgs {
+    const void *norm, *mlp_norm;        // [hidden]
+    const void *query_norm, *key_norm;  // [head_dim], or null
+    void *k_cache, *v_cache;
+    Product qkv, o, gate_up, down;      // gate_up as Epilogue::silu takes it
+    float eps, head_eps, scale;         // of both norms; of heads'; of scores
+    int32_t window;
+};
+struct LayersArgs {
+    const void* rows;      // [tokens, hidden], what stands behind the first layer's first norm
+    void* residual;        // [tokens, hidden], in and out
+    const LayerArgs* layers;  // [count]
+    const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
+    const int64_t* slots;
+    const int32_t *query_start, *seq_lens, *block_table;
+    int64_t count, tokens, hidden, requests, table_stride;
+    int32_t block_size, heads, kv_heads, head_dim, rotary_dim;
+    Dtype dtype, kept;
+    int32_t threads;
+};
+
 // Attention of `count` queries of a request, from a token of the batch on, over the keys of a head;
 // table: the request's blocks, position: the first query's.
 using AttendRows = void (*)(const AttentionArgs& a, const int32_t* table, int64_t token,
@@ -157,6 +185,11 @@ struct Kernels {
 };
 
 extern const Kernels kernels_avx2, kernels_avx512;
+
+// By the kernels that were chosen; these in turn by what a weight's format or a batch asks for.
+void run_layers(const Kernels& kernels, const LayersArgs& args);
+void run_linear(const Kernels& kernels, const LinearArgs& args);
+void run_attention(const Kernels& kernels, const AttentionArgs& args);
 
 // With VNNI products of bytes are others, and the rest is the same.
 void linear_int_avx2_vnni(const LinearArgs& args);

@@ -1,0 +1,147 @@
+"""A model's decoder layers in one call of compiled code, for steps of few tokens.
+
+Between two products of such a step Python takes a turn of some 60 us, with its code and objects out
+of the caches through which weights have just gone, and the other threads fall asleep meanwhile: a
+tenth of a step with four-bit weights. Every kernel is called as it would be from Python, so results
+have the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu import linear, native, native_attention
+from quire.kernels.layout import BatchLayout
+from quire.kernels.operands import LayerOperands, Normed, Product
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class ProductArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("weight", "bias")),
+        ("outputs", _LONG),
+        *((name, _INT) for name in ("group", "format")),
+    ]
+
+
+class LayerArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
+        *((name, _POINTER) for name in ("k_cache", "v_cache")),
+        *((name, ProductArgs) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, _FLOAT) for name in ("eps", "head_eps", "scale")),
+        ("window", _INT),
+    ]
+
+
+class LayersArgs(ctypes.Structure):
+    """As in quire_cpu.h."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("rows", "residual", "layers", "cos", "sin", "slots")),
+        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
+        *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
+        *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),
+        *((name, _INT) for name in ("dtype", "kept", "threads")),
+    ]
+
+
+def join(layers: Iterable[LayerOperands]) -> JoinedLayers | None:
+    """Layers as one call; None where a weight is not packed for compiled products."""
+    operands = list(layers)
+    rows = [_layer_args(layer) for layer in operands]
+    args = [row for row in rows if row is not None]
+    return JoinedLayers(operands, args) if len(args) == len(rows) else None
+
+
+class JoinedLayers:
+    """Decoder layers whose weights have been looked up."""
+
+    def __init__(self, operands: list[LayerOperands], args: list[LayerArgs]) -> None:
+        self._operands = operands  # whose memory the arguments point to
+        self._args = (LayerArgs * len(args))(*args)
+
+    def run(
+        self,
+        stream: Normed,
+        rope: tuple[Tensor, Tensor],
+        kv: Sequence[tuple[Tensor, Tensor]],
+        layout: BatchLayout,
+    ) -> bool:
+        """Take the residual stream [T, H] through as many layers as have a cache, in place.
+
+        stream: before the first layer. rope: cos and sin [T, R]. False if shapes or types are not
+        those that were compiled, and nothing has happened.
+        """
+        if not kv:
+            return False
+        rows, residual, (cos, sin), k_cache = stream.rows, stream.residual, rope, kv[0][0]
+        dim = self._operands[0].head_dim
+        if not (
+            isinstance(rows, Tensor)
+            and rows.is_contiguous()
+            and residual.is_contiguous()
+            and cos.dtype == residual.dtype
+            and native_attention.serves(residual, dim, k_cache)
+        ):
+            return False
+        for args, (keys, values) in zip(self._args, kv, strict=False):
+            args.k_cache, args.v_cache = keys.data_ptr(), values.data_ptr()
+        cos, sin = cos.contiguous(), sin.contiguous()
+        tokens, hidden = residual.shape
+        kv_heads = k_cache.shape[2]
+        args = LayersArgs(
+            rows.data_ptr(), residual.data_ptr(), ctypes.addressof(self._args),
+            cos.data_ptr(), sin.data_ptr(), layout.slot_mapping.data_ptr(),
+            layout.query_start_loc.data_ptr(), layout.seq_lens.data_ptr(),
+            layout.block_table.data_ptr(),
+            len(kv), tokens, hidden, len(layout.seq_lens), layout.block_table.stride(0),
+            k_cache.shape[1], self._args[0].qkv.outputs // dim - 2 * kv_heads, kv_heads, dim,
+            cos.shape[1], native.DTYPES[residual.dtype], native_attention.KEPT[k_cache.dtype],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        native.compiled().quire_cpu_layers(ctypes.byref(args))
+        return True
+
+
+def _layer_args(layer: LayerOperands) -> LayerArgs | None:
+    found = [_product_args(each) for each in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    products = [each for each in found if each is not None]
+    dtype, heads = layer.norm.dtype, layer.head_norms
+    if len(products) < len(found) or not linear.by_turns(dtype, products[2].outputs):
+        return None
+    args = LayerArgs(
+        norm=layer.norm.data_ptr(),
+        mlp_norm=layer.mlp_norm.data_ptr(),
+        eps=layer.eps,
+        scale=layer.scale,
+        window=layer.sliding_window or 0,
+    )
+    args.qkv, args.o, args.gate_up, args.down = products
+    if heads is not None:
+        args.query_norm, args.key_norm = heads.query.data_ptr(), heads.key.data_ptr()
+        args.head_eps = heads.eps
+    return args
+
+
+def _product_args(product: Product) -> ProductArgs | None:
+    packed, bias = linear.packed_form(product.weight), product.bias
+    if packed is None:
+        return None
+    return ProductArgs(
+        packed.weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        packed.outputs,
+        packed.group,
+        packed.form,
+    )
