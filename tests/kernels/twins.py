@@ -316,6 +316,11 @@ def _rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield (normal(tokens, 128, dtype=dtype),)
 
 
+def _wide_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    for size in (1, 77, 20_000):
+        yield (normal(3, size, dtype=dtype),)
+
+
 def _logits(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
     for size in (1, 77, 128, 1000):
         yield (normal(3, size, dtype=torch.float32).mul_(8).round_(),)
@@ -348,6 +353,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
     "finite_rows": _rows,
+    "to_float": _wide_rows,
     "highest": _logits,
     "block_maxima": _blocks,
     "block_masses": _masses,

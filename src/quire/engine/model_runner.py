@@ -65,5 +65,6 @@ class ModelRunner:
             if len(due) < len(hidden):  # else each has one token, and one is drawn after it
                 last_tokens = torch.from_numpy(inputs.query_start[1:][due] - 1)
                 hidden = hidden.index_select(0, last_tokens.to(hidden.device))
-            logits = self._model.compute_logits(hidden).float()  # [S, V]
+            logits = self._model.compute_logits(hidden)  # [S, V]
+            logits = kernels_for(logits.device.type).to_float(logits)
             self._running.sample(inputs, due, logits, results)

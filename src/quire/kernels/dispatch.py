@@ -73,6 +73,7 @@ TABLE: Table = {
     "move": {"reference": reference_step.move},
     "penalise": {"reference": reference_step.penalise},
     "finite_rows": {"reference": reference_step.finite_rows},
+    "to_float": {"reference": reference_step.to_float},
     "highest": {"reference": reference_step.highest},
     "block_maxima": {
         "reference": reference_step.block_maxima,
@@ -121,6 +122,7 @@ class Kernels:
     move: Callable[[Tensor, Tensor], None]
     penalise: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     finite_rows: Callable[[Tensor], Tensor]
+    to_float: Callable[[Tensor], Tensor]
     highest: Callable[[Tensor], tuple[Tensor, Tensor]]
     block_maxima: Callable[[Tensor, Tensor], Tensor]
     block_masses: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -102,6 +102,11 @@ def finite_rows(x: Tensor) -> Tensor:
     return x.isfinite().all(-1)
 
 
+def to_float(x: Tensor) -> Tensor:
+    """Logits [S, V] in float32, in which tokens are drawn."""
+    return x.float()
+
+
 def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
 

@@ -12,6 +12,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rotary_write_kv": native_attention.rotary_write_kv,
     "attention": native_attention.attention,
     "finite_rows": rows.finite_rows,
+    "to_float": rows.to_float,
     "highest": rows.highest,
     "block_maxima": rows.block_maxima,
     "block_masses": rows.block_masses,

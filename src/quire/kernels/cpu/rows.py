@@ -42,6 +42,19 @@ def finite_rows(x: Tensor) -> Tensor:
     return out
 
 
+def to_float(x: Tensor) -> Tensor:
+    """Twin of `reference_step.to_float`.
+
+    PyTorch's has a thread of its own for a row of logits, which then keeps a core busy for some ms
+    of the next step, waiting for more.
+    """
+    if x.dtype != torch.bfloat16 or not x.is_contiguous():
+        return reference_step.to_float(x)
+    out = torch.empty(x.shape)
+    _call("to_float", x, len(x), out=out.data_ptr())
+    return out
+
+
 def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Twin of `reference_step.highest`."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():

@@ -45,8 +45,8 @@ namespace avx2 {
 }  // namespace avx2
 
 extern const Kernels kernels_avx2 = {
-    "avx2", avx2::rms_norm, avx2::finite_rows, avx2::highest, avx2::block_maxima,
-    avx2::block_masses, avx2::linear, avx2::linear_int, avx2::quantize,
+    "avx2", avx2::rms_norm, avx2::finite_rows, avx2::to_float, avx2::highest,
+    avx2::block_maxima, avx2::block_masses, avx2::linear, avx2::linear_int, avx2::quantize,
     avx2::rotary_write_kv, avx2::attention, avx2::exp_all,
 };
 #endif

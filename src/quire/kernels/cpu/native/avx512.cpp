@@ -45,8 +45,8 @@ namespace avx512 {
 }  // namespace avx512
 
 extern const Kernels kernels_avx512 = {
-    "avx512", avx512::rms_norm, avx512::finite_rows, avx512::highest, avx512::block_maxima,
-    avx512::block_masses, avx512::linear, avx512::linear_int, avx512::quantize,
+    "avx512", avx512::rms_norm, avx512::finite_rows, avx512::to_float, avx512::highest,
+    avx512::block_maxima, avx512::block_masses, avx512::linear, avx512::linear_int, avx512::quantize,
     avx512::rotary_write_kv, avx512::attention, avx512::exp_all,
 };
 #endif

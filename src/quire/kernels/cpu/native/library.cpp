@@ -90,6 +90,7 @@ const char* quire_cpu_choose(const char* name) {
 
 void quire_cpu_rms_norm(const RmsNormArgs* args) { chosen->rms_norm(*args); }
 void quire_cpu_finite_rows(const RowsArgs* args) { chosen->finite_rows(*args); }
+void quire_cpu_to_float(const RowsArgs* args) { chosen->to_float(*args); }
 void quire_cpu_highest(const RowsArgs* args) { chosen->highest(*args); }
 void quire_cpu_block_maxima(const RowsArgs* args) { chosen->block_maxima(*args); }
 void quire_cpu_block_masses(const RowsArgs* args) { chosen->block_masses(*args); }

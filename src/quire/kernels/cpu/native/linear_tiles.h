@@ -8,7 +8,7 @@
 
 constexpr int64_t LINE = 64;
 constexpr int64_t STEPS = 8;           // of a stretch, where rows are in several blocks
-constexpr int64_t TILE_AHEAD = 4096;   // for one block of rows: how far before its use a line is asked for
+constexpr int64_t TILE_AHEAD = 6144;   // for one block of rows: how far before its use a line is asked for
 constexpr int64_t MANY_ROWS4 = 32;     // for fewer, four bits are multiplied as they are
 
 // Ways: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a

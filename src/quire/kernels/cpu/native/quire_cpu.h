@@ -36,10 +36,10 @@ struct RowsArgs {
     const void* x;         // [rows or more, size]
     const int64_t* places; // [rows], which rows of x (block_maxima, block_masses)
     const float *peaks, *slopes;  // [rows] (block_masses)
-    void* out;             // uint8 [rows], float [rows], float or int64 [rows, size / 64]
+    void* out;             // uint8 [rows], float [rows, size], [rows], float or int64 [rows, size / 64]
     int64_t* ids;          // [rows] (highest)
     int64_t rows, size;
-    Dtype dtype;           // of x; float32 but for finite_rows
+    Dtype dtype;           // of x; float32 but for finite_rows and to_float
     int32_t threads;
 };
 
@@ -171,6 +171,7 @@ struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNormArgs&);
     void (*finite_rows)(const RowsArgs&);
+    void (*to_float)(const RowsArgs&);
     void (*highest)(const RowsArgs&);
     void (*block_maxima)(const RowsArgs&);
     void (*block_masses)(const RowsArgs&);

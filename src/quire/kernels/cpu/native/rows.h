@@ -52,6 +52,19 @@ void finite_rows(const RowsArgs& a) {
     });
 }
 
+// bf16 as float.
+void to_float(const RowsArgs& a) {
+    const int64_t count = a.rows * a.size;
+    parallel_for((count + PIECE - 1) / PIECE, a.threads, [&](int64_t piece) {
+        const bf16* x = static_cast<const bf16*>(a.x);
+        float* out = static_cast<float*>(a.out);
+        const int64_t end = std::min(count, (piece + 1) * PIECE);
+        int64_t i = piece * PIECE;
+        for (; i + 16 <= end; i += 16) F32::load(x + i).store(out + i);
+        for (; i < end; ++i) out[i] = widen(x[i]);
+    });
+}
+
 void highest(const RowsArgs& a) {
     auto* peaks = static_cast<float*>(a.out);
     parallel_for(a.rows, a.threads, [&](int64_t row) {
