@@ -6,7 +6,8 @@
 For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed
 weights, and the native ones of every instruction set that runs here; interleaved, medians. oneDNN's
 products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
-from copies that together are larger than the caches. Beside them stands what limits them: the read
+from copies that together are larger than the caches. A way makes one product before the one that
+is timed, as in a model: threads that wait for more work keep a core from those of another way. Beside them stands what limits them: the read
 bandwidth, and each kind of multiply-add in a loop that stays in registers (cpu_limits.py).
 """
 
@@ -46,6 +47,7 @@ SETS = {  # those that multiply a form in a way of their own
 }
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
 GROUP = 32  # numbers that share a scale in four bits
+PAUSE = 0.01  # seconds, in which threads of the last way stop waiting for more of it on their core
 MOST_LOGITS = 64  # rows of the head's product: a prompt needs it for its last token alone
 L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
@@ -170,7 +172,10 @@ def _times(made: dict[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
     begin, turn = time.perf_counter(), 0
     while turn < 3 or time.perf_counter() - begin < seconds * len(made):
         for place, (way, (weights, multiply)) in enumerate(made.items()):
-            weight = weights[(turn + place) % len(weights)]  # not what the last way has just read
+            number = 2 * (turn * len(made) + place)  # through all copies, then from the first on
+            last, weight = (weights[(number + i) % len(weights)] for i in (0, 1))
+            time.sleep(PAUSE)
+            multiply(x, last)
             start = time.perf_counter()
             multiply(x, weight)
             times[way].append(time.perf_counter() - start)

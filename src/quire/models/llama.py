@@ -140,7 +140,7 @@ class LlamaModel(nn.Module):
         if input_ids.device.type == "cpu" and len(input_ids) <= FEW_TOKENS:
             joined = self.joined_layers
             if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout):
-                return self.norms[len(ctx.kv)](stream.residual)
+                return self.norms[len(ctx.kv)].forward(stream.residual)
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
             stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
