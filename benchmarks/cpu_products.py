@@ -7,8 +7,9 @@ For each form of weights, shape and number of rows: PyTorch's products, oneDNN's
 weights, and the native ones of every instruction set that runs here; interleaved, medians. oneDNN's
 products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
 from copies that together are larger than the caches. A way makes one product before the one that
-is timed, as in a model: threads that wait for more work keep a core from those of another way. Beside them stands what limits them: the read
-bandwidth, and each kind of multiply-add in a loop that stays in registers (cpu_limits.py).
+is timed, as in a model: threads that wait for more work keep a core from those of another way.
+Beside them stands what limits them: the read bandwidth, and each kind of multiply-add in a loop
+that stays in registers (cpu_limits.py).
 """
 
 from __future__ import annotations
