@@ -19,7 +19,7 @@ from quire.engine.keepers import EngineKeeper, EnginePlace
 from quire.engine.startup import start_engine
 from quire.engine.status_page import StatusPage, create_page
 from quire.logs import LogOptions
-from quire.models.llama import LlamaDecoderLayer
+from quire.models.llama import FEW_TOKENS, LlamaDecoderLayer
 
 HANG = 60.0
 SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer
@@ -56,12 +56,12 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
         return fast(*args)
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", slow)
-    config = EngineConfig.from_options(device="cpu", num_blocks=8)
+    config = EngineConfig.from_options(device="cpu", num_blocks=16)
     core, _ = start_engine(config, writer.beat_within_step)
     core.handle(
         AddRequest(
             request_id="r",
-            prompt_token_ids=[1, 2, 3],
+            prompt_token_ids=list(range(1, 2 * FEW_TOKENS)),  # layer by layer
             sampling=SamplingParams(max_tokens=1, prompt_logprobs=0),
             eos_token_ids=[],
         )

@@ -11,7 +11,7 @@ from harness import PagedModel, PagedRequest, load_folder
 from torch import Tensor
 
 from quire.hub import resolve_model
-from quire.kernels.cpu import native
+from quire.kernels.cpu import layers, native
 from quire.kernels.cpu.layers import JoinedLayers
 from quire.kvcache.storage import kv_dtype
 from quire.models import llama
@@ -66,6 +66,7 @@ def test_families(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, _ = checkpoint(family)
+    monkeypatch.setattr(layers, "_TOGETHER", 1)  # so that the second is another call's first
     assert_same_bits(served, monkeypatch, lambda: logits(folder, dtype=dtype))
 
 

@@ -25,7 +25,7 @@ from quire.models.architecture import ModelArchitecture
 if TYPE_CHECKING:
     from quire.kernels.cpu.layers import JoinedLayers
 
-FEW_TOKENS = 64  # of a step, so short that nobody waits for a sign of life within it
+FEW_TOKENS = 64  # of a step, beside which turns of Python between products count
 
 
 class LlamaAttention(nn.Module):
@@ -139,7 +139,7 @@ class LlamaModel(nn.Module):
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
         if input_ids.device.type == "cpu" and len(input_ids) <= FEW_TOKENS:
             joined = self.joined_layers
-            if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout):
+            if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout, ctx.beat):
                 return self.norms[len(ctx.kv)].forward(stream.residual)
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
@@ -148,7 +148,7 @@ class LlamaModel(nn.Module):
 
     @functools.cached_property
     def joined_layers(self) -> JoinedLayers | None:
-        """All layers as one call, where the device has one; of the weights as they are now."""
+        """All layers as a device runs them together, if it does; of the weights as they are now."""
         return join_layers(self.norm.kernels, (layer.operands() for layer, _ in self.path))
 
 

@@ -1,4 +1,4 @@
-"""A model's decoder layers in one call of compiled code, for steps of few tokens.
+"""Several decoder layers in one call of compiled code, for steps of few tokens.
 
 Between two products of such a step Python takes a turn of some 60 us, with its code and objects out
 of the caches through which weights have just gone, and the other threads fall asleep meanwhile: a
@@ -9,7 +9,7 @@ have the same bits.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 from quire.kernels.cpu import linear, native, native_attention
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import LayerOperands, Normed, Product
+
+_TOGETHER = 8  # layers of a call: Python's turn between two is nothing beside them
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -57,7 +59,7 @@ class LayersArgs(ctypes.Structure):
 
 
 def join(layers: Iterable[LayerOperands]) -> JoinedLayers | None:
-    """Layers as one call; None where a weight is not packed for compiled products."""
+    """Layers that are run together; None where a weight is not packed for compiled products."""
     operands = list(layers)
     rows = [_layer_args(layer) for layer in operands]
     args = [row for row in rows if row is not None]
@@ -77,11 +79,12 @@ class JoinedLayers:
         rope: tuple[Tensor, Tensor],
         kv: Sequence[tuple[Tensor, Tensor]],
         layout: BatchLayout,
+        beat: Callable[[], None],
     ) -> bool:
         """Take the residual stream [T, H] through as many layers as have a cache, in place.
 
-        stream: before the first layer. rope: cos and sin [T, R]. False if shapes or types are not
-        those that were compiled, and nothing has happened.
+        stream: before the first layer. rope: cos and sin [T, R]. beat: called now and then. False
+        if shapes or types are not those that were compiled, and nothing has happened.
         """
         if not kv:
             return False
@@ -95,22 +98,27 @@ class JoinedLayers:
             and native_attention.serves(residual, dim, k_cache)
         ):
             return False
-        for args, (keys, values) in zip(self._args, kv, strict=False):
-            args.k_cache, args.v_cache = keys.data_ptr(), values.data_ptr()
+        for own, (keys, values) in zip(self._args, kv, strict=False):
+            own.k_cache, own.v_cache = keys.data_ptr(), values.data_ptr()
         cos, sin = cos.contiguous(), sin.contiguous()
         tokens, hidden = residual.shape
         kv_heads = k_cache.shape[2]
         args = LayersArgs(
-            rows.data_ptr(), residual.data_ptr(), ctypes.addressof(self._args),
+            rows.data_ptr(), residual.data_ptr(), 0,
             cos.data_ptr(), sin.data_ptr(), layout.slot_mapping.data_ptr(),
             layout.query_start_loc.data_ptr(), layout.seq_lens.data_ptr(),
             layout.block_table.data_ptr(),
-            len(kv), tokens, hidden, len(layout.seq_lens), layout.block_table.stride(0),
+            0, tokens, hidden, len(layout.seq_lens), layout.block_table.stride(0),
             k_cache.shape[1], self._args[0].qkv.outputs // dim - 2 * kv_heads, kv_heads, dim,
             cos.shape[1], native.DTYPES[residual.dtype], native_attention.KEPT[k_cache.dtype],
             torch.get_num_threads(),
         )  # fmt: skip
-        native.compiled().quire_cpu_layers(ctypes.byref(args))
+        for begin in range(0, len(kv), _TOGETHER):
+            beat()
+            args.layers = ctypes.addressof(self._args[begin])
+            args.count = min(_TOGETHER, len(kv) - begin)
+            native.compiled().quire_cpu_layers(ctypes.byref(args))
+            args.rows = None  # of those behind the first, norms are to be made
         return True
 
 

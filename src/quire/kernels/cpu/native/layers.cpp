@@ -57,11 +57,11 @@ struct Layer {
                        .kept = a.kept, .threads = a.threads});
     }
 
-    // first: whether the rows behind the norm are given
-    void run(const Rooms& rooms, bool first) const {
+    // rows: behind the first norm, if they are there already
+    void run(const Rooms& rooms, const void* rows) const {
         const int64_t width = a.heads * a.head_dim;
-        multiply(own.qkv, first ? a.rows : a.residual, a.hidden, first ? nullptr : own.norm,
-                 own.eps, Epilogue::store, rooms.heads);
+        multiply(own.qkv, rows ? rows : a.residual, a.hidden, rows ? nullptr : own.norm, own.eps,
+                 Epilogue::store, rooms.heads);
         turn(rooms);
         attend(rooms);
         multiply(own.o, rooms.attended, width, nullptr, 0.0f, Epilogue::add, a.residual);
@@ -82,6 +82,6 @@ void run_layers(const Kernels& kernels, const LayersArgs& a) {
         const int64_t heads = row * own.qkv.outputs, width = row * a.heads * a.head_dim;
         uint8_t* const at = scratch.room<uint8_t>(heads + 2 * width + row * own.gate_up.outputs / 2);
         const Rooms rooms{at, at + heads, at + heads + width, at + heads + 2 * width};
-        Layer{kernels, a, own}.run(rooms, i == 0);
+        Layer{kernels, a, own}.run(rooms, i ? nullptr : a.rows);
     }
 }

@@ -146,7 +146,7 @@ struct LayerArgs {
     int32_t window;
 };
 struct LayersArgs {
-    const void* rows;      // [tokens, hidden], what stands behind the first layer's first norm
+    const void* rows;      // [tokens, hidden] behind the first norm of the first layer, or null
     void* residual;        // [tokens, hidden], in and out
     const LayerArgs* layers;  // [count]
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
