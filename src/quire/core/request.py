@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.core.messages import AddRequest
+from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, InvalidRequestError
@@ -101,9 +101,9 @@ class Request:
         self.end_token_ids = frozenset(wishes.stop_token_ids)
         if not wishes.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
-        # whether its caller waits for the end: then tokens behind the first are told with the last
-        self.is_quiet = not (message.stream or wishes.logprobs is not None)
-        self.untold: list[int] | None = None  # such tokens; None before the first one was told
+        self.is_quiet = not message.stream  # its caller waits for the end
+        # then what comes behind the first token is told with the last; None before the first
+        self.untold: RequestDelta | None = None
         self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet

@@ -183,7 +183,7 @@ def _joined(steps: list[StepOutput]) -> StepOutput:
     box = Outbox()
     for step in steps:
         for delta in step.deltas:
-            box.put(delta, stream=True)
+            box.put(delta)
     view = next((step.view for step in steps if step.view is not None), None)
     return StepOutput(deltas=list(box.ready.values()), stats=steps[-1].stats, view=view)
 

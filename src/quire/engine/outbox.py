@@ -1,14 +1,14 @@
 """What the engine still has to tell its clients: who asked for what, and news that waits.
 
-News is joined per request while it waits, for the end of a request that does not stream or for a
-client that does not read, so that memory is bounded by the answers themselves. No sockets here.
+News is joined per request while it waits for a client that does not read, so that memory is bounded
+by the answers themselves. No sockets here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.core.messages import AddRequest, RequestDelta
+from quire.core.messages import RequestDelta
 
 
 class Outbox:
@@ -16,21 +16,10 @@ class Outbox:
 
     def __init__(self) -> None:
         self.ready: dict[str, RequestDelta] = {}
-        self._held: dict[str, RequestDelta] = {}  # of requests that do not stream
 
-    def put(self, delta: RequestDelta, *, stream: bool) -> None:
+    def put(self, delta: RequestDelta) -> None:
         """Add a step's news of one request."""
         request_id = delta.request_id
-        if not stream:
-            held = self._held.get(request_id)
-            if held is not None:
-                held.join(delta)
-                delta = held
-            elif delta.finish_reason is None:
-                self._held[request_id] = delta
-            if delta.finish_reason is None:
-                return
-            self._held.pop(request_id, None)
         unread = self.ready.get(request_id)
         if unread is None:
             self.ready[request_id] = delta
@@ -43,15 +32,13 @@ class Clients:
 
     def __init__(self) -> None:
         self._outboxes: dict[bytes, Outbox] = {}
-        self._owners: dict[
-            str, tuple[Outbox, bool]
-        ] = {}  # request id → its outbox, whether streams
+        self._owners: dict[str, Outbox] = {}  # by request id
 
-    def add(self, client: bytes, message: AddRequest) -> bool:
+    def add(self, client: bytes, request_id: str) -> bool:
         """A client asks for something. False if the id is in use: it would take another's news."""
-        if message.request_id in self._owners:
+        if request_id in self._owners:
             return False
-        self._owners[message.request_id] = (self.know(client), message.stream)
+        self._owners[request_id] = self.know(client)
         return True
 
     def know(self, client: bytes) -> Outbox:
@@ -64,17 +51,16 @@ class Clients:
     def put(self, deltas: Iterable[RequestDelta]) -> None:
         """Sort a step's news into the outboxes; nobody's news is dropped."""
         for delta in deltas:
-            owner = self._owners.get(delta.request_id)
-            if owner is not None:
-                outbox, stream = owner
-                outbox.put(delta, stream=stream)
+            outbox = self._owners.get(delta.request_id)
+            if outbox is not None:
+                outbox.put(delta)
                 if delta.finish_reason is not None:
                     del self._owners[delta.request_id]
 
     def forget(self, client: bytes) -> list[str]:
         """Drop a client; returns its requests, which nobody waits for any more."""
         outbox = self._outboxes.pop(client, None)
-        orphans = [i for i, (owner, _) in self._owners.items() if owner is outbox]
+        orphans = [i for i, owner in self._owners.items() if owner is outbox]
         for request_id in orphans:
             del self._owners[request_id]
         return orphans

@@ -146,7 +146,7 @@ class EngineProcess:
         if isinstance(message, Watch):
             self._watchers.add(client)
             self._clients.know(client)
-        if isinstance(message, AddRequest) and not self._clients.add(client, message):
+        if isinstance(message, AddRequest) and not self._clients.add(client, message.request_id):
             self._socket.num_bad_frames += 1
         else:
             self._core.handle(message)

@@ -27,14 +27,14 @@ def ending(
     error_kind: ErrorKind = ErrorKind.ENGINE,
 ) -> RequestDelta:
     """The last delta of a request that ends without another token."""
-    return RequestDelta(
+    delta = RequestDelta(
         request_id=request.request_id,
-        token_ids=request.untold or [],
         num_cached_tokens=request.num_cached_tokens,
         finish_reason=reason.value,
         error=error,
         error_kind=error_kind,
     )
+    return _behind_the_untold(request, delta)
 
 
 def delivered(
@@ -44,14 +44,13 @@ def delivered(
 
     With a finish_reason it is the request's last delta.
     """
-    reason, token_id = None, result.token_id
+    reason, token_id, untold = None, result.token_id, request.untold
     if entry.samples:
         assert token_id is not None, "a request was due a token and got none"
         reason = request.append(token_id)
-        if request.untold is not None:
-            request.untold.append(token_id)
-            if reason is None and not result.whole:
-                return None
+        if untold is not None and reason is None and not (result.whole or result.logprobs):
+            untold.token_ids.append(token_id)  # as mostly; no delta is made for it
+            return None
     delta = RequestDelta(request_id=request.request_id, num_cached_tokens=request.num_cached_tokens)
     if result.prompt_logprobs:  # a recomputation gives again what was told before
         told = max(0, request.num_prompt_logprobs - entry.start)
@@ -59,7 +58,20 @@ def delivered(
         request.num_prompt_logprobs += len(delta.prompt_logprobs)
     if token_id is not None:
         _tell_token(request, token_id, reason, result, delta)
+    delta = _behind_the_untold(request, delta)
+    if delta is untold and delta.finish_reason is None:
+        return None
+    if request.is_quiet and token_id is not None:
+        request.untold = RequestDelta(request_id=request.request_id)
     return delta
+
+
+def _behind_the_untold(request: Request, delta: RequestDelta) -> RequestDelta:
+    """What has waited to be told, and this."""
+    if request.untold is None:
+        return delta
+    request.untold.join(delta)
+    return request.untold
 
 
 def _tell_token(
@@ -69,10 +81,8 @@ def _tell_token(
     result: SampleResult,
     delta: RequestDelta,
 ) -> None:
-    """Write the token that was appended, those that waited for it, and the end into a delta."""
-    delta.token_ids = [token_id] if request.untold is None else request.untold
-    if request.is_quiet:
-        request.untold = []
+    """Write the token that was appended, and the end, into a delta."""
+    delta.token_ids = [token_id]
     if result.logprobs is not None:
         delta.logprobs = [result.logprobs]
     if result.whole and reason is not FinishReason.STOP:
