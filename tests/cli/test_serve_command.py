@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from quire.cli import main
+from quire.cli.serve import make_parser, server_settings
 from quire.server.address import bind
 
 
@@ -71,6 +72,11 @@ def test_serve_key_from_the_environment() -> None:
         with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
             connection.request("GET", "/v1/models")
             assert connection.getresponse().status == 401
+
+
+def test_keys_may_be_given_one_by_one() -> None:
+    args = make_parser().parse(["--api-key", "first", "--api-key", "second,third"])
+    assert server_settings(args).api_key == "first,second,third"
 
 
 def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:

@@ -87,8 +87,16 @@ def human_int(text: str) -> int:
     return int(value)
 
 
-def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) -> None:
-    """Add one setting as `--its-name`. It is absent from the namespace unless it was given."""
+def add_option(
+    parser: argparse._ActionsContainer,
+    option: Option,
+    *flags: str,
+    is_list: bool = False,
+) -> None:
+    """Add one setting as `--its-name`. It is absent from the namespace unless it was given.
+
+    is_list: it may be given several times.
+    """
     flag = "--" + option.name.replace("_", "-")
     help_text = option.help.replace("%", "%%")
     if option.default is not None and "default" not in option.help:
@@ -103,6 +111,7 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
     parser.add_argument(
         flag,
         *flags,
+        action="append" if is_list else "store",
         type=kind,
         choices=option.choices,
         metavar=None if option.choices else kind_name,

@@ -72,7 +72,7 @@ def make_parser() -> CommandParser:
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
-        add_option(group, option)
+        add_option(group, option, is_list=option.name == "api_key")
     add_engine_options(parser)
     return parser
 
@@ -81,14 +81,10 @@ def run(argv: Sequence[str]) -> int:
     """Serve until a signal comes."""
     begin = time.monotonic()
     args = make_parser().parse(argv)
-    given = chosen(args, [option.name for option in options_of(ServerSettings)])
-    from_environment: dict[str, Any] = {}
-    for name in ("api_key", "admin_api_key"):
-        if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
-            from_environment[name] = os.environ[variable]
-    settings = ServerSettings(**given, **from_environment)
+    settings = server_settings(args)
     locked = settings.keys.are_asked_for  # a file of keys that cannot be read is told at once
-    key = key_in_shell(settings, from_environment="api_key" in from_environment) if locked else ""
+    from_environment = settings.api_key is not None and "api_key" not in vars(args)
+    key = key_in_shell(settings, from_environment=from_environment) if locked else ""
     plans = model_plans(args, settings)
     only_dry = [name for name in ("gpu_memory_gib", "json") if vars(args).get(name)]
     if only_dry and not args.dry_run:
@@ -100,6 +96,17 @@ def run(argv: Sequence[str]) -> int:
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
         return asyncio.run(_serve(plans, settings, listener, begin, key))
+
+
+def server_settings(args: argparse.Namespace) -> ServerSettings:
+    """Those of the server; keys that were not given are the environment's. Raises ConfigError."""
+    given = chosen(args, [option.name for option in options_of(ServerSettings)])
+    if "api_key" in given:
+        given["api_key"] = ",".join(given["api_key"])
+    for name in ("api_key", "admin_api_key"):
+        if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
+            given[name] = os.environ[variable]
+    return ServerSettings(**given)
 
 
 def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelPlan]:

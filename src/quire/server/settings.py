@@ -37,7 +37,9 @@ class ServerSettings:
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
     port: int = _setting(8000, "port to listen on; 0 takes a free one")
     api_key: str | None = _setting(
-        None, "keys, one of which requests must bring, with commas between; default: $QUIRE_API_KEY"
+        None,
+        "key that requests must bring; of several, given so or with commas between, one; "
+        "default: $QUIRE_API_KEY",
     )
     api_key_file: str | None = _setting(None, "file of more such keys, one per line")
     share_prefix_cache: bool = _setting(
