@@ -76,26 +76,8 @@ def build_server(
             await models.close()
 
     page = Page()
-    reception = Reception(loader, settings)
-
-    def run(
-        path: str, prepare: Prepare[T], answer: Answer[T], in_thread: int = IN_THREAD_BYTES
-    ) -> Route:
-        work = _Run(prepare, answer, in_thread, loader, reception, settings)
-        return Route(path, work, methods=["POST"])
-
-    def look(path: str, answer: Look) -> Route:
-        return Route(path, _Look(answer, loader, reception, settings), methods=["POST"])
-
     routes = [
-        run("/v1/completions", completions.prepare, answer, COMPLETION_IN_THREAD_BYTES),
-        run("/v1/chat/completions", chat.prepare, answer),
-        run("/v1/responses", responses.prepare, answer),
-        run("/v1/messages", messages.prepare, answer),
-        run("/v1/embeddings", embeddings.prepare, embeddings.answer),
-        look("/v1/messages/count_tokens", messages.count_tokens),
-        look("/tokenize", tokenize),
-        look("/detokenize", detokenize),
+        *_model_routes(loader, settings),
         *Models(models).routes,
         *Health(models, drain, settings.engine_hang_timeout).routes,
         Route("/live", Live(models, observer.metrics).answer),
@@ -120,6 +102,31 @@ def build_server(
     app.state.note_end = observer.note_end
     app.state.admin = build_admin_app(loader, settings)
     return app
+
+
+def _model_routes(loader: Loader, settings: ServerSettings) -> list[Route]:
+    """Those that run a model, and those that tell what it would be given."""
+    reception = Reception(loader, settings)
+
+    def run(
+        path: str, prepare: Prepare[T], answer: Answer[T], in_thread: int = IN_THREAD_BYTES
+    ) -> Route:
+        work = _Run(prepare, answer, in_thread, loader, reception, settings)
+        return Route(path, work, methods=["POST"])
+
+    def look(path: str, answer: Look) -> Route:
+        return Route(path, _Look(answer, loader, reception, settings), methods=["POST"])
+
+    return [
+        run("/v1/completions", completions.prepare, answer, COMPLETION_IN_THREAD_BYTES),
+        run("/v1/chat/completions", chat.prepare, answer),
+        run("/v1/responses", responses.prepare, answer),
+        run("/v1/messages", messages.prepare, answer),
+        run("/v1/embeddings", embeddings.prepare, embeddings.answer),
+        look("/v1/messages/count_tokens", messages.count_tokens),
+        look("/tokenize", tokenize),
+        look("/detokenize", detokenize),
+    ]
 
 
 class _Run(Generic[T]):
