@@ -33,7 +33,9 @@ def decode_fp8(budget: Budget, args: argparse.Namespace, results: list[dict[str,
             k_cache = caches[0][0]
             ways: dict[str, DecodeConfig | HopperDecodeConfig] = {
                 "all GPUs": tuning.decode_config(k_cache, len(lens)),
-                "Hopper": tuning.hopper_decode_config(k_cache, model.heads // model.kv_heads),
+                "Hopper": tuning.hopper_decode_config(
+                    k_cache, model.heads // model.kv_heads, len(lens)
+                ),
             }
             for per_sm, slots in CUTS:
                 way = HopperDecodeConfig(per_sm, slots * 128 // model.head_dim)

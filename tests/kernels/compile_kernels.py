@@ -237,14 +237,20 @@ def prefill_fp8(capability: int) -> Compiled:
     return prefill(capability, FP8_CACHE)
 
 
-def hopper(capability: int, *, split: bool = True) -> Compiled:
+def boxes_of(kind: str, head_dim: int) -> dict[str, str]:
+    """Types of a cache's boxes of 16 slots, of keys and of values."""
+    bits = 8 if kind == "fp8e4nv" else 16
+    layout = gl.NVMMASharedLayout(min(128, head_dim * bits // 8), bits, 2)
+    return dict.fromkeys(["k_desc", "v_desc"], f"tensordesc<{kind}[16, {head_dim}],{layout!r}>")
+
+
+def hopper(capability: int, kind: str = "bf16", *, split: bool = True) -> Compiled:
     """Prefill attention for Hopper, in its smallest form: the larger take three times as long."""
     names = hopper_prefill_kernel.arg_names
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
-    boxes = f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
-    types |= {"k_desc": boxes, "v_desc": boxes}
+    types |= boxes_of(kind, 64)
     shape = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 8, "CODE_SLOTS": 3, "SPLIT": split, "TURNS": not split}
+    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 4, "SPLIT": split, "TURNS": not split}
     return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
 
 
@@ -253,17 +259,16 @@ def hopper_halves(capability: int) -> Compiled:
     return hopper(capability, split=False)
 
 
-def hopper_decode(capability: int) -> Compiled:
+def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
     """Decode attention for Hopper of an 8B model with prefixes that several share."""
     names = hopper_decode_kernel.arg_names
-    boxes = f"tensordesc<fp8e4nv[16, 128],{gl.NVMMASharedLayout(128, 8, 2)!r}>"
-    types = ATTENTION | {"k_desc": boxes, "v_desc": boxes, "partial_ptr": "*fp32"}
+    types = ATTENTION | boxes_of(kind, 128) | {"partial_ptr": "*fp32"}
     types |= dict.fromkeys(["counter_ptr", "runs_ptr", "places_ptr", "lens_ptr"], INTS)
     types |= {"shared_sums_ptr": "*fp32", "shared_stats_ptr": "*fp32", "shared_plan_ptr": INTS}
     types |= dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
+    cut = {"TILE": 64, "SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
     return compile_kernel(
         hopper_decode_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=True
     )
@@ -360,7 +365,9 @@ KERNELS = {
     "tile_gemm_fp8": tile_gemm_fp8,
     "hopper": hopper,
     "hopper_halves": hopper_halves,
+    "hopper_fp8": functools.partial(hopper, kind="fp8e4nv"),
     "hopper_decode": hopper_decode,
+    "hopper_decode_bf16": functools.partial(hopper_decode, kind="bf16"),
     "small": small,
 }
 

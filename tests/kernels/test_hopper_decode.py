@@ -1,4 +1,4 @@
-"""Hopper's decode attention over FP8 against its twin; only such a GPU runs it."""
+"""Hopper's decode attention against its twin; only such a GPU runs it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ BATCHES = [
     ([1] * 300, [192 - i % 7 for i in range(300)]),
     ([1] * 64, [100 + 37 * i * i % 8000 for i in range(64)]),
 ]
+WAYS = [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5), HopperDecodeConfig(3, 2, tile=128)]
+LIMITS = {torch.bfloat16: 6e-3, reference.FP8: 3e-3}
 # heads of a key head, key heads, dimensions, block size, window
 SHAPES = [
     (4, 8, 128, 16, None),
@@ -40,12 +42,15 @@ SHAPES = [
 ]
 
 
+@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", [HopperDecodeConfig(2, 2), HopperDecodeConfig(1, 5)])
-def test_any_lengths(way: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None]) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_any_lengths(
+    way: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+) -> None:
     window, scale = shape[4] or 0, shape[2] ** -0.5
     for queries, lens in BATCHES:
-        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, reference.FP8)
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         plan = attention.make_plan(layout, window, way, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
@@ -54,15 +59,16 @@ def test_any_lengths(way: HopperDecodeConfig, shape: tuple[int, int, int, int, i
         )
         one = torch.tensor([n == 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[:-2][one] - expected[one]).norm() / expected[one].norm()
-        assert error < 3e-3, (queries, lens)
+        assert error < LIMITS[kept], (queries, lens)
         assert out[:-2][~one].isnan().all()
         assert not out[-2:].any()
         assert not workspace(query.device).counters.any()
 
 
+@pytest.mark.parametrize("queries", [1, 100], ids=["decode", "prefill"])
 @pytest.mark.parametrize("large", [1e-30, 1.0, 1e30])
-def test_queries_and_weights_of_any_range(large: float) -> None:
-    query, k_cache, v_cache, layout, _ = case([1] * 3, [2000] * 3, SHAPES[0], reference.FP8)
+def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
+    query, k_cache, v_cache, layout, _ = case([queries] * 3, [2000] * 3, SHAPES[0], reference.FP8)
     k_cache, v_cache = (cache.float().nan_to_num(1.0) for cache in (k_cache, v_cache))
     spread = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
     for by in (spread, 2 * torch.ones_like(spread)):
@@ -71,25 +77,28 @@ def test_queries_and_weights_of_any_range(large: float) -> None:
         expected = reference.attention(wide.float(), k_cache, v_cache, layout, scale, None)
         codes = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
         out = attention.attention(wide, *codes, layout, scale, None)
-        assert (out - expected).norm() / expected.norm() < 3e-3
+        limit = 3e-3 if queries == 1 else 6e-3
+        assert (out - expected).norm() / expected.norm() < limit
 
 
+@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("heads", [(32, 8, 128), (6, 2, 64)], ids=str)
-def test_prefixes_that_several_begin_with(heads: tuple[int, int, int]) -> None:
+def test_prefixes_that_several_begin_with(heads: tuple[int, int, int], kept: torch.dtype) -> None:
     query, k_cache, v_cache, layout, *rest = shared_case(heads, torch.bfloat16)
-    k_cache, v_cache = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
+    k_cache, v_cache = k_cache.to(kept), v_cache.to(kept)
     expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, *rest)
     caches = k_cache.cuda(), v_cache.cuda()
     assert isinstance(attention.decode_way(query.cuda(), caches[0]), HopperDecodeConfig)
     out = attention.attention(query.cuda(), *caches, on_device(layout), *rest)
-    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < 3e-3
+    assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kept]
 
 
-def test_the_newest_keys_are_waited_for() -> None:
+@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
     """Behind the kernel that writes them, several layers in one graph."""
     group, heads, dim = 4, 8, 128
     lens = [1 + 61 * i for i in range(64)]
-    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], reference.FP8)
+    _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kept)
     caches = [(k_cache.clone(), v_cache.clone()) for _ in range(3)]
     fused = torch.empty(64, (group + 2) * heads, dim, dtype=torch.bfloat16, device="cuda")
     cos, sin = torch.ones(64, dim, device="cuda"), torch.zeros(64, dim, device="cuda")
@@ -112,18 +121,20 @@ def test_the_newest_keys_are_waited_for() -> None:
     for _ in range(20):
         fused.normal_()
         for cache in itertools.chain(*caches):
-            cache.view(torch.uint8).flatten(0, 1)[layout.slot_mapping.long()] = 0x7F  # NaN
+            hole = cache.view(torch.uint8 if kept.itemsize == 1 else torch.int16)
+            hole.flatten(0, 1)[layout.slot_mapping.long()] = 0x7F if kept.itemsize == 1 else 0x7FFF
         graph.replay()
         for (query, out), cache in zip(outs, caches, strict=True):
             wide = (each.float() for each in cache)
             expected = reference.attention(query.float(), *wide, layout, 0.1, None)
-            assert (out - expected).norm() / expected.norm() < 3e-3
+            assert (out - expected).norm() / expected.norm() < LIMITS[kept]
 
 
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(5, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, device="cuda").to(reference.FP8)
     assert isinstance(attention.decode_way(query, served), HopperDecodeConfig)
-    for cache in (served.bfloat16(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
+    assert isinstance(attention.decode_way(query, served.bfloat16()), HopperDecodeConfig)
+    for cache in (served.half(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
         assert isinstance(attention.decode_way(query, cache), DecodeConfig)
     assert isinstance(attention.decode_way(query.half(), served), DecodeConfig)

@@ -87,5 +87,9 @@ def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
     assert isinstance(attention.prefill_way(query, served), HopperConfig)
+    assert isinstance(attention.prefill_way(query.half(), served.half()), HopperConfig)
+    assert not isinstance(
+        attention.prefill_way(query.half(), served.to(reference.FP8)), HopperConfig
+    )
     for cache in (served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
         assert not isinstance(attention.prefill_way(query, cache), HopperConfig)

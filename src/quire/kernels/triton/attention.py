@@ -36,6 +36,7 @@ from quire.kernels.triton.tuning import (
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 _LOG2_E = 1.4426950408889634
+_PLAIN = [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,26 +182,26 @@ def prefill_attention(
 def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
     """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
-    types = query.dtype, k_cache.dtype
-    if types == (torch.bfloat16, reference.FP8) and group <= 16 and _boxes_fit(query, k_cache):
-        return hopper_decode_config(k_cache, group)
+    if group <= 16 and _hopper_serves(query, k_cache):
+        return hopper_decode_config(k_cache, group, len(query))
     return decode_config(k_cache, len(query))
 
 
 def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
     """How prefill attention is cut; for Hopper in its own way, where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
-    is_known = query.dtype.itemsize == 2 and k_cache.dtype in (query.dtype, reference.FP8)
-    if is_known and group <= 64 and _boxes_fit(query, k_cache):
+    if group <= 64 and _hopper_serves(query, k_cache):
         return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
     return prefill_config(k_cache, group)
 
 
-def _boxes_fit(query: Tensor, k_cache: Tensor) -> bool:
-    """Whether Hopper's kernels can have the cache fetched by the copy engine."""
+def _hopper_serves(query: Tensor, k_cache: Tensor) -> bool:
+    """Whether Hopper has kernels for these: types, and a cache that the copy engine can fetch."""
     _, block_size, _, head_dim = k_cache.shape
+    types = query.dtype, k_cache.dtype
     return (
         has_ring(query.device)
+        and (types == (torch.bfloat16, reference.FP8) or types in _PLAIN)
         and head_dim in (64, 128)
         and block_size in (8, 16, 32, 64, 128)
         and k_cache.is_contiguous()

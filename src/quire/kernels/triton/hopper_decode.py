@@ -1,11 +1,9 @@
-"""Decode attention for Hopper over keys and values in FP8, keys multiplied as they are.
+"""Decode attention for Hopper over keys and values in 16 bits, or in FP8 with keys as they are.
 
-Twin of `decode_attention.py` for queries in bfloat16 and 64 or 128 dimensions a head, with the same
-plan and the same parts in memory. One warp keeps a ring of tiles filled by the copy engine, over
-the ends of requests and key heads, so that memory does not wait for a softmax. The tensor cores
-multiply FP8 by FP8 alone: a query is the sum of two such numbers, since bfloat16 has eight digits
-and FP8 four. Values are widened to float16. (The ring: warp specialisation as in FlashAttention 3,
-Shah et al., 2024.)
+Twin of `decode_attention.py` for 64 or 128 dimensions a head, with the same plan and the same parts
+in memory. One warp keeps a ring of tiles filled by the copy engine, over the ends of requests and
+key heads, so that memory does not wait for a softmax. Values in FP8 are widened to float16. (The
+ring: warp specialisation as in FlashAttention 3, Shah et al., 2024.)
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_decode_parts import leave_or_merge, with_shared_part
-from quire.kernels.triton.hopper_decode_tiles import attend_to_keys, halve, load_query
-from quire.kernels.triton.hopper_decode_work import TILE, fetch, first_row, oldest_key, row_behind
+from quire.kernels.triton.hopper_decode_tiles import attend_to_keys, leave_query, load_query
+from quire.kernels.triton.hopper_decode_work import fetch, first_row, oldest_key, row_behind
 from quire.kernels.triton.tuning import HopperDecodeConfig
 from quire.kernels.triton.workspace import workspace
 
@@ -52,7 +50,7 @@ def launch_decode(
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     space = workspace(query.device)
-    registers = 65536 // (config.per_sm * 256) // 8 * 8  # of a thread; four of eight warps are idle
+    group = query.shape[1] // num_kv_heads
     hopper_decode_kernel[(num_kv_heads * len(runs),)](
         query, cache_boxes(k_cache, config.tile), cache_boxes(v_cache, config.tile), out,
         layout.block_table, layout.query_start_loc, layout.seq_lens, tiles, runs,
@@ -60,10 +58,11 @@ def launch_decode(
         len(layout.seq_lens), len(query), scale, query.stride(0), query.stride(1),
         layout.block_table.stride(0), out.stride(0), config.min_units,
         int(plan_is_fresh), int(opens_early),
-        NUM_KV_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, WINDOW=window, SLOTS=config.slots, PDL=pdl,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots, PDL=pdl,
         HAS_SHARED=shared[0] is not None, MEMBERS=SHARED_MEMBERS,
-        num_warps=4, maxnreg=min(255, registers), launch_pdl=pdl,
+        num_warps=4, maxnreg=80 if group <= 8 else 128,  # four of eight warps are idle
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -75,16 +74,17 @@ def hopper_decode_kernel(
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_table,
     stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr, PDL: gl.constexpr,
-    HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
+    PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """As `decode_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
+    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else 16)
     ring = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, TILE, HEAD_DIM], k_desc.layout)
     full, empty = barriers(SLOTS, 1), barriers(SLOTS, 1)
     q_smem = gl.allocate_shared_memory(k_desc.dtype, [2 * GROUPS, HEAD_DIM], k_desc.layout)
     p_smem = gl.allocate_shared_memory(
-        gl.float16, [2 * GROUPS, TILE], gl.NVMMASharedLayout(128, 16, 2)
+        gl.float16 if FP8 else k_desc.dtype, [2 * GROUPS, TILE], gl.NVMMASharedLayout(128, 16, 2)
     )
     fence_async_shared()
     shared = (places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr)
@@ -102,7 +102,7 @@ def hopper_decode_kernel(
                 NUM_KV_HEADS, BLOCK_SIZE, WINDOW, SLOTS, PDL, HAS_SHARED, MEMBERS)),
         ],
         [1],
-        [24],
+        [32],
     )  # fmt: skip
     invalidate(full)
     invalidate(empty)
@@ -148,7 +148,7 @@ def _attend(
         request, first_tile, num_tiles = row
         stop = gl.minimum(end, first_tile + num_tiles)
         oldest = oldest_key(places_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS)
-        factor = halve(q, q_smem)
+        factor = leave_query(q, q_smem)
         next_token, next_len = token, seq_len
         if stop < end:  # looked up here, so that it is there when its turn comes
             row = row_behind(row, tiles_ptr)

@@ -81,7 +81,7 @@ def _merged(
     """The mean of all parts, in their order, some at a time: [GROUPS, D] as `result` lies."""
     LAYOUT: gl.constexpr = result.type.layout
     HEAD_DIM: gl.constexpr = result.shape[1]
-    AT_ONCE: gl.constexpr = 8
+    AT_ONCE: gl.constexpr = 4096 // (result.shape[0] * HEAD_DIM)  # 32 numbers of a thread
     g = gl.arange(0, result.shape[0], gl.SliceLayout(1, LAYOUT))
     d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
     acc = gl.zeros(result.shape, gl.float32, LAYOUT)

@@ -1,9 +1,10 @@
 """Hopper's decode attention: the products of a tile of keys and its values, and their softmax.
 
 Owns how queries, keys, values and weights lie where the tensor cores take them. Keys are the rows
-of the first product, and the query heads of a key head its columns, two for each. In the second
-one dimensions of values are the rows; these come through registers, where they are widened, and of
-the columns every other is not needed.
+of the first product, and the query heads of a key head its columns, two for each: as many as the
+hardware has at least for the four heads that are most common. In the second one dimensions of
+values are the rows, and of the columns every other is not needed; values in FP8 come through
+registers, where they are widened.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from quire.kernels.triton.fp8_cache import WIDENING
 from quire.kernels.triton.gluon_names import barrier, seen_as
 from quire.kernels.triton.hopper_attend import LIFT, exp2
-from quire.kernels.triton.hopper_decode_work import TILE
+from quire.kernels.triton.hopper_queries import halved
 
 
 @gluon.constexpr_function
@@ -41,23 +42,15 @@ def load_query(
 
 
 @gluon.jit
-def halve(q, q_smem):
-    """Leave q [GROUPS, D] as two numbers of FP8 each, in turns; by what they were divided.
-
-    The largest of a row comes to between 128 and 256: exact, but for numbers of less than 2^-9 of
-    it, of which 2^-18 of the largest is lost at most.
-    """
-    GROUPS: gl.constexpr = q.shape[0]
-    wide = q.to(gl.float32)
-    largest = gl.max(gl.abs(wide), 1)
-    bits = gl.maximum(largest.to(gl.int32, bitcast=True), 0x0D800000) & 0x7F800000
-    factor = bits.to(gl.float32, bitcast=True) * (1.0 / 128)
-    wide = wide * (1.0 / factor)[:, None]
-    # rounded by hand: of numbers narrowed and widened again ptxas (CUDA 12.8) reads some too early
-    bits = (wide.to(gl.int32, bitcast=True) + 0x80000) & -0x100000
-    high = bits.to(gl.float32, bitcast=True)
-    both = gl.join(high.to(q_smem.dtype), (wide - high).to(q_smem.dtype))
-    q_smem.store(both.permute(0, 2, 1).reshape([2 * GROUPS, q.shape[1]]))
+def leave_query(q, q_smem):
+    """Leave q [GROUPS, D] as two rows each, whose sum it is; by what they were divided."""
+    if q_smem.dtype == q.dtype:
+        high, low = q, gl.zeros_like(q)
+        factor = gl.full([q.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, q.type.layout))
+    else:
+        high, low, factor = halved(q)
+    both = gl.join(high.to(q_smem.dtype), low.to(q_smem.dtype))
+    q_smem.store(both.permute(0, 2, 1).reshape([2 * q.shape[0], q.shape[1]]))
     fence_async_shared()
     barrier()
     return factor
@@ -74,11 +67,14 @@ def attend_to_keys(
     at: of the first tile. row_scale [GROUPS]: of each query's scores, times log2(e). Every tile
     holds at least one visible key, so the maximum is finite.
     """
+    TILE: gl.constexpr = ring.shape[1]
     COLUMNS: gl.constexpr = 2 * GROUPS
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
+    BYTES: gl.constexpr = ring.dtype.primitive_bitwidth // 8
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 // BYTES])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    codes = seen_as(
-        ring, gl.int16, [2 * SLOTS, TILE, HEAD_DIM // 2], gl.NVMMASharedLayout(HEAD_DIM, 16, 2)
+    WORDS: gl.constexpr = HEAD_DIM * BYTES // 2  # of 16 bits: a number, or a pair of codes
+    words = seen_as(
+        ring, gl.int16, [2 * SLOTS, TILE, WORDS], gl.NVMMASharedLayout(min(128, 2 * WORDS), 16, 2)
     )
     s = _summed(gl.zeros([TILE, COLUMNS], gl.float32, SCORES))
     acc = _summed(gl.zeros([HEAD_DIM, COLUMNS], gl.float32, SUMS))
@@ -90,10 +86,12 @@ def attend_to_keys(
     for tile in range(start + tile_begin, start + tile_end):
         slot = at % SLOTS
         mbarrier.wait(full.index(slot), at // SLOTS & 1)
-        values = codes.index(2 * slot + 1)
+        values = words.index(2 * slot + 1)
         first, behind = oldest - tile * TILE, seq_len - tile * TILE
         if (first > 0) | (behind < TILE):
             _clear_unseen(values, first, behind)
+        if BYTES == 2:
+            values = ring.index(2 * slot + 1)
         acc, s, m = _add_tile(
             ring.index(2 * slot), values, empty.index(slot), q_smem, p_smem, row_scale,
             acc, s, m, first, behind, SCORES, SUMS,
@@ -102,7 +100,10 @@ def attend_to_keys(
     total = gl.sum(s, 0)
     acc = acc * gl.convert_layout(1.0 / total, SUM_QUERIES)[None, :]
     LAYOUT: gl.constexpr = _by_head(HEAD_DIM)
-    result = acc.reshape([HEAD_DIM // 16, 2, 8, GROUPS]).permute(3, 0, 2, 1)
+    if BYTES == 1:  # as `_operand` has them
+        result = acc.reshape([HEAD_DIM // 16, 2, 8, GROUPS]).permute(3, 0, 2, 1)
+    else:
+        result = acc.permute(1, 0)
     result = gl.convert_layout(result.reshape([GROUPS, HEAD_DIM]), LAYOUT)
     return result, m + gl.log2(total)
 
@@ -114,34 +115,38 @@ def _add_tile(
 ):  # fmt: skip
     """Add a tile to sums [D, GROUPS] of values, those [TILE, GROUPS] of weights, and maxima.
 
-    keys [TILE, D]; values as pairs [TILE, D / 2]; emptied: told as soon as both have been read.
+    keys [TILE, D]; values [TILE, D], or pairs of codes [TILE, D / 2]; emptied: told as soon as both
+    have been read.
     Keys from `first` on and before `behind` are seen.
     """
     HEAD_DIM: gl.constexpr = acc.shape[0]
+    TILE: gl.constexpr = s.shape[0]
     GROUPS: gl.constexpr = acc.shape[1]
-    PAIRS: gl.constexpr = _pairs_layout(HEAD_DIM)
+    PAIRS: gl.constexpr = values.shape[1] < HEAD_DIM
     parts = gl.zeros([TILE, 2 * GROUPS], gl.float32, SCORES)
     parts = warpgroup_mma(keys, q_smem.permute((1, 0)), parts, use_acc=False, is_async=True)
-    v = values.permute((1, 0)).load(PAIRS)
+    if PAIRS:
+        pairs = values.permute((1, 0)).load(_pairs_layout(HEAD_DIM, TILE))
     parts = warpgroup_mma_wait(0, deps=[parts])
-    mbarrier.arrive(emptied, count=1)
+    if PAIRS:
+        mbarrier.arrive(emptied, count=1)
     scores = _summed(parts) * row_scale[None, :]
     key = gl.arange(0, TILE, gl.SliceLayout(1, s.type.layout))
     scores = gl.where(((key >= first) & (key < behind))[:, None], scores, float("-inf"))
     new_m = gl.maximum(m, gl.max(scores, 0))
     p = exp2(scores - (new_m - LIFT)[None, :])
     shrink = exp2(m - new_m)
-    weights = p.to(gl.float16)
+    weights = p.to(p_smem.dtype)
     weights = gl.join(weights, weights).reshape([TILE, 2 * GROUPS])  # as many columns as parts
     p_smem.store(weights.permute(1, 0))
     fence_async_shared()
     barrier()
+    v = _operand(pairs, gl.DotOperandLayout(0, SUMS, 2)) if PAIRS else values.permute((1, 0))
     sums = gl.zeros([HEAD_DIM, 2 * GROUPS], gl.float32, SUMS)
-    sums = warpgroup_mma(
-        _operand(v, gl.DotOperandLayout(0, SUMS, 2)), p_smem.permute((1, 0)), sums,
-        use_acc=False, is_async=True,
-    )  # fmt: skip
+    sums = warpgroup_mma(v, p_smem.permute((1, 0)), sums, use_acc=False, is_async=True)
     sums = warpgroup_mma_wait(0, deps=[sums])
+    if not PAIRS:
+        mbarrier.arrive(emptied, count=1)
     sums = gl.split(sums.reshape([HEAD_DIM, GROUPS, 2]))[0]
     by = gl.convert_layout(shrink, gl.SliceLayout(0, acc.type.layout))
     return acc * by[None, :] + sums, s * shrink[None, :] + p, new_m
@@ -152,7 +157,7 @@ def _clear_unseen(values, first, behind):
     """Zero values before `first` and from `behind` on: unwritten slots may hold NaNs, which zero
     weights let pass."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
-    key = gl.arange(0, TILE, gl.SliceLayout(1, LAYOUT))
+    key = gl.arange(0, values.shape[0], gl.SliceLayout(1, LAYOUT))
     seen = (key >= first) & (key < behind)
     values.store(gl.where(seen[:, None], values.load(LAYOUT), 0))
     fence_async_shared()
@@ -170,6 +175,7 @@ def _summed(parts):
 def _operand(pairs, LAYOUT: gl.constexpr):
     """Widened values [D, TILE]: of 16 dimensions first the even ones."""
     HALF: gl.constexpr = pairs.shape[0]
+    TILE: gl.constexpr = pairs.shape[1]
     even, odd = _widen(pairs)
     values = gl.join(even, odd).reshape([HALF // 8, 8, TILE, 2])
     return gl.convert_layout(values.permute(0, 3, 1, 2).reshape([2 * HALF, TILE]), LAYOUT)
@@ -184,9 +190,10 @@ def _widen(pairs):
 
 
 @gluon.constexpr_function
-def _pairs_layout(head_dim):
+def _pairs_layout(head_dim, tile):
     """A layout of pairs of values [D / 2, keys], as `ldmatrix` turns them; widened and put together
     as `_operand` does, they lie as the tensor cores take them."""
-    registers = [[0, 1], [0, 8], [0, 16], [0, 32]] + ([[32, 0]] if head_dim == 128 else [])
-    lanes = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[8, 0], [16, 0]], [], [head_dim // 2, 64])
+    registers = [[0, 1], [0, 8], [0, 16], [0, 32]]
+    registers += ([[0, 64]] if tile == 128 else []) + ([[32, 0]] if head_dim == 128 else [])
+    lanes, warps = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [head_dim // 2, tile])

@@ -16,8 +16,6 @@ from triton.language.extra.cuda import gdc_wait
 from quire.kernels.triton.gluon_names import fetch_box
 from quire.kernels.triton.hopper_work import rows_of
 
-TILE = gl.constexpr(64)  # keys; the rows of a warpgroup's products
-
 
 @gluon.jit
 def first_row(runs_ptr, crew):
@@ -64,20 +62,23 @@ def fetch(
 
     Of what is read only each request's newest key comes from the kernel in front, and the plan may.
     """
+    TILE: gl.constexpr = ring.shape[1]
     BOX: gl.constexpr = k_desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
+    BITS: gl.constexpr = k_desc.dtype.primitive_bitwidth
     seq_lens_ptr, tiles_ptr, runs_ptr, places_ptr, lens_ptr = requests
     if PDL:
         if plan_is_fresh > 0:
             gdc_wait()
     program = gl.program_id(0)
     head = program % NUM_KV_HEADS
-    begin, end, row = first_row(runs_ptr, program // NUM_KV_HEADS)
+    crew = program // NUM_KV_HEADS
+    begin, end, row = first_row(runs_ptr, crew)
+    seq_len = gl.load(runs_ptr + crew * 10 + 7)
     at = 0
     while begin < end:
         request, first_tile, num_tiles = row
         stop = gl.minimum(end, first_tile + num_tiles)
-        seq_len = gl.load(seq_lens_ptr + request)
         oldest = oldest_key(places_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS)
         table = block_table_ptr + request * stride_table
         start = oldest // TILE - first_tile
@@ -88,7 +89,7 @@ def fetch(
                     gdc_wait()
             slot = at % SLOTS
             mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
-            mbarrier.expect(full.index(slot), 2 * TILE * HEAD_DIM)
+            mbarrier.expect(full.index(slot), 2 * TILE * HEAD_DIM * BITS // 8)
             keys, values = ring.index(2 * slot), ring.index(2 * slot + 1)
             for box in gl.static_range(TILE // BOX):
                 corner = [rows[box], head * HEAD_DIM]
@@ -98,3 +99,4 @@ def fetch(
         begin = stop
         if begin < end:
             row = row_behind(row, tiles_ptr)
+            seq_len = gl.load(seq_lens_ptr + row[0])

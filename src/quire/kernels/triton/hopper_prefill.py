@@ -17,9 +17,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from quire.kernels.triton.hopper_attend import ROWS, attend
+from quire.kernels.triton.hopper_attend import attend
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
+from quire.kernels.triton.hopper_queries import ROWS
 from quire.kernels.triton.hopper_work import fetch, widen
 from quire.kernels.triton.prefill_work import WORK_FIELDS
 from quire.kernels.triton.tuning import HopperConfig
@@ -49,7 +50,7 @@ def launch_prefill(
         query, *boxes, out, block_table, work, num_query_tiles, scale,
         query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
         NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots, CODE_SLOTS=3,
+        BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
         SPLIT=config.split, TURNS=config.turns and not config.split, FIELDS=WORK_FIELDS,
         num_warps=4,
     )  # fmt: skip
@@ -61,7 +62,7 @@ def hopper_prefill_kernel(
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
-    CODE_SLOTS: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr, FIELDS: gl.constexpr,
+    SPLIT: gl.constexpr, TURNS: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
 
@@ -71,12 +72,14 @@ def hopper_prefill_kernel(
     """
     TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
-    NARROW: gl.constexpr = FP8 and q_ptr.dtype.element_ty != gl.float16
-    dtype: gl.constexpr = gl.float16 if FP8 else q_ptr.dtype.element_ty
+    dtype: gl.constexpr = gl.float16 if FP8 else k_desc.dtype
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    CODES: gl.constexpr = k_desc.layout
-    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, HEAD_DIM], WIDE)
-    ring = _ring(dtype, HEAD_DIM, TILE, SLOTS, 1 if SPLIT else 2, WIDE)
+    KEPT: gl.constexpr = k_desc.layout
+    USERS: gl.constexpr = 1 if SPLIT else 2
+    q_smem = gl.allocate_shared_memory(k_desc.dtype, [4 if FP8 else 2, ROWS, HEAD_DIM], KEPT)
+    keys = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, USERS, KEPT)
+    values = _ring(dtype, HEAD_DIM, TILE, SLOTS, USERS, WIDE)
+    rings = (keys, values)
     other = ()
     if SPLIT:
         other = _other(HEAD_DIM)
@@ -90,43 +93,45 @@ def hopper_prefill_kernel(
         gl.warp_specialize(
             [
                 (attend, (
-                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, NARROW, FIELDS, 0)),
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 0)),
                 (attend, (
-                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, NARROW, FIELDS, 1)),
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 1)),
                 (fetch, (
-                    k_desc, v_desc, ring, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
-                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, SLOTS, FIELDS)),
+                    k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
             ],
             [4, 1],
             [224, 56],
         )  # fmt: skip
     else:
-        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, CODE_SLOTS, 1, CODES)
+        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, 1, KEPT)
         fence_async_shared()
         gl.warp_specialize(
             [
                 (attend, (
-                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, NARROW, FIELDS, 0)),
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 0)),
                 (attend, (
-                    operands, ring, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SLOTS, SPLIT,
-                    TURNS, NARROW, FIELDS, 1)),
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 1)),
                 (widen, (
-                    codes, ring, work_ptr, num_tiles_ptr,
-                    NUM_HEADS, TOKENS, TILE, WINDOW, CODE_SLOTS, SLOTS, FIELDS)),
+                    codes, values, work_ptr, num_tiles_ptr,
+                    NUM_HEADS, TOKENS, TILE, WINDOW, FIELDS)),
                 (fetch, (
-                    k_desc, v_desc, codes, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
-                    NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, CODE_SLOTS, FIELDS)),
+                    k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
             ],
             [4, 4, 1],
-            [208, 64, 32],
+            [216, 40, 40],
         )  # fmt: skip
         invalidate(codes[1])
         invalidate(codes[2])
-    invalidate(ring[1])
-    invalidate(ring[2])
+    invalidate(keys[1])
+    invalidate(keys[2])
+    invalidate(values[1])
+    invalidate(values[2])
     if SPLIT:
         invalidate(other[3])  # type: ignore[misc]
         invalidate(other[4])  # type: ignore[misc]
@@ -137,7 +142,7 @@ def _ring(
     dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
     USERS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of keys and values by turns, and barriers that tell when each is full and empty."""
+    """Tiles of keys or values, and barriers that tell when each is full and empty."""
     smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
     return smem, barriers(SLOTS, 1), barriers(SLOTS, USERS)
 

@@ -53,11 +53,11 @@ def key_tiles(
 
 @gluon.jit
 def fetch(
-    k_desc, v_desc, ring, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
+    k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr, stride_table,
     NUM_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr,
-    WINDOW: gl.constexpr, SLOTS: gl.constexpr, FIELDS: gl.constexpr,
+    WINDOW: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """Keep a ring filled by the copy engine: a tile of keys, its values, the next tile's keys."""
+    """Keep rings filled by the copy engine: a tile of keys, its values, the next tile's keys."""
     num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
     at = 0  # tiles so far
     turn = 0
@@ -69,9 +69,9 @@ def fetch(
         table = block_table_ptr + request * stride_table
         for key_tile in range(end - 1, begin - 1, -1):
             rows = rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
-            _fetch_tile(k_desc, rows, head, ring, at, TILE, SLOTS)
-            _fetch_tile(v_desc, rows, head, ring, at + 1, TILE, SLOTS)
-            at += 2
+            _fetch_tile(k_desc, rows, head, keys, at, TILE)
+            _fetch_tile(v_desc, rows, head, values, at, TILE)
+            at += 1
         turn += 1
         head, request, _, num_queries, seq_len, first_query = piece_of(
             work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
@@ -80,13 +80,11 @@ def fetch(
 
 @gluon.jit
 def widen(
-    codes_ring, ring, work_ptr, num_tiles_ptr,
+    codes, values, work_ptr, num_tiles_ptr,
     NUM_HEADS: gl.constexpr, TOKENS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
-    CODE_SLOTS: gl.constexpr, SLOTS: gl.constexpr, FIELDS: gl.constexpr,
+    FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """Make 16-bit tiles of a ring of FP8 tiles."""
-    codes, codes_full, codes_empty = codes_ring
-    smem, full, empty = ring
+    """Make 16-bit tiles of values of a ring of FP8 tiles."""
     num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
     at = 0
     turn = 0
@@ -95,13 +93,11 @@ def widen(
     )
     while num_queries > 0:
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
-        for _ in range(2 * (end - begin)):
-            slot, code_slot = at % SLOTS, at % CODE_SLOTS
-            mbarrier.wait(codes_full.index(code_slot), at // CODE_SLOTS & 1)
-            mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
-            _widen_tile(codes.index(code_slot), smem.index(slot), TILE)
-            mbarrier.arrive(full.index(slot), count=1)
-            mbarrier.arrive(codes_empty.index(code_slot), count=1)
+        for _ in range(end - begin):
+            code_slot, slot = await_tile(codes, at), _await_room(values, at)
+            _widen_tile(codes[0].index(code_slot), values[0].index(slot), TILE)
+            mbarrier.arrive(values[1].index(slot), count=1)
+            mbarrier.arrive(codes[2].index(code_slot), count=1)
             at += 1
         turn += 1
         _, _, _, num_queries, seq_len, first_query = piece_of(
@@ -123,14 +119,33 @@ def rows_of(desc, table, key_tile, seq_len, BLOCK_SIZE: gl.constexpr, TILE: gl.c
 
 
 @gluon.jit
-def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr, SLOTS: gl.constexpr):
+def await_tile(ring, at):
+    """The slot that tile `at` is in, once it is there."""
+    _, full, _ = ring
+    SLOTS: gl.constexpr = full.shape[0]
+    slot = at % SLOTS
+    mbarrier.wait(full.index(slot), at // SLOTS & 1)
+    return slot
+
+
+@gluon.jit
+def _await_room(ring, at):
+    """The slot that tile `at` is to be put in, once it is free."""
+    _, _, empty = ring
+    SLOTS: gl.constexpr = empty.shape[0]
+    slot = at % SLOTS
+    mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
+    return slot
+
+
+@gluon.jit
+def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
     """Have a tile of TILE keys of one head fetched from where its boxes begin in the cache."""
     BOX: gl.constexpr = desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = desc.block_type.shape[1]
-    smem, full, empty = ring
-    slot = at % SLOTS
+    smem, full, _ = ring
+    slot = _await_room(ring, at)
     tile, filled = smem.index(slot), full.index(slot)
-    mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
     mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
     for box in gl.static_range(TILE // BOX):
         fetch_box(desc, [rows[box], head * HEAD_DIM], filled, tile.slice(box * BOX, BOX))
@@ -141,8 +156,8 @@ def _widen_tile(codes, tile, TILE: gl.constexpr):
     """Write codes [TILE, D] as float16, which is exact, where the tensor cores read them."""
     ROWS: gl.constexpr = 64
     HEAD_DIM: gl.constexpr = tile.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout(
-        [1, 16], [512 // HEAD_DIM, HEAD_DIM // 16], [4, 1], [1, 0]
+    LAYOUT: gl.constexpr = gl.BlockedLayout(  # eight: no two threads write to one bank
+        [1, 8], [256 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
     for part in gl.static_range(TILE // ROWS):
         narrow = codes.slice(part * ROWS, ROWS).load(LAYOUT)

@@ -240,8 +240,8 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HopperDecodeConfig:
-    """How Hopper's decode attention over FP8 is cut. slots: tiles of keys in shared memory, and of
-    their values, for each of per_sm programs of a multiprocessor."""
+    """How Hopper's decode attention is cut. slots: tiles of keys in shared memory, and of
+    their values, for each of per_sm programs of a multiprocessor. tile: 64 or 128 keys."""
 
     per_sm: int
     slots: int
@@ -267,9 +267,9 @@ class PrefillConfig:
 class HopperConfig:
     """How prefill attention is cut on Hopper: for two warpgroups, each with a product's 64 rows.
 
-    tile: keys at a time; slots: tiles of keys or values in shared memory. split: both have the same
-    queries, and every other tile of keys, so that few queries make more programs. turns: else they
-    take turns in issuing products.
+    tile: keys at a time; slots: tiles of keys in shared memory, and of their values. split: both
+    have the same queries, and every other tile of keys, so that few queries make more programs.
+    turns: else they take turns in issuing products.
     """
 
     tile: int
@@ -295,12 +295,17 @@ def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
     return DecodeConfig(tile=tile, stages=3 if tile * row_bytes >= 2**13 else 4)
 
 
-def hopper_decode_config(k_cache: Tensor, group: int) -> HopperDecodeConfig:
-    """By rule, the best on the whole when measured: with more on its way memory is slower again.
+def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> HopperDecodeConfig:
+    """By rule, the best on the whole when measured: 96 KiB on their way to a multiprocessor.
 
-    More than eight query heads for a key head take more registers than three programs have.
+    With few requests one program there has all of it, in tiles of 32 KiB, so that few parts are to
+    be merged; three of them, or two if heads take more registers, hide each other's softmax.
     """
-    return HopperDecodeConfig(per_sm=3 if group <= 8 else 2, slots=256 // int(k_cache.shape[3]))
+    row_bytes = 2 * int(k_cache.shape[3]) * k_cache.dtype.itemsize  # of a key and its value
+    few = num_tokens <= (16 if k_cache.dtype.itemsize == 2 else 1)
+    if few or row_bytes == 512:
+        return HopperDecodeConfig(per_sm=1, slots=3, tile=min(128, 2**15 // row_bytes))
+    return HopperDecodeConfig(per_sm=3 if group <= 8 else 2, slots=2, tile=2**14 // row_bytes)
 
 
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
@@ -322,8 +327,8 @@ def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
 def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
     """By rule, for 64 or 128 dimensions."""
     if split:
-        return HopperConfig(tile=64, slots=8, split=True)
-    return HopperConfig(tile=128, slots=512 // k_cache.shape[3], split=False)
+        return HopperConfig(tile=64, slots=4, split=True)
+    return HopperConfig(tile=128, slots=256 // k_cache.shape[3], split=False)
 
 
 def hopper_rule(k_cache: Tensor, num_tokens: int, group: int, num_sms: int) -> HopperConfig:
