@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -15,24 +14,19 @@ import torch.nn.functional as F
 from gpu_timing import (
     DEVICE,
     DTYPE,
-    SHAPES,
     SHARED_MEMORY,
-    Budget,
-    brief,
     copies_beyond_cache,
-    precompile,
     time_graph,
     time_ways,
 )
 from torch import Tensor
 
 from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows, Fp8Weight
 from quire.kernels.triton import fp8, tuning
-from quire.kernels.triton.skinny_gemm import (
-    MAX_ROWS,
-    Fp8Weight,
-    skinny_gemm,
-)
+from quire.kernels.triton.elementwise import quantize_rows
+from quire.kernels.triton.hopper_rows import multiply_rows
+from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
 from quire.kernels.triton.tuning import RingConfig, SkinnyConfig
 from quire.kernels.triton.workspace import NUM_PARTIALS
 
@@ -40,28 +34,36 @@ TABLE = Path(tuning.__file__).parent / "tuned.json"
 
 
 Way = SkinnyConfig | RingConfig
-SPLITS = (1, 2, 3, 4, 8)
+SPLITS = (1, 2, 3, 4, 5, 6, 8)
 CUTS = ((128, 1), (64, 2))  # rows of a tile, and tiles of a step
 
 
 def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
-    """The table's way, the rule's, and its neighbours: half to twice as many programs."""
-    rule = tuning.ring_rule(m, n, k, itemsize, num_sms)
-    usual = -(-n // rule.block_n) * rule.split
-    ways: list[Way] = [tuning.product_config(m, n, k, itemsize, num_sms, hopper=True), rule]
+    """The choice, the ring's rule, and what has programs for half of the multiprocessors or more.
+
+    At most two on each, or as many as there are tiles.
+    """
+    ways: list[Way] = [
+        tuning.product_config(m, n, k, itemsize, num_sms, hopper=True),
+        tuning.ring_rule(m, n, k, itemsize, num_sms),
+    ]
     for (block_n, tiles), split in itertools.product(CUTS, SPLITS):
-        if m > 16 and block_n == 128 and split > 1:  # never the best
-            continue
         programs = -(-n // block_n) * split
-        room = split == 1 or 2 * programs * block_n * max(8, m) <= NUM_PARTIALS
-        on_each = -(-programs // num_sms) if split > 1 else 1
-        if room and usual / 2 <= programs <= 2 * usual and on_each * block_n <= 256:
-            warps = 8 if m > 16 and block_n == 128 else 4
-            ways += [
-                RingConfig(block_n, places(m, block_n, each) // tiles, split, tiles, warps)
-                for each in (1, 2)
-                if each >= on_each
-            ]
+        if split > 1 and not num_sms / 2 <= programs <= 2 * num_sms:
+            continue
+        if 2 * programs * block_n * max(16, m) > NUM_PARTIALS and split > 1:
+            continue
+        rounds = -(-programs // num_sms)
+        warps = 8 if m > 16 and block_n == 128 else 4
+        ways += [
+            RingConfig(block_n, places(m, block_n, each) // tiles, split, tiles, warps)
+            for each in ((1, 2, 3) if split == 1 else (1, 2))
+            if (split == 1 and each <= rounds + 1) or each >= rounds
+        ]
+        if itemsize == 2 and m > 4 and block_n == 64:
+            ways.append(SkinnyConfig(block_n, 128, 5, split))
+    if itemsize == 2 and m > 4:
+        ways += [SkinnyConfig(64, 128, 4, 1, tma=True), SkinnyConfig(128, 64, 4, 1, tma=True)]
     return list(dict.fromkeys(ways))
 
 
@@ -90,51 +92,16 @@ def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Wa
     return max(way.min_block_m, rows), replace(way, split=1 << (parts - 1).bit_length(), per_sm=0)
 
 
-def product_calls(
-    x: Tensor, weights: list[Tensor] | list[Fp8Weight], config: Way
-) -> list[functools.partial[Tensor]]:
+def product_calls(case: Case, config: Way) -> list[functools.partial[Tensor]]:
     """x · Wᵀ for each weight."""
-    return [functools.partial(skinny_gemm, x, w, config=config) for w in weights]
-
-
-def gemm(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Every product of the models at several numbers of rows, with weights of 16 and of 8 bits."""
-    sms = num_sms()
-    cases = [
-        (m, model, name, n, k, itemsize)
-        for itemsize in args.itemsizes
-        for m in few(args.rows, itemsize)
-        for model in args.models
-        for name, (n, k) in SHAPES[model].products().items()
+    if isinstance(case.x, Tensor):
+        return [functools.partial(skinny_gemm, case.x, w, config=config) for w in case.weights]
+    assert isinstance(config, RingConfig)
+    return [
+        functools.partial(multiply_rows, case.x, w.codes, w.scale, None, config)
+        for w in case.weights
+        if isinstance(w, Fp8Weight)
     ]
-    wanted = {
-        (compiled_as(m, n, k, way, sms), itemsize): (m, n, k, itemsize, way)
-        for m, _, _, n, k, itemsize in cases
-        for way in ways_of(m, n, k, itemsize, sms)
-    }
-    precompile(run_once, list(wanted.values()), args.workers, budget)
-    if args.compile:
-        return
-    for m, model, name, n, k, itemsize in cases:
-        if budget.left < 0:
-            print("out of time")
-            break
-        ways = ways_of(m, n, k, itemsize, sms)
-        rows, library = time_alone(m, n, k, itemsize, ways, f"{m} {model} {name} {itemsize}")
-        if not rows:
-            continue
-        num_bytes, best = itemsize * n * k, rows[0]
-        share = num_bytes / best["us"] * 1e6 / args.bandwidth
-        print(
-            f"gemm {model} {name:8} {8 * itemsize:2} bits m={m:2} [{n}, {k}] {best['us']:7.2f} us "
-            f"{num_bytes / best['us'] / 1e6:5.2f} TB/s {share:4.0%}  library {library:7.2f}  "
-            f"{brief(best['config'])}",
-            flush=True,
-        )
-        results.append(
-            {"model": model, "product": name, "m": m, "n": n, "k": k, "itemsize": itemsize,
-             "library_us": library, "share_of_bandwidth": share, "ways": rows}
-        )  # fmt: skip
 
 
 @functools.cache
@@ -148,7 +115,7 @@ def time_alone(
 ) -> tuple[list[dict[str, Any]], float]:
     """The ways of one product, the quickest first, and microseconds of the library."""
     case = case_of(m, n, k, itemsize)
-    make = functools.partial(product_calls, case.x, case.weights)
+    make = functools.partial(product_calls, case)
     return time_ways(ways, make, case.expected, label), time_graph(case.library)
 
 
@@ -163,7 +130,7 @@ def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
 @functools.cache
 def numbers(itemsize: int) -> Tensor:
     """To cut weights from."""
-    flat = torch.randn(2**29 + 2**27, device=DEVICE).to(DTYPE)
+    flat = torch.randn(2**30, device=DEVICE).to(DTYPE)
     return flat if itemsize == 2 else flat.to(reference.FP8)
 
 
@@ -171,7 +138,7 @@ def numbers(itemsize: int) -> Tensor:
 class Case:
     """A product on several weights: its first result, and how the library makes it."""
 
-    x: Tensor
+    x: Tensor | Fp8Rows  # these of more rows than a product rounds itself
     weights: list[Tensor] | list[Fp8Weight]
     expected: Tensor
     library: list[functools.partial[Tensor]]
@@ -191,10 +158,11 @@ def fp8_case(m: int, codes: list[Tensor]) -> Case:
     """
     n, k = codes[0].shape
     x = torch.randint(-8, 9, (m, k), device=DEVICE).to(DTYPE)
+    given = x if m <= fp8.FEW else quantize_rows(x)
     weights = [Fp8Weight(w, torch.ones(n, device=DEVICE)) for w in codes]
     expected = reference.linear_fp8(x, weights[0].codes, weights[0].scale, None)
-    library = [functools.partial(fp8.by_library, x, w.codes, w.scale, None) for w in weights]
-    return Case(x, weights, expected, library)
+    library = [functools.partial(fp8.by_library, given, w.codes, w.scale, None) for w in weights]
+    return Case(given, weights, expected, library)
 
 
 def write_table(result: dict[str, Any]) -> None:

@@ -47,16 +47,20 @@ CUTS = ((64, 1, 4), (64, 2, 4), (128, 1, 8))  # rows of a tile, tiles of a step,
 
 def ways_of(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
     """Those of the rule, and those with one to three programs on most multiprocessors."""
-    rule = tuning.rows_rule(m, n, k, num_sms)
-    ways = [rule] if rule else []
+    ways = [tuning.rows_rule(m, n, k, 1, num_sms)] if m <= 128 else []
     block_m = 1 << (m - 1).bit_length()
     for (block_n, tiles, warps), on_each, split in itertools.product(CUTS, (1, 2, 3), range(1, 9)):
         programs = -(-n // block_n) * split
-        room = SHARED_MEMORY // on_each - 1152
-        stages = min(10, room // (128 * (block_m + block_n))) // tiles
+        places = (SHARED_MEMORY // on_each - 1152) // (128 * (block_m + block_n))
+        stages = min(10, places) // tiles
         fills = 0.6 * num_sms <= programs <= on_each * num_sms
-        fits = stages > 1 and k >= 512 * split and programs * block_n * block_m <= NUM_PARTIALS
-        if fits and (fills or (split == 1 and programs > on_each * num_sms)):
+        room = split == 1 or programs * block_n * block_m <= NUM_PARTIALS
+        if (
+            stages > 1
+            and k >= 512 * split
+            and room
+            and (fills or (split == 1 and programs > on_each * num_sms))
+        ):
             ways.append(RingConfig(block_n, stages, split, tiles, warps))
     return list(dict.fromkeys(ways))
 

@@ -67,22 +67,27 @@ def gpu_rows(result: Result) -> str:
 
 
 def gpu_unseen(result: Result) -> str:
-    """What the rule chooses for shapes that the tables leave out, beside the best of all ways."""
-    from quire.kernels.triton import tuning
+    """What rules choose for shapes that the tables leave out, beside the best of all ways."""
+    from gpu_timing import HELD_OUT, UNSEEN
+    from gpu_unseen import of_choice
 
-    excess: dict[tuple[str, int], list[float]] = {}
-    for row in served(result["gemm"]):
-        shape = (row["m"], row["n"], row["k"], row["itemsize"])
-        rule = asdict(tuning.ring_rule(*shape, result["num_sms"]))
-        us = next(way["us"] for way in row["ways"] if way["config"] == rule)
-        excess.setdefault((row["model"], row["m"]), []).append(us / row["ways"][0]["us"] - 1)
+    above: dict[tuple[int, int, bool], list[float]] = {}
+    for row in result["unseen"]:
+        us, best = of_choice(row, result["num_sms"])
+        case = row["itemsize"], row["m"], row["model"] in HELD_OUT
+        above.setdefault(case, []).append(us / best - 1)
+    columns = {False: ", ".join(UNSEEN), True: f"once the rules stood: {', '.join(HELD_OUT)}"}
+    columns = {group: columns[group] for group in sorted({case[2] for case in above})}
     lines = [
-        "| model, FP8 | rows | products | rule above the best way, mean | worst |",
-        "|---|---|---|---|---|",
+        "By how much the choice takes longer than the best way, mean and worst product:",
+        "",
+        f"| weights | rows | {' | '.join(columns.values())} |",
+        f"|---|---|{'---|' * len(columns)}",
     ]
-    for (model, m), above in excess.items():
-        cells = [model, str(m), str(len(above)), f"{sum(above) / len(above):.1%}"]
-        lines.append(f"| {' | '.join(cells)} | {max(above):.1%} |")
+    for itemsize, m in sorted({case[:2] for case in above}):
+        found = [above[itemsize, m, group] for group in columns]
+        told = [f"{sum(each) / len(each):.1%}, {max(each):.1%}" for each in found]
+        lines.append(f"| {'FP8' if itemsize == 1 else 'bf16'} | {m} | {' | '.join(told)} |")
     return "\n".join(lines)
 
 

@@ -148,7 +148,7 @@ def rows(capability: int) -> Compiled:
         **dict.fromkeys(["x_scale_ptr", "w_scale_ptr", "partial_ptr"], "*fp32"),
         "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
     }  # fmt: skip
-    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4}
+    constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4, "EVERY": 8}
     return compile_kernel(
         hopper_rows_kernel, types, constants, capability, num_warps=8, launch_pdl=True
     )

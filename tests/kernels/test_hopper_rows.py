@@ -9,7 +9,7 @@ from twins import normal
 
 from quire.kernels.operands import Fp8Rows
 from quire.kernels.reference import FP8
-from quire.kernels.triton import elementwise, hopper_rows
+from quire.kernels.triton import elementwise, fp8, hopper_rows
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.hopper_rows import multiply_rows
 from quire.kernels.triton.tuning import RingConfig
@@ -52,6 +52,17 @@ def test_products_equal_float32s(m: int, way: RingConfig, monkeypatch: pytest.Mo
         assert torch.equal(*outs)
         assert (outs[0].float() - exact).norm() < 5e-3 * exact.norm()
         assert not space.counters.any()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 128])
+def test_long_sums_of_one_sign_keep_their_digits(rows: int) -> None:
+    """Tensor cores keep some 14 bits of a sum: added up there alone it loses a fifth."""
+    x = normal(rows, 14336, dtype=torch.bfloat16).to(DEVICE).abs()
+    weight = normal(4096, 14336, dtype=torch.float32).to(DEVICE).abs()
+    codes, scale = weight.to(FP8), torch.full([4096], 1 / 64, device=DEVICE)
+    exact = x.double() @ (codes.double() / 64).T
+    out = fp8.linear_fp8(x, codes, scale, None)
+    assert (out - exact).norm() < 2e-2 * exact.norm()
 
 
 @pytest.mark.parametrize("rows", [65, 200])

@@ -113,7 +113,9 @@ def results(kernels: Kernels, op: str, arguments: Sequence[Any]) -> list[Tensor]
 def test_operations_equal_their_twins(
     op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "library_is_faster", lambda *_: False)  # `linear` is ours, too
+    monkeypatch.setattr(
+        operations, "library_is_faster", lambda *_, **__: False
+    )  # `linear` is ours, too
     monkeypatch.setattr(operations, "_WIDE", {torch.float16, torch.bfloat16})  # for small numbers
     for case in itertools.islice(CASES[op](dtype), 0, None, EVERY.get(op, 1)):
         rows = case[0].rows if isinstance(case[0], Normed) else case[0]

@@ -73,8 +73,8 @@ def _has_whole_steps(codes: Tensor) -> bool:
 
 
 def _library_is_faster(rows: int, codes: Tensor) -> bool:
-    n, k = codes.shape
-    return library_is_faster(rows, n, k, codes.itemsize, workspace(codes.device).num_sms)
+    num_sms, hopper = workspace(codes.device).num_sms, has_ring(codes.device)
+    return library_is_faster(rows, *codes.shape, codes.itemsize, num_sms, hopper=hopper)
 
 
 def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

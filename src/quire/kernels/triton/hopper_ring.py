@@ -55,16 +55,37 @@ def _sums_layout(block_m, num_warps, bits):
 
 
 @gluon.jit
-def multiply_tiles(x_desc, w_desc, ring, x_ring, full, row, begin, end):
-    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M]."""
-    STAGES: gl.constexpr = full.shape[0]
-    TILES: gl.constexpr = ring.shape[0] // STAGES
+def multiply_tiles(
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0
+):  # fmt: skip
+    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
+
+    EVERY: steps whose sum tensor cores keep, if not that of all; of FP8 they keep some 14 bits.
+    """
     BLOCK_N: gl.constexpr = ring.shape[1]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     bits: gl.constexpr = w_desc.dtype.primitive_bitwidth
     layout: gl.constexpr = _sums_layout(BLOCK_M, gl.num_warps(), bits)
     sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
-    for step in range(end - begin):
+    if EVERY == 0:
+        return _multiply_steps(
+            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums
+        )
+    else:
+        total = sums
+        for first in range(0, end - begin, EVERY):
+            last = gl.minimum(first + EVERY, end - begin)
+            total += _multiply_steps(
+                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums
+            )
+        return total
+
+
+@gluon.jit
+def _multiply_steps(x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums):
+    STAGES: gl.constexpr = full.shape[0]
+    TILES: gl.constexpr = ring.shape[0] // STAGES
+    for step in range(first, last):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), (step // STAGES) & 1)
         for i in gl.static_range(TILES):

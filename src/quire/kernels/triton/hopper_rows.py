@@ -27,6 +27,7 @@ from quire.kernels.triton.tuning import RingConfig
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns that an instruction multiplies
+COLUMNS = 512  # whose sums tensor cores keep: those of FP8 have some 14 bits
 
 
 def multiply_rows(
@@ -39,6 +40,8 @@ def multiply_rows(
     (m, k), n = x.codes.shape, len(codes)
     block_m, tiles = max(8, triton.next_power_of_2(m)), triton.cdiv(n, way.block_n)
     space = workspace(codes.device)
+    # of more rows a second sum has no registers
+    every = COLUMNS // (128 * way.tiles) if block_m <= 128 else 0
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS
     assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
@@ -47,7 +50,8 @@ def multiply_rows(
     hopper_rows_kernel[(tiles * way.split,)](
         tiles_of(x.codes, block_m), tiles_of(codes, way.block_n), out_tiles, x.scale, scale, bias,
         space.partials, space.counters, m, n, k,
-        STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, num_warps=way.warps, launch_pdl=True,
+        STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
+        num_warps=way.warps, launch_pdl=True,
     )  # fmt: skip
     return out
 
@@ -55,7 +59,7 @@ def multiply_rows(
 @gluon.jit(do_not_specialize=["M"])
 def hopper_rows_kernel(
     x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K,
-    STAGES: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, EVERY: gl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N]. A step is TILES tiles, SPLIT programs share a tile's steps.
 
@@ -81,7 +85,7 @@ def hopper_rows_kernel(
     gdc_wait()  # from here on what the kernel in front leaves must be there
     for stage in gl.static_range(STAGES):
         ask_rows(x_desc, x_ring, full, begin, end, stage)
-    acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end)
+    acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY)
     invalidate(full)
     complete = True
     if SPLIT > 1:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, Normed, Rows, Turning
-from quire.kernels.triton.attention import attention
+from quire.kernels.triton.attention import attention, has_ring
 from quire.kernels.triton.elementwise import (
     rms_norm,
     rms_norm_residual,
@@ -44,8 +44,8 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     x = x if isinstance(x, Tensor) else x.widened()
     if not _are_few(x, weight):
         return reference.linear(x, weight, bias)
-    n, k = weight.shape
-    if library_is_faster(len(x), n, k, weight.dtype.itemsize, workspace(x.device).num_sms):
+    shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
+    if library_is_faster(*shape, weight.dtype.itemsize, num_sms, hopper=has_ring(x.device)):
         return reference.linear(x, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 

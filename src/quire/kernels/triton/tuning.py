@@ -62,24 +62,31 @@ class RingConfig:
 
 @functools.cache
 def product_config(
-    m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool
+    m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool, heads: bool = False
 ) -> SkinnyConfig | RingConfig:
     """The choice for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
     Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule. But
     rings that hold half of a weight are filled while the kernel in front runs, which no product
-    measured by itself shows.
+    measured by itself shows. heads: by rule such that tiles hold whole ones of 128.
     """
-    ring = hopper and k * itemsize % 16 == 0  # the copy engine's step
+    ring = hopper and _has_ring(k, itemsize)
     row = _measured_row(m, n, k, itemsize, num_sms)
     small = m <= 4 and n * k * itemsize <= 2 * num_sms * _RINGS
     if ring and itemsize == 2 and small and not (row and "tiles" in row["config"]):
-        return ring_rule(m, n, k, itemsize, num_sms)
+        return ring_rule(m, n, k, itemsize, num_sms, heads=heads)
     if row and (hopper or "tiles" not in row["config"]):
         return way_from(row["config"])
-    if ring and itemsize == 1 and m <= 16:
-        return ring_rule(m, n, k, itemsize, num_sms)
+    if ring and m <= 16:
+        return ring_rule(m, n, k, itemsize, num_sms, heads=heads)
+    if ring and itemsize == 2:
+        return rows_rule(m, n, k, itemsize, num_sms)
     return skinny_rule(m, n, k, itemsize, num_sms)
+
+
+def _has_ring(k: int, itemsize: int) -> bool:
+    """Whether the copy engine can step through a weight, of a type that tensor cores multiply."""
+    return itemsize <= 2 and k * itemsize % 16 == 0
 
 
 @functools.cache
@@ -96,10 +103,11 @@ def turned_config(
 ) -> SkinnyConfig | RingConfig | None:
     """The choice for a product that makes heads, if its tiles hold whole ones, all of one kind.
 
-    Other tiles, so that they do, cost more than the kernel that turns heads otherwise (8B in
-    bfloat16, 16 rows: 5.01 instead of 4.90 ms of all layers).
+    With more rows in 16 bits other tiles, so that they do, cost more than the kernel that turns
+    heads otherwise (8B in bfloat16, 16 rows: 5.01 instead of 4.90 ms of all layers).
     """
-    way = product_config(m, n, k, itemsize, num_sms, hopper=hopper)
+    heads = head_dim == 128 and (m <= 8 or itemsize == 1)
+    way = product_config(m, n, k, itemsize, num_sms, hopper=hopper, heads=heads)
     if head_dim & (head_dim - 1) or head_dim < 16 or n % way.block_n:
         return None
     if isinstance(way, RingConfig) and head_dim not in (64, 128):  # a thread has whole pairs
@@ -113,66 +121,97 @@ def way_from(config: dict[str, Any]) -> SkinnyConfig | RingConfig:
     return RingConfig(**config) if "tiles" in config else SkinnyConfig(**config)
 
 
-def ring_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
+def ring_rule(
+    m: int, n: int, k: int, itemsize: int, num_sms: int, *, heads: bool = False
+) -> RingConfig:
     """The choice for up to 16 rows of a shape that nobody measured.
 
-    Tiles of 128 rows, if a program for each fills one or two on every multiprocessor by 80 %, or if
-    there are fewer: those are shared by as many as fill two, are given eight steps each, and do not
-    wait too long for each other. Else tiles of 64 rows; with few rows of x also where those of 128
-    would be one program on each multiprocessor, which has too little in flight. (Shares by two are
-    slower than tiles of 64, too; but a tile of 128 is a whole head, which saves a kernel.)
+    Tiles of 64 rows, shared by as few programs as put 1.4 on each multiprocessor, but at most
+    eight, with more than 8 rows five. Not in FP8 where W's rows are short, or not very long and two
+    or three would share: to meet takes longer than what idle multiprocessors could read. Tiles of
+    128 rows where those of 64 would begin a second round and no more. With more tiles, two or three
+    programs on each. In FP8 a program has x to round, so larger tiles, for which that is done less
+    often, if they fill the rounds, or three.
     """
-    tiles, steps = -(-n // 128), -(-k * itemsize // 128)
-    if num_sms < tiles < 1.6 * num_sms or tiles > 2 * num_sms:
-        return RingConfig(block_n=64, stages=3, tiles=2)
-    split = max(1, min(8 if m <= 8 else 4, 2 * num_sms // tiles, steps // 8))
-    whole = tiles > 0.8 * num_sms
-    if whole and tiles <= num_sms and m <= 8:
-        return RingConfig(block_n=64, stages=5, tiles=2)
-    return RingConfig(block_n=128, stages=6, split=1 if whole else split)
+    tiles, halves = -(-n // 128), -(-n // 64)
+    most = 8 if m <= 8 else 5
+    if heads or 0.5 * num_sms < tiles <= 0.8 * num_sms:
+        fills = m > 8 and tiles > 0.5 * num_sms
+        split = min(most, 2 * num_sms // tiles, k // 700)
+        return RingConfig(block_n=128, stages=6, split=1 if fills else max(1, split))
+    if halves <= num_sms:
+        split = max(1, min(most, -(-14 * num_sms // (10 * halves)), k // 256))
+        short = itemsize == 1 and k <= (4096 if split <= 3 else 2048)
+        return RingConfig(block_n=64, stages=5, split=1 if short else split, tiles=2)
+    whole = num_sms < tiles <= 2 * num_sms or (m > 8 and tiles <= num_sms)
+    if itemsize == 1 and whole and _filled(tiles, num_sms) > 0.8:
+        return RingConfig(block_n=128, stages=6)
+    three = _filled(halves, 3 * num_sms) >= _filled(halves, 2 * num_sms) and m <= 8
+    if tiles > num_sms and (itemsize == 1 or three):
+        return RingConfig(block_n=64, stages=4 if m <= 8 else 3, tiles=2)
+    return RingConfig(block_n=64, stages=5, tiles=2)
+
+
+def _filled(tiles: int, places: int) -> float:
+    """How much of all rounds of so many programs at a time has work."""
+    return tiles / (places * -(-tiles // places))
 
 
 @functools.cache
-def library_is_faster(m: int, n: int, k: int, itemsize: int, num_sms: int) -> bool:
+def library_is_faster(m: int, n: int, k: int, itemsize: int, num_sms: int, *, hopper: bool) -> bool:
     """Whether a product with nothing fused is better left to the library; arguments as above.
 
-    So it is for shapes that nobody measured, if their weights have 16 bits: the rule was behind
-    cuBLAS on most that were. With 8 bits the library is no faster than with 16.
+    So it is for shapes that nobody measured, if their weights have 16 bits and come through no
+    ring: the rule was behind cuBLAS on most that were. With 8 bits the library is no faster than
+    with 16.
     """
     row = _measured_row(m, n, k, itemsize, num_sms)
-    return itemsize > 1 if row is None else bool(row["library"])
+    if row is None:
+        return itemsize > 1 and not (hopper and _has_ring(k, itemsize))
+    return bool(row["library"])
 
 
 @functools.cache
 def rows_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
     """The choice for many rows x [m, k] and W [n, k] in FP8 on Hopper; None: better the library's.
 
-    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule.
+    Of a shape measured on such a GPU, the nearest number of rows from m upwards; else by rule, up
+    to 128 rows, since more take as long as 256, or up to 64 where there is much of W.
     """
     row = _nearest("rows", m, (n, k), num_sms)
-    if row is None:
-        return rows_rule(m, n, k, num_sms)
-    return row["config"] and RingConfig(**row["config"])
+    if row is not None:
+        return row["config"] and RingConfig(**row["config"])
+    if m > 128 or (m > 64 and n > 64 * 2 * num_sms):
+        return None
+    return rows_rule(m, n, k, 1, num_sms)
 
 
-def rows_rule(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
-    """The choice for a shape that nobody measured, as multiprocessors of Hopper hold it.
+def rows_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig:
+    """The choice for 17 to 128 rows of a shape that nobody measured.
 
-    Tiles of 64 rows of W, which programs share until most multiprocessors have one. Where those are
-    more than two rounds of all multiprocessors, tiles of 128 for up to 128 rows of x. Each program
-    keeps as much in flight as fits. What then is far more than one round is the library's, and so
-    are more than 128 rows: they take as long as 256.
+    Tiles of 64 rows of W, which programs share until 60 % of all multiprocessors have one, or with
+    2,048 columns and more for each as many as there are places; if those are far from filled, of
+    two on a multiprocessor. In 16 bits 1,024 columns are the least: their parts take longer to add.
+    Where there are more tiles than that, two or three programs on each, whichever fills the rounds
+    better; by twos the tiles may have 128 rows. Each program keeps as much in flight as fits.
     """
     tiles, block_m = -(-n // 64), 1 << (m - 1).bit_length()
-    if m > 128 or (m > 64 and tiles > 4 * num_sms):
-        return None
-    if tiles > 2 * num_sms:
-        return RingConfig(block_n=128, stages=_places(block_m + 128, 2), warps=8)
-    most = max(1, min(3, k // 512))
-    split = min(most, max(1, num_sms // tiles))
-    if tiles * split < 0.7 * num_sms:
-        split = min(most, split + 1)
-    places = _places(block_m + 64, -(-tiles * split // num_sms))
+    on_each, split, block_n = 1, 1, 64
+    if tiles <= num_sms:
+        split = min(num_sms // tiles, max(-(-6 * num_sms // (10 * tiles)), k // 2048))
+        split = max(1, min(split, k // (1024 if itemsize == 2 else 384)))
+        twice = 2 * num_sms // tiles
+        if tiles * split < 0.7 * num_sms and split < twice <= k // 2048:
+            on_each, split = 2, twice
+    elif tiles <= 2 * num_sms:
+        on_each = 2
+    elif _filled(tiles, 3 * num_sms) > _filled(-(-n // 128), 2 * num_sms):
+        on_each = 3
+    else:
+        on_each, block_n = 2, 128
+    places = _places(block_m + block_n, on_each)
+    if block_n == 128:
+        return RingConfig(block_n=128, stages=places, warps=8)
     if places < 6:
         return RingConfig(block_n=64, stages=places, split=split)
     return RingConfig(block_n=64, stages=places // 2, split=split, tiles=2)
