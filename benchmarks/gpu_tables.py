@@ -76,7 +76,7 @@ def gpu_unseen(result: Result) -> str:
         us, best = of_choice(row, result["num_sms"])
         case = row["itemsize"], row["m"], row["model"] in HELD_OUT
         above.setdefault(case, []).append(us / best - 1)
-    columns = {False: ", ".join(UNSEEN), True: f"once the rules stood: {', '.join(HELD_OUT)}"}
+    columns = {False: ", ".join(UNSEEN), True: f"measured later: {', '.join(HELD_OUT)}"}
     columns = {group: columns[group] for group in sorted({case[2] for case in above})}
     lines = [
         "By how much the choice takes longer than the best way, mean and worst product:",

@@ -128,10 +128,12 @@ def ring_rule(
 
     Tiles of 64 rows, shared by as few programs as put 1.4 on each multiprocessor, but at most
     eight, with more than 8 rows five. Not in FP8 where W's rows are short, or not very long and two
-    or three would share: to meet takes longer than what idle multiprocessors could read. Tiles of
-    128 rows where those of 64 would begin a second round and no more. With more tiles, two or three
-    programs on each. In FP8 a program has x to round, so larger tiles, for which that is done less
-    often, if they fill the rounds, or three.
+    or three would share: to meet takes longer than what idle multiprocessors could read. But with
+    few rows and few idle ones, a single program on each has too little in flight.
+
+    Tiles of 128 rows where those of 64 would begin a second round and no more. With more tiles, two
+    or three programs on each. In FP8 a program has x to round, so larger tiles, for which that is
+    done less often, if they fill the rounds, or three.
     """
     tiles, halves = -(-n // 128), -(-n // 64)
     most = 8 if m <= 8 else 5
@@ -142,7 +144,8 @@ def ring_rule(
     if halves <= num_sms:
         split = max(1, min(most, -(-14 * num_sms // (10 * halves)), k // 256))
         short = itemsize == 1 and k <= (4096 if split <= 3 else 2048)
-        return RingConfig(block_n=64, stages=5, split=1 if short else split, tiles=2)
+        alone = short and (m > 8 or halves < 0.8 * num_sms)
+        return RingConfig(block_n=64, stages=5, split=1 if alone else split, tiles=2)
     whole = num_sms < tiles <= 2 * num_sms or (m > 8 and tiles <= num_sms)
     if itemsize == 1 and whole and _filled(tiles, num_sms) > 0.8:
         return RingConfig(block_n=128, stages=6)
