@@ -6,15 +6,16 @@
 For each form of weights, shape and number of rows: PyTorch's products, oneDNN's with packed
 weights, and the native ones of every instruction set that runs here; interleaved, medians. oneDNN's
 products of bytes get rows that are rounded already, ours round them. Weights are taken by turns
-from copies that together are larger than the caches. A way makes one product before the one that
-is timed, as in a model: threads that wait for more work keep a core from those of another way.
-Beside them stands what limits them: the read bandwidth, and each kind of multiply-add in a loop
-that stays in registers (cpu_limits.py).
+from copies that together are larger than the caches. A way makes products for some ms before the
+one that is timed: threads that wait for more work keep a core from those of the next way. Beside
+them stands what limits them: the read bandwidth, and each kind of multiply-add in a loop that stays
+in registers (cpu_limits.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -48,7 +49,7 @@ SETS = {  # those that multiply a form in a way of their own
 }
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 2 / 32}  # of a weight
 GROUP = 32  # numbers that share a scale in four bits
-PAUSE = 0.01  # seconds, in which threads of the last way stop waiting for more of it on their core
+WARM_UP = 0.01  # seconds, in which threads of the last way stop waiting for more on their core
 MOST_LOGITS = 64  # rows of the head's product: a prompt needs it for its last token alone
 L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
@@ -170,15 +171,13 @@ def _with_bytes(made: dict[str, Way], x: Tensor) -> dict[str, Way]:
 def _times(made: dict[str, Way], x: Tensor, seconds: float) -> dict[str, float]:
     """Median seconds of each way; each may take about so many."""
     times: dict[str, list[float]] = {way: [] for way in made}
-    begin, turn = time.perf_counter(), 0
+    begin, turn, copy = time.perf_counter(), 0, itertools.count()
     while turn < 3 or time.perf_counter() - begin < seconds * len(made):
-        for place, (way, (weights, multiply)) in enumerate(made.items()):
-            number = 2 * (turn * len(made) + place)  # through all copies, then from the first on
-            last, weight = (weights[(number + i) % len(weights)] for i in (0, 1))
-            time.sleep(PAUSE)
-            multiply(x, last)
-            start = time.perf_counter()
-            multiply(x, weight)
+        for way, (weights, multiply) in made.items():
+            ready = time.perf_counter() + WARM_UP
+            while (start := time.perf_counter()) < ready:
+                multiply(x, weights[next(copy) % len(weights)])
+            multiply(x, weights[next(copy) % len(weights)])
             times[way].append(time.perf_counter() - start)
         turn += 1
     return {way: statistics.median(taken[1:]) for way, taken in times.items()}
