@@ -1,7 +1,7 @@
 """What rules of the scheduler make of a closed level of requests, without a GPU: in virtual time.
 
     python benchmarks/scheduling_model.py --levels 4 8 16 32
-    python benchmarks/scheduling_model.py --set SLOWDOWN_PER_CROWD=0 MOST_SLOWDOWN=5
+    python benchmarks/scheduling_model.py --set FEW_REQUESTS=0 MOST_SLOWDOWN=5
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
 in bfloat16 with contexts of about 2,000 tokens on one H200, noted as they ran in the server
@@ -14,9 +14,8 @@ they are for.
 from __future__ import annotations
 
 import argparse
-import heapq
+from abc import abstractmethod
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,63 +43,101 @@ WAY = 0.0011  # seconds between client and engine, each way
 MAX_LEN, ROWS, BUDGET = 8192, 256, 8192
 
 
-@dataclass
-class Level:
-    """One level in virtual time. num_requests: at a time."""
+class Machine:
+    """The real scheduler before a device of modelled step times, in virtual time.
 
-    num_requests: int
-    prompt_len: int
-    answer_len: int
-    scheduler: Scheduler
-    sizes: list[int]
-    now: float = 0.0
-    busy_until: float = 0.0
-    sent: dict[str, float] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)
-    ttfts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-    under_way: list[tuple[float, int]] = field(default_factory=list)  # (arrival, number)
-    in_flight: deque[tuple[SchedulerOutput, float, float]] = field(default_factory=deque)
+    depth: steps in flight. Times are in seconds; a name is a request's.
+    """
+
+    def __init__(self, scheduler: Scheduler, depth: int = 1) -> None:
+        self.scheduler = scheduler
+        self.now = 0.0
+        self.sent: dict[str, float] = {}
+        self.last: dict[str, float] = {}  # when it had its newest token
+        self.ttfts: dict[str, float] = {}
+        self.ends: dict[str, float] = {}
+        self.gaps: list[tuple[float, float]] = []  # (when, seconds) between its tokens
+        self._depth = depth
+        self._busy_until = 0.0
+        self._in_flight: deque[tuple[SchedulerOutput, float, float]] = deque()
+
+    @abstractmethod
+    def seconds(self, plan: SchedulerOutput) -> float:
+        """What a step takes."""
+
+    def add(self, name: str, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
+        """A request reaches the engine."""
+        number = len(self.sent)
+        self.sent.setdefault(name, self.now)
+        message = AddRequest(request_id=name, prompt_token_ids=prompt_token_ids, sampling=sampling)
+        request = Request(message, arrival=number, max_model_len=MAX_LEN, queued=self.now)
+        self.scheduler.add(request)
+
+    def step(self, host: float = 0.0) -> bool:
+        """One turn of the loop; False if nothing runs. host: seconds from a plan to its launch."""
+        plan = self.scheduler.schedule(self.now)
+        if plan is not None:
+            begin = max(self.now + host, self._busy_until)  # the device runs them one by one
+            self._busy_until = begin + self.seconds(plan)
+            self._in_flight.append((plan, begin, self._busy_until))
+            self.now += host
+        if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
+            self._collect(*self._in_flight.popleft())
+        return plan is not None or bool(self._in_flight)
+
+    def _collect(self, plan: SchedulerOutput, begin: float, end: float) -> None:
+        self.now = max(self.now, end)
+        self.scheduler.observe(plan, end - begin)
+        results = [SampleResult(token_id=7 if e.samples else None) for e in plan.scheduled]
+        for delta in self.scheduler.update(plan, ModelRunnerOutput(results=results)):
+            name = delta.request_id
+            if name in self.last:
+                self.gaps.append((self.now, self.now - self.last[name]))
+            else:
+                self.ttfts[name] = self.now - self.sent[name]
+            self.last[name] = self.now
+            if delta.finish_reason is not None:
+                self.ends[name] = self.now
+                self.on_end()
+
+    def on_end(self) -> None:
+        """A request has its last token."""
+
+
+class Level(Machine):
+    """So many requests at a time, on the GPU. sizes: of its steps with parts of prompts."""
+
+    def __init__(
+        self, num_requests: int, prompt_len: int, answer_len: int, scheduler: Scheduler,
+        sizes: list[int],
+    ) -> None:  # fmt: skip
+        super().__init__(scheduler, depth=2)
+        self._num_requests, self._prompt_len = num_requests, prompt_len
+        self._sampling = SamplingParams(max_tokens=answer_len, ignore_eos=True)
+        self._sizes = sizes
+        self._under_way: deque[tuple[float, str]] = deque()  # (arrival, name)
 
     def run(self) -> None:
         """All requests to their ends."""
-        for _ in range(self.num_requests):
+        for _ in range(self._num_requests):
             self.send(0.0)
-        while self.under_way or self.scheduler.has_unfinished:
-            self.receive()
-            plan = self.scheduler.schedule(self.now)
-            if plan is not None:
-                self.launch(plan)
-            if self.in_flight and (plan is None or len(self.in_flight) > 1):
-                self.collect(*self.in_flight.popleft())
-            elif plan is None and self.under_way:
-                self.now = max(self.now, self.under_way[0][0])
+        while self._under_way or self.scheduler.has_unfinished:
+            while self._under_way and self._under_way[0][0] <= self.now:
+                _, name = self._under_way.popleft()
+                self.add(name, [1] * self._prompt_len, self._sampling)
+            if not self.step(HOST) and self._under_way:
+                self.now = max(self.now, self._under_way[0][0])
 
     def send(self, moment: float) -> None:
-        """A client sends a request."""
+        """A client sends a request; its time to a first token has both ways in it."""
         number = len(self.sent)
-        if number < 3 * self.num_requests:
-            self.sent[f"r{number}"] = moment
-            heapq.heappush(self.under_way, (moment + WAY, number))
+        if number < 3 * self._num_requests:
+            self.sent[f"r{number}"] = moment - WAY
+            self._under_way.append((moment + WAY, f"r{number}"))
 
-    def receive(self) -> None:
-        """Take what has come to the engine."""
-        while self.under_way and self.under_way[0][0] <= self.now:
-            _, number = heapq.heappop(self.under_way)
-            message = AddRequest(
-                request_id=f"r{number}",
-                prompt_token_ids=[number + 1] * self.prompt_len,
-                sampling=SamplingParams(max_tokens=self.answer_len, ignore_eos=True),
-            )
-            request = Request(message, arrival=number, max_model_len=MAX_LEN, queued=self.now)
-            self.scheduler.add(request)
-
-    def launch(self, plan: SchedulerOutput) -> None:
-        """The GPU begins when it is free."""
-        begin = max(self.now + HOST, self.busy_until)
-        self.busy_until = begin + self.seconds(plan)
-        self.in_flight.append((plan, begin, self.busy_until))
-        self.now += HOST
+    def on_end(self) -> None:
+        """Its client sends another one."""
+        self.send(self.now + WAY)
 
     def seconds(self, plan: SchedulerOutput) -> float:
         """What a step takes."""
@@ -108,24 +145,9 @@ class Level:
         num_decodes, num_tokens = lengths.count(1), sum(lengths)
         if num_decodes == num_tokens:
             return float(np.interp(num_decodes, list(DECODES), list(DECODES.values()))) / 1000
-        size = next(size for size in self.sizes if size >= num_tokens)
+        size = next(size for size in self._sizes if size >= num_tokens)
         mixed = float(np.interp(size, list(MIXED), list(MIXED.values())))
         return (mixed + KEYS * num_decodes) / 1000
-
-    def collect(self, plan: SchedulerOutput, begin: float, end: float) -> None:
-        """A step has ended; clients that are done send again."""
-        self.now = max(self.now, end)
-        self.scheduler.observe(plan, end - begin)
-        results = [SampleResult(token_id=7 if e.samples else None) for e in plan.scheduled]
-        for delta in self.scheduler.update(plan, ModelRunnerOutput(results=results)):
-            moment, name = self.now + WAY, delta.request_id
-            if name in self.last:
-                self.gaps.append(moment - self.last[name])
-            else:
-                self.ttfts.append(moment - self.sent[name])
-            self.last[name] = moment
-            if delta.finish_reason is not None:
-                self.send(moment)
 
 
 def make_scheduler() -> tuple[Scheduler, list[int]]:
@@ -154,7 +176,8 @@ def main() -> None:
     for num_requests in [4, *args.levels]:  # the first one tells the policy what steps cost
         level = Level(num_requests, args.prompt, args.answer, scheduler, sizes)
         level.run()
-        ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in (level.ttfts, level.gaps))
+        times = list(level.ttfts.values()), [gap for _, gap in level.gaps]
+        ttft, itl = (1000 * np.quantile(each, [0.5, 0.99]) for each in times)
         rate = len(level.sent) * args.answer / max(level.last.values())
         print(f"{num_requests:>8} {ttft[0]:>10.0f} {ttft[1]:>6.0f} {itl[0]:>9.2f} {itl[1]:>6.1f} "
               f"{rate:>15.0f}", flush=True)  # fmt: skip

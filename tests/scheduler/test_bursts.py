@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scheduling_model import MIXED, Level, make_scheduler
+from scheduling_model import DECODES, MIXED, Level, make_scheduler
 
 PROMPT, ANSWER = 1950, 100
 
@@ -17,13 +17,27 @@ def run(num_requests: int) -> Level:
     return found
 
 
-def test_the_last_of_a_burst_does_not_wait_for_the_pace_of_the_first(
+def seconds_of_prompts(num_requests: int) -> float:
+    return num_requests * PROMPT * MIXED[2048] / 2048 / 1000
+
+
+def gaps(level: Level) -> list[float]:
+    return [seconds for _, seconds in level.gaps]
+
+
+def test_few_answers_wait_for_the_prompts_that_came_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    num_requests = 8
-    alone = num_requests * PROMPT * MIXED[2048] / 2048 / 1000  # seconds of all prompts
-    crowded = run(num_requests)
-    assert max(crowded.ttfts) < 1.12 * alone
-    assert np.quantile(crowded.gaps, 0.99) < 0.04
-    monkeypatch.setattr("quire.scheduler.policy.SLOWDOWN_PER_CROWD", 0.0)
-    assert max(run(num_requests).ttfts) > 1.2 * alone
+    held = run(8)
+    assert max(held.ttfts.values()) < 1.05 * seconds_of_prompts(8)
+    assert np.quantile(gaps(held), 0.98) < 1.05 * DECODES[8] / 1000
+    monkeypatch.setattr("quire.scheduler.policy.FEW_REQUESTS", 0)
+    paced = run(8)
+    assert max(paced.ttfts.values()) > 1.1 * seconds_of_prompts(8)
+    assert max(gaps(paced)) < 0.03
+
+
+def test_no_answer_waits_for_long() -> None:
+    held = run(30)
+    assert seconds_of_prompts(30) > 1.3
+    assert 0.9 < max(gaps(held)) < 1.1

@@ -12,8 +12,10 @@ from quire.config import SchedulerConfig
 from quire.errors import ConfigError
 from quire.scheduler.policy import (
     CROWDED_STEP,
+    FEW_REQUESTS,
     FIRST_CHUNK,
     LEAST_CHUNK,
+    LONGEST_WAIT,
     UNPACED_CHUNK,
     WHOLE_STEP,
     ChunkPolicy,
@@ -34,9 +36,9 @@ def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
     machine = Machine(30.0).run(3.0, num_talkers=8)
     while machine.scheduler.stats().num_running > 8:
         machine.step()
-    machine.add("long", 6000, 2)
+    machine.ask("long", 6000, 2)
     machine.step()
-    machine.add("short", 200, 2)
+    machine.ask("short", 200, 2)
     while "long" not in machine.ttfts:
         machine.step()
     assert machine.ttfts["long"] > 0.6
@@ -97,6 +99,19 @@ def test_without_a_target_a_paced_step_takes_a_multiple_of_one_that_only_decodes
     for num_decodes, num_prompts in ((1, 2), (4, 2), (16, 8)):  # few would hold up many
         num_tokens = policy.prompt_tokens(num_decodes, 8192, num_prompts)
         assert seconds(num_decodes, num_tokens) == pytest.approx(CROWDED_STEP, rel=0.02)
+
+
+@pytest.mark.parametrize(("per_token", "holds"), [(0.00002, True), (0.002, False)])
+def test_answers_are_held_back_only_where_a_whole_step_is_short(
+    per_token: float, holds: bool
+) -> None:
+    policy = ChunkPolicy(None, paces=True)
+    for step in range(60):
+        num_tokens = 0 if step % 3 else 100 * (step % 20 + 1)
+        policy.observe(8, num_tokens, 0.005 + per_token * num_tokens)
+    assert policy.holds(FEW_REQUESTS, waited=0.5) is holds
+    assert not policy.holds(FEW_REQUESTS + 1, waited=0.5)
+    assert not policy.holds(2, waited=LONGEST_WAIT)
 
 
 # Decodes, prompt tokens and milliseconds of steps in which prompts came all at once, on one H200.

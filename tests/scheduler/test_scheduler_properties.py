@@ -35,6 +35,7 @@ def small_simulation(
     caching: bool,
     ttft_target: float | None,
     step_sizes: list[int],
+    paces: bool,
 ) -> Simulation:
     """Just enough blocks and budget for one request, and so much more."""
     return Simulation(
@@ -50,6 +51,7 @@ def small_simulation(
         long_prefill_token_threshold=threshold,
         ttft_target_ms=ttft_target,
         step_sizes=step_sizes,
+        paces_prompts=paces,
     )
 
 
@@ -68,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         ttft_target=st.sampled_from([None, 1.0, 10.0, 100.0]),
         step_sizes=st.sampled_from(STEP_SIZES),
+        paces=st.booleans(),
     )
     def start(self, **drawn: Any) -> None:
         self.sim = small_simulation(**drawn)
@@ -195,6 +198,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         caching=rng.random() < 0.8,
         ttft_target=rng.choice([None, 1.0, 10.0, 100.0]),
         step_sizes=rng.choice(STEP_SIZES),
+        paces=rng.random() < 0.5,
     )
 
 

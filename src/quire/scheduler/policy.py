@@ -34,14 +34,16 @@ LONG = 8.0  # times what it takes alone, a prompt may take if that is more than 
 # Without a target, where steps are paced: a step with prompts may take so many times as long as one
 # that only decodes. Few answers keep their pace; where many run, prompts in small parts would cost
 # all of them more, since each step reads all their keys and values, however few the prompt tokens.
-# And where many prompts wait, each would begin later for the sake of few: so much more for each
-# prompt behind the first that an answer holds up, but in steps that are still quicker than anybody
-# reads. A prompt that comes alone holds nobody up longer than the pace allows.
+# And where many prompts wait, each would begin later for the sake of few.
 LEAST_SLOWDOWN, MOST_SLOWDOWN = 2.5, 10.0
 DECODES_PER_SLOWDOWN, PROMPTS_PER_SLOWDOWN = 8, 4
-SLOWDOWN_PER_CROWD, MOST_CROWDED = 32.0, 7.0  # a crowd: prompts that wait, by answer
-CROWDED_STEP = 0.035  # seconds
-SHORT_STEP = 0.010  # seconds, which nobody notices: prompts may always make a step so long
+# Seconds that prompts may always make a step: which nobody notices where one waits alone, and which
+# is still quicker than anybody reads where several do.
+SHORT_STEP, CROWDED_STEP = 0.010, 0.020
+# Of so few requests, answers that have only begun wait for prompts that came with them. These are
+# computed sooner in whole steps than in parts beside decodes, and then all answers run undisturbed.
+FEW_REQUESTS = 32
+LONGEST_WAIT = 1.0  # seconds after a request came, no such step keeps its second token waiting
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
 # Steps that only decode tell what decodes cost: what many prompt tokens cost beyond a straight line
@@ -156,10 +158,19 @@ class ChunkPolicy:
             return UNPACED_CHUNK
         wanted = max(num_decodes / DECODES_PER_SLOWDOWN, num_prompts / PROMPTS_PER_SLOWDOWN)
         slowdown = max(LEAST_SLOWDOWN, min(MOST_SLOWDOWN, wanted))
+        least = SHORT_STEP if num_prompts == 1 else CROWDED_STEP
         decodes = self.costs.predict(num_decodes, 0)
-        crowd = min(MOST_CROWDED, SLOWDOWN_PER_CROWD * (num_prompts - 1) / num_decodes)
-        crowded = min(CROWDED_STEP, crowd * decodes)
-        return self._affordable(num_decodes, max(SHORT_STEP, slowdown * decodes, crowded))
+        return self._affordable(num_decodes, max(least, slowdown * decodes))
+
+    def holds(self, num_requests: int, waited: float) -> bool:
+        """Whether answers that have only begun are held back for prompts.
+
+        num_requests: all, in the batch or in line. waited: seconds since the first of those answers
+        was asked for.
+        """
+        if not self._paces or self._asked is not None or num_requests > FEW_REQUESTS:
+            return False
+        return waited + self.costs.predict(0, WHOLE_STEP) < LONGEST_WAIT
 
     def _affordable(self, num_decodes: int, target: float) -> int:
         """Prompt tokens for which the costs say that a step stays within so many seconds."""

@@ -136,7 +136,7 @@ class Scheduler:
     # ------------------------------------------------------------------ planning a step
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
-        """Plan a step: requests that decode first, then prompts.
+        """Plan a step: requests that decode first, if they are not held back, then prompts.
 
         now: seconds of the clock by which requests were queued. Returns None when nothing can run
         before the result of a step in flight is known.
@@ -146,15 +146,27 @@ class Scheduler:
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
         decodes, prompts = self._batch.split()
-        self._serve_decodes(step, decodes)
-        lacking = self._lacking(prompts, step.budget)
         room = self._config.max_num_seqs - len(self._batch.running)
         num_prompts = len(prompts) + min(room, len(self._batch.waiting))
-        self._chunks.begin(step, len(decodes), len(self._batch.requests), num_prompts, lacking)
+        held = decodes if num_prompts and self._holds(decodes, now) else []
+        served = [] if held else decodes
+        self._serve_decodes(step, served)
+        lacking = self._lacking(prompts, step.budget)
+        self._chunks.begin(step, len(served), len(self._batch.requests), num_prompts, lacking)
         self._serve_prompts(step, prompts)
         for request in step.cut:
             self._use_rest(step, request)
+        if not step.planned:  # no prompt has room
+            self._serve_decodes(step, held)
         return self._emit(step)
+
+    def _holds(self, decodes: list[Request], now: float) -> bool:
+        """Whether those who decode have only begun, and wait for prompts."""
+        if not decodes or not self._policy.holds(
+            len(self._batch.requests), now - decodes[0].queued
+        ):
+            return False
+        return all(request.num_computed_tokens == request.num_prompt_tokens for request in decodes)
 
     def _lacking(self, prompts: list[Request], most: int) -> int:
         """Tokens that the prompts under way lack, and those that may enter; counted up to most."""
