@@ -156,7 +156,7 @@ class Scheduler:
         self._serve_prompts(step, prompts)
         for request in step.cut:
             self._use_rest(step, request)
-        if not step.planned:  # no prompt has room
+        if held and not step.planned:  # no prompt has room
             self._serve_decodes(step, held)
         return self._emit(step)
 
