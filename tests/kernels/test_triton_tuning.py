@@ -84,6 +84,7 @@ def test_rules_give_each_multiprocessor_what_it_holds() -> None:
     assert rows_rule(64, 2048, 1536, 2, H200) == RingConfig(64, 5, tiles=2)
     assert rows_rule(64, 4096, 4096, 1, H200) == RingConfig(64, 5, split=2, tiles=2)
     assert rows_rule(64, 5120, 14336, 1, H200) == RingConfig(64, 3, split=3, tiles=2)
+    assert rows_rule(32, 5120, 4096, 2, H200) == RingConfig(64, 4, split=3, tiles=2)
     assert rows_rule(64, 5120, 4096, 1, H200) == RingConfig(64, 5, tiles=2)
     assert rows_rule(64, 19456, 2560, 1, H200) == RingConfig(64, 4)
     assert rows_rule(64, 28672, 5120, 1, H200) == RingConfig(128, 4, warps=8)

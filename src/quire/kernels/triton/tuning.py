@@ -194,17 +194,19 @@ def rows_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> RingConfig
 
     Tiles of 64 rows of W, which programs share until 60 % of all multiprocessors have one, or with
     2,048 columns and more for each as many as there are places; if those are far from filled, of
-    two on a multiprocessor. In 16 bits 1,024 columns are the least: their parts take longer to add.
-    Where there are more tiles than that, two or three programs on each, whichever fills the rounds
-    better; by twos the tiles may have 128 rows. Each program keeps as much in flight as fits.
+    two on a multiprocessor. In 16 bits 768 are enough up to 32 rows, and with more rows 1,024 the
+    least of all: their parts take longer to add. Where there are more tiles than that, two or three
+    programs on each, whichever fills the rounds better; by twos the tiles may have 128 rows. Each
+    program keeps as much in flight as fits.
     """
     tiles, block_m = -(-n // 64), 1 << (m - 1).bit_length()
     on_each, split, block_n = 1, 1, 64
     if tiles <= num_sms:
-        split = min(num_sms // tiles, max(-(-6 * num_sms // (10 * tiles)), k // 2048))
-        split = max(1, min(split, k // (1024 if itemsize == 2 else 384)))
+        long = k // (768 if itemsize == 2 and m <= 32 else 2048)
+        split = min(num_sms // tiles, max(-(-6 * num_sms // (10 * tiles)), long))
+        split = max(1, min(split, k // (1024 if itemsize == 2 and m > 32 else 384)))
         twice = 2 * num_sms // tiles
-        if tiles * split < 0.7 * num_sms and split < twice <= k // 2048:
+        if tiles * split < 0.7 * num_sms and split < twice <= long:
             on_each, split = 2, twice
     elif tiles <= 2 * num_sms:
         on_each = 2
