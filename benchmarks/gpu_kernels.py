@@ -4,7 +4,7 @@ python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
 Parts: tune (the ways of products between each other), chain (a model's products in sequence),
-layers (with attention), decode, decode_fp8 (two kernels by turns), prefill, rows (the ways of
+layers (with attention), decode, decode_hopper (two kernels by turns), prefill, rows (the ways of
 products of many rows in FP8), unseen (products of models that the tables leave out). Prints as it
 goes, and writes the result file after each part.
 """
@@ -22,7 +22,7 @@ import record
 import torch
 from gpu_attention import decode, prefill
 from gpu_chains import chain, tune
-from gpu_decode_fp8 import decode_fp8
+from gpu_decode_hopper import decode_hopper
 from gpu_layers import layers
 from gpu_products import write_table
 from gpu_rows import rows, write_rows
@@ -30,8 +30,8 @@ from gpu_timing import MODELS, SHAPES, Budget
 from gpu_unseen import unseen
 
 PARTS = {
-    "tune": tune, "chain": chain, "layers": layers, "decode": decode, "decode_fp8": decode_fp8,
-    "prefill": prefill, "rows": rows, "unseen": unseen,
+    "tune": tune, "chain": chain, "layers": layers, "decode": decode,
+    "decode_hopper": decode_hopper, "prefill": prefill, "rows": rows, "unseen": unseen,
 }  # fmt: skip
 WRITERS = {"tune": write_table, "rows": write_rows}  # of the tables that `tuning` reads
 

@@ -19,7 +19,7 @@ from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_s
 from gpu_tables import (
     gpu_chain,
     gpu_decode,
-    gpu_decode_fp8,
+    gpu_decode_hopper,
     gpu_invariance,
     gpu_layers,
     gpu_prefill,
@@ -259,7 +259,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_chain": gpu_chain,
     "gpu_layers": gpu_layers,
     "gpu_decode": gpu_decode,
-    "gpu_decode_fp8": gpu_decode_fp8,
+    "gpu_decode_hopper": gpu_decode_hopper,
     "gpu_prefill": gpu_prefill,
     "step_profile": step_profile,
     "vllm_serving": serving,
