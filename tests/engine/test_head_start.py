@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -10,24 +11,55 @@ import pytest
 from quire.config import EngineConfig
 from quire.engine.head_start import give_head_start, read_ahead
 from quire.engine.startup import start_engine
+from quire.models.prepared_files import checkpoint_key, file_name
+
+
+def config_of(folder: Path, prepared: Path, **options: object) -> EngineConfig:
+    given = {"model": str(folder), "prepared_weights": str(prepared), "device": "cpu"} | options
+    return EngineConfig.from_options(**given)
 
 
 def test_files_are_asked_for(tmp_path: Path) -> None:
+    config = config_of(tmp_path, tmp_path / "prepared")
     (tmp_path / "config.json").write_text("{}")
-    assert read_ahead(tmp_path) == 0
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.safetensors").write_bytes(b"x" * 100)
-    (tmp_path / "a.safetensors").chmod(0)
-    assert read_ahead(tmp_path) == 2
+    assert read_ahead(config) == []
+    files = [tmp_path / f"{name}.safetensors" for name in ("a", "b")]
+    for file in files:
+        file.write_bytes(b"x" * 100)
+    assert read_ahead(config) == files
+    files[0].unlink()
+    files[0].symlink_to(tmp_path / "gone")
+    assert read_ahead(config) == files[1:]
+
+
+def test_prepared_weights_are_asked_for_instead(tmp_path: Path) -> None:
+    """A checkpoint that nobody is going to read must not push the page cache out."""
+    folder, prepared = tmp_path / "model", tmp_path / "prepared"
+    folder.mkdir()
+    prepared.mkdir()
+    checkpoint = folder / "a.safetensors"
+    checkpoint.write_bytes(b"x")
+    config = config_of(folder, prepared, quantization="int8")
+    key = checkpoint_key(config.model, folder)
+    older, newer = (prepared / file_name(key, form) for form in ("form-1", "form-2"))
+    for file, second in ((older, 1), (newer, 2)):
+        file.write_bytes(b"x")
+        os.utime(file, (second, second))
+    assert read_ahead(config) == [newer]
+    assert read_ahead(config_of(folder, prepared)) == [checkpoint]  # which has none of its own
+    assert read_ahead(config_of(folder, prepared, quantization="int8", device="cuda")) == [
+        checkpoint
+    ]
 
 
 def test_a_system_that_cannot_be_asked_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.safetensors").write_bytes(b"x")
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(b"x")
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.delattr("os.posix_fadvise")
-    assert read_ahead(tmp_path) == 1
+    assert read_ahead(config_of(tmp_path, tmp_path / "prepared")) == [file]
 
 
 def test_it_ends_without_a_gpu_or_a_folder() -> None:

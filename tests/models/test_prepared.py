@@ -23,6 +23,7 @@ from quire.models.checkpoint import read_header
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mapped import MappedFile
 from quire.models.prepared import PreparedWeights, prepared_weights, write_tensors
+from quire.models.prepared_files import make_room, newest_file
 from quire.quantization.scheme import scheme_of
 
 
@@ -77,6 +78,14 @@ def test_each_choice_has_a_file_of_its_own() -> None:
     assert len(files) == 6
     assert prepared_weights(ModelConfig(prepared_weights="none"), path, torch.float32) is None
     assert prepared_weights(ModelConfig(load_format="dummy"), path, torch.float32) is None
+
+
+def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
+    load(tmp_path)
+    path = resolve_model("quire-tiny-draft")
+    config = ModelConfig(quantization="int4", prepared_weights=str(tmp_path))
+    assert newest_file(config, path) == next(tmp_path.glob("*.safetensors"))
+    assert newest_file(ModelConfig(prepared_weights=str(tmp_path)), path) is None
 
 
 def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
@@ -134,9 +143,9 @@ def test_the_oldest_leave(tmp_path: Path) -> None:
     abandoned = tmp_path / "half.123.tmp"
     abandoned.write_bytes(bytes(1000))
     os.utime(abandoned, (1, 1))
-    prepared._make_room(tmp_path, 2500)
+    make_room(tmp_path, 2500)
     assert {file.stem for file in tmp_path.iterdir()} == {"old", "older"}
-    prepared._make_room(tmp_path, -1)
+    make_room(tmp_path, -1)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,7 +193,7 @@ def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Pat
         file.touch()
     for file in (old, mine):
         os.utime(file, (time.time() - 100,) * 2)
-    prepared._make_room(tmp_path, 0)
+    make_room(tmp_path, 0)
     assert set(tmp_path.iterdir()) == {new, mine}
 
 

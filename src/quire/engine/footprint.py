@@ -89,7 +89,7 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
     scheme = scheme_of(config.model.quantization)
     head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
     if scheme is None:
-        copied = shape.tie_word_embeddings and not _is_on_gpu(config)
+        copied = shape.tie_word_embeddings and not is_on_gpu(config)
         copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, n, k))
         return {dtype: (num_weights + copies) * item}
     products: dict[Role, list[tuple[int, int]]] = {
@@ -141,12 +141,13 @@ def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
     if wanted != "auto":
         return wanted
     is_small = shape.num_parameters * 4 <= SMALL_MODEL_BYTES
-    if is_small and not _is_on_gpu(config) and not _has_products_of(shape.dtype):
+    if is_small and not is_on_gpu(config) and not _has_products_of(shape.dtype):
         return "float32"
     return shape.dtype if shape.dtype in ITEM_BYTES else "float32"
 
 
-def _is_on_gpu(config: EngineConfig) -> bool:
+def is_on_gpu(config: EngineConfig) -> bool:
+    """Whether the model will run there, by what can be told without torch."""
     wanted = config.device.device
     return wanted == "cuda" or (wanted == "auto" and Path("/dev/nvidiactl").exists())
 

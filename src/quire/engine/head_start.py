@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 
 from quire.config import EngineConfig
+from quire.engine.footprint import is_on_gpu
+from quire.models.prepared_files import newest_file
 
 
 def give_head_start(config: EngineConfig) -> None:
@@ -21,9 +23,9 @@ def give_head_start(config: EngineConfig) -> None:
         threading.Thread(target=_wake_driver, name="quire-driver", daemon=True).start()
     folder = Path(config.model.model)
     if config.model.load_format == "auto" and folder.is_dir():
-        reading = threading.Thread(target=read_ahead, args=(folder,), name="quire-read-ahead")
-        reading.daemon = True
-        reading.start()
+        threading.Thread(
+            target=read_ahead, args=(config,), name="quire-read-ahead", daemon=True
+        ).start()
 
 
 def _wake_driver() -> None:
@@ -37,17 +39,25 @@ def _wake_driver() -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def read_ahead(folder: Path) -> int:
-    """Ask the system for the weights' files; returns how many there are."""
-    files = sorted(folder.glob("*.safetensors"))
-    for path in files:
+def read_ahead(config: EngineConfig) -> list[Path]:
+    """Ask the system for the weights' files; returns those that could be opened."""
+    found = []
+    for path in files_to_read(config):
         try:
             file = os.open(path, os.O_RDONLY)
         except OSError:
             continue  # the loader will say so
+        found.append(path)
         try:
             if sys.platform != "darwin":  # which has no such call
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(file)
-    return len(files)
+    return found
+
+
+def files_to_read(config: EngineConfig) -> list[Path]:
+    """The prepared weights that a start on a CPU will map, else those of the checkpoint."""
+    folder = Path(config.model.model)
+    prepared = None if is_on_gpu(config) else newest_file(config.model, folder)
+    return sorted(folder.glob("*.safetensors")) if prepared is None else [prepared]

@@ -21,7 +21,7 @@ from quire.kernels.cpu import native
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kernels.dispatch import describe
 from quire.models.architecture import ModelArchitecture
-from quire.models.prepared import prepared_folder
+from quire.models.prepared_files import prepared_folder
 from quire.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -1,20 +1,18 @@
 """Weights in the form that layers keep, on disk: a second start maps them and does no work again.
 
-Owns which file belongs to which checkpoint and settings, its making, and which files leave when
-there are too many. The file is a safetensors file like any other, read by the same checks.
+Owns the making of such a file, and what speaks against using one; prepared_files.py has their names
+and number. The file is a safetensors file like any other, read by the same checks.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import shutil
 import threading
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,14 @@ from quire.kernels.dispatch import describe
 from quire.layers.parameter import LoadedModule
 from quire.models.checkpoint import read_header
 from quire.models.mapped import DTYPES, MappedFile
-from quire.version import __version__
+from quire.models.prepared_files import (
+    checkpoint_key,
+    digest_of,
+    file_name,
+    make_room,
+    prepared_folder,
+    unfinished_name,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -39,23 +44,10 @@ WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
 _CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
-_SUFFIX = ".safetensors"
 _PIECE_BYTES = 16 << 20  # written at a time
 _ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
-_ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
-_QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-def prepared_folder(config: ModelConfig) -> Path | None:
-    """Where what a start on a CPU has made is kept for the next; None by the settings."""
-    if config.prepared_weights == "none":
-        return None
-    if config.prepared_weights != "auto":
-        return Path(config.prepared_weights).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "quire" / "prepared"
 
 
 def prepared_weights(config: ModelConfig, path: Path, dtype: torch.dtype) -> PreparedWeights | None:
@@ -63,19 +55,11 @@ def prepared_weights(config: ModelConfig, path: Path, dtype: torch.dtype) -> Pre
     folder = prepared_folder(config)
     if folder is None or config.load_format != "auto":
         return None
-    key = {
-        "version": [__version__, LAYOUT],
-        "folder": str(path.resolve()),
-        "files": [
-            (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-            for file in sorted(path.iterdir())
-            if file.suffix in (_SUFFIX, ".json")
-        ],
-        "numbers": [str(dtype), config.quantization],
-        "kernels": [describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)],
-    }
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    return PreparedWeights(folder / f"{digest[:32]}{_SUFFIX}")
+    form = (
+        LAYOUT, str(dtype), describe("cpu"), torch.backends.cpu.get_cpu_capability(),
+        is_emulated(dtype),
+    )  # fmt: skip
+    return PreparedWeights(folder / file_name(checkpoint_key(config, path), digest_of(form)))
 
 
 class PreparedWeights:
@@ -125,10 +109,10 @@ class PreparedWeights:
         ending: of the process, which then waits for no more than what is being written.
         """
         folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
-        unfinished = self.file.with_suffix(f".{os.getpid()}.tmp")
+        unfinished = unfinished_name(self.file)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _make_room(folder, LIMIT_BYTES - num_bytes)
+            make_room(folder, LIMIT_BYTES - num_bytes)
             if shutil.disk_usage(folder).free < 2 * num_bytes:
                 logger.info("prepared weights are not kept: %s is nearly full", folder)
                 return
@@ -219,32 +203,3 @@ def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
             param.data = tensor
     if tensors:
         raise LookupError(f"nothing takes {next(iter(tensors))}")
-
-
-def _make_room(folder: Path, limit: int) -> None:
-    """Remove what others left unfinished, and the files not used for longest beyond the limit."""
-    now = time.time()
-    for file in folder.glob("*.tmp"):
-        patience = (
-            _ABANDONED_SECONDS if _is_running(file.stem.rpartition(".")[2]) else _QUIET_SECONDS
-        )
-        if now - file.stat().st_mtime > patience:
-            file.unlink(missing_ok=True)
-    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
-    total = sum(file.stat().st_size for file in files)
-    for file in files:
-        if total <= limit:
-            break
-        total -= file.stat().st_size
-        file.unlink(missing_ok=True)
-
-
-def _is_running(process_id: str) -> bool:
-    """Whether some process here has that id; one in another container may write here, too."""
-    try:
-        os.kill(int(process_id), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except OSError:
-        return True
-    return True
