@@ -70,3 +70,23 @@ def test_threads_that_look_at_once_find_the_whole_module() -> None:
     assert "__getattr__" not in vars(module)
     with pytest.raises(AttributeError, match="no attribute 'y'"):
         _ = module.y
+
+
+LIBRARY = """
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+from quire.engine.lean_import import _open_library
+_open_library()
+folder = Path(PathFinder.find_spec("torch").origin).parent / "lib"
+if (folder / "libtorch_cpu.so").exists() and not (folder / "libtorch_cuda.so").exists():
+    assert "libtorch_cpu" in Path("/proc/self/maps").read_text()
+assert "torch" not in sys.modules
+import torch
+assert torch.ones(2).sum() == 2
+"""
+
+
+def test_its_library_is_opened_before_it_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from quire.models.architecture import ModelArchitecture
 
 NUMBERS = (torch.bfloat16, torch.bfloat16, 16)
 TABLE = StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, {32: 0.3})
-OTHER = StepTable(2, {2: 0.4}, {1: 0.4}, {32: 0.9})
+OTHER = StepTable(2, {2: 0.05}, {1: 0.05}, {32: 0.2})
 
 Seen = list[StepTable | None]
 
@@ -45,9 +45,10 @@ def test_a_second_start_is_told_what_the_first_one_found(tmp_path: Path) -> None
     seen: Seen = []
     assert start(tmp_path / "new", seen, TABLE) == TABLE
     assert start(tmp_path / "new", seen) == TABLE
-    assert start(tmp_path / "new", seen, OTHER) == OTHER  # no longer as it was: that stays
+    assert start(tmp_path / "new", seen, TABLE.slowed(3.0)).decodes[1] > 0.2  # a busy moment
+    assert start(tmp_path / "new", seen, OTHER) == OTHER  # that was a busy one, too: this stays
     assert start(tmp_path / "new", seen) == OTHER
-    assert seen == [None, TABLE, TABLE, OTHER]
+    assert seen == [None, TABLE, TABLE, TABLE, OTHER]
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["steps.json"]
 
 
@@ -142,8 +143,15 @@ def test_tables_made_first_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert seen == [None, None, None, None, TABLE]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "holds"), [(0.1, True), (0.14, True), (0.16, False), (0.06, False), (0.07, True)]
-)
-def test_one_step_tells_whether_a_table_still_holds(seconds: float, *, holds: bool) -> None:
-    assert tuning._still_holds(lambda: seconds, TABLE) == holds
+@pytest.mark.parametrize(("seconds", "times"), [(0.1, 1.0), (0.14, 1.0), (0.07, 1.0), (0.3, 3.0)])
+def test_one_step_tells_how_long_all_take_now(seconds: float, times: float) -> None:
+    found = tuning._as_of_now(lambda: seconds, TABLE)
+    assert found is not None
+    assert (found is TABLE) == (times == 1.0)
+    assert found.decodes[8] == pytest.approx(0.12 * times)
+    assert found.prompts[32] == pytest.approx(0.3 * times)
+
+
+def test_the_table_of_a_busy_moment_does_not_stay() -> None:
+    steps = iter([0.3, 0.05, 0.05])  # what is made at a first call is no part of a step
+    assert tuning._as_of_now(lambda: next(steps), TABLE) is None

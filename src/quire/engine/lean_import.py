@@ -3,19 +3,24 @@
 The garbage collector rests: nothing of what is imported is garbage. Where torch asks what module
 its code is in, the answer comes by name and not by the paths of all modules. And what torch
 registers so that models can be traced, a quarter of its import, waits until someone looks into the
-module that does it. A program that has an engine in it keeps torch as it is.
+module that does it. Torch's library is opened by a thread, which takes a quarter of the import and
+not the interpreter, while the engine's modules that need no torch are imported. A program that has
+an engine in it keeps torch as it is.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import FrameType, ModuleType
 
 from quire.config import EngineConfig
@@ -28,6 +33,15 @@ def import_lean() -> None:
     """Import torch. `gc.enable()` ends the collector's rest."""
     gc.disable()
     sys.meta_path.insert(0, _Postponing())
+    import msgspec  # noqa: F401  # these have libraries of their own, which would wait
+    import numpy as np  # noqa: F401
+
+    threading.Thread(target=_open_library, name="quire-library", daemon=True).start()
+    import quire.engine.core
+    import quire.engine.footprint
+    import quire.engine.grammars
+    import quire.tokenizer.tokenizer  # noqa: F401
+
     with _quick_look_ups():
         import torch  # noqa: F401
 
@@ -45,6 +59,21 @@ def lean_start(config: EngineConfig) -> Iterator[None]:
     finally:
         gc.freeze()  # what is there by now stays
         gc.enable()
+
+
+def _open_library() -> None:
+    """Have the system's loader open torch's library; who imports torch meanwhile waits for that.
+
+    By a call of its own, since Python holds the interpreter's lock while it opens one. A torch with
+    a GPU's libraries is left to itself: it knows where those lie.
+    """
+    spec = PathFinder.find_spec("torch")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        library = Path(folder, "lib", "libtorch_cpu.so")
+        if not library.with_name("libtorch_cuda.so").exists():
+            open_one = ctypes.CDLL(None).dlopen
+            open_one.argtypes, open_one.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+            open_one(os.fsencode(library), os.RTLD_NOW)  # if it fails, torch will say why
 
 
 @contextmanager

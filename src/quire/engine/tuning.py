@@ -69,6 +69,15 @@ class StepTable:
         in_time = [size for size in BUDGETS if size * seconds / count <= LONGEST_STEP]
         return max(in_time, default=BUDGETS[-1])
 
+    def slowed(self, times: float) -> StepTable:
+        """With steps that take so many times as long."""
+
+        def longer(seconds: dict[int, float]) -> dict[int, float]:
+            return {count: times * each for count, each in seconds.items()}
+
+        found = map(longer, (self.threads, self.decodes, self.prompts))
+        return StepTable(self.num_threads, *found)
+
     def __str__(self) -> str:
         threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
         steps = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in (self.decodes | self.prompts).items())
@@ -102,12 +111,12 @@ def measure_steps(
     """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
 
     candidates: numbers of threads, the one that is taken in case of doubt first. Sets torch's.
-    kept: the table of an earlier start, which is returned if a step takes as long as it says.
+    kept: the table of an earlier start, which serves unless a step takes less than it says.
     """
     end = time.perf_counter() + SECONDS
     probe = _Probe(model, shape, block_size, kv_type)
-    if kept is not None and _still_holds(probe.step([1]), kept):
-        return kept
+    if kept is not None and (now := _as_of_now(probe.step([1]), kept)) is not None:
+        return now
     threads = _time_threads(probe.step([1]), candidates)
     chosen = choose_threads(threads)
     torch.set_num_threads(chosen)
@@ -126,15 +135,19 @@ def measure_steps(
     return StepTable(chosen, threads, decodes, prompts)
 
 
-def _still_holds(step: Callable[[], float], kept: StepTable) -> bool:
-    """Whether a step of one token takes about as long as in a table, with its threads.
+def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
+    """The table, if a step of one token takes about as long as in it; slowed if it takes longer, as
+    in a busy moment. None if it takes less: then that of a busy moment is what was kept.
 
-    One of a busy machine, or of one that has become another, does not stay for good that way; one
-    with fewer threads than it could have is not asked about.
+    A table with fewer threads than there could be is not asked about.
     """
     torch.set_num_threads(kept.num_threads)
-    expected = kept.decodes[1]
-    return any(expected / ALIKE < step() < expected * ALIKE for _ in range(TRIES))
+    expected, least = kept.decodes[1], math.inf
+    for _ in range(TRIES):
+        least = min(least, step())
+        if expected / ALIKE < least < expected * ALIKE:
+            return kept
+    return None if least < expected else kept.slowed(least / expected)
 
 
 def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
