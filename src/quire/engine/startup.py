@@ -23,6 +23,7 @@ from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
+from quire.engine.library_pages import give_back_code
 from quire.engine.memory_plan import length_limit
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting
@@ -110,6 +111,8 @@ def start_engine(
         kv_cache_dtype=str(kv_type).removeprefix("torch."),
         pooling=pooling,
     )
+    if device.type == "cpu":
+        give_back_code()
     return EngineCore(scheduler, executor, limits, grammars), info
 
 

@@ -1,0 +1,48 @@
+"""What an engine's process has in memory beside its weights and its KV cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.kvcache.storage import allocate_kv
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="told by Linux alone")
+
+PROGRAM = """
+from pathlib import Path
+from quire.config import EngineConfig
+from quire.engine.lean_import import import_lean
+import_lean()
+from quire.engine.startup import start_engine
+from quire.engine.library_pages import give_back_code
+core, info = start_engine(EngineConfig.from_options(device="cpu", num_blocks=8))
+assert give_back_code() > 0
+resident = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in l)
+print(int(resident.split()[1]) >> 10)
+"""
+
+
+@LINUX
+@pytest.mark.skipif(torch.version.cuda is not None, reason="a GPU's libraries are not counted")
+def test_an_engine_takes_less_than_is_planned_for() -> None:
+    """MiB, the bundled model of 1 MB included: 165, or 205 with the code that ran once."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 190
+
+
+@LINUX
+def test_a_first_token_takes_a_page_of_each_layer() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    caches = allocate_kv(16, 1024, 16, 4, 64, torch.float32, "cpu")  # of 16 MiB each
+    before = resident()
+    for keys, values in caches:
+        keys[512, 0, 0, 0] = values[512, 0, 0, 0] = 1.0
+    assert resident() - before < 1024  # huge pages would be 16,384
