@@ -82,7 +82,7 @@ def key_of(visit: Answer) -> Key:
 
 
 def _counted(visits: list[Answer]) -> Counter[Key]:
-    return Counter(key_of(v) for v in visits if "error" not in v and not v["disturbed"])
+    return Counter(key_of(v) for v in visits if "error" not in v and not v.get("disturbed"))
 
 
 def _earlier(name: str) -> list[Answer]:

@@ -14,7 +14,7 @@ they are for.
 from __future__ import annotations
 
 import argparse
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 
 import numpy as np
@@ -43,7 +43,7 @@ WAY = 0.0011  # seconds between client and engine, each way
 MAX_LEN, ROWS, BUDGET = 8192, 256, 8192
 
 
-class Machine:
+class Machine(ABC):
     """The real scheduler before a device of modelled step times, in virtual time.
 
     depth: steps in flight. Times are in seconds; a name is a request's.
@@ -100,7 +100,7 @@ class Machine:
                 self.ends[name] = self.now
                 self.on_end()
 
-    def on_end(self) -> None:
+    def on_end(self) -> None:  # noqa: B027
         """A request has its last token."""
 
 
@@ -124,7 +124,7 @@ class Level(Machine):
         while self._under_way or self.scheduler.has_unfinished:
             while self._under_way and self._under_way[0][0] <= self.now:
                 _, name = self._under_way.popleft()
-                self.add(name, [1] * self._prompt_len, self._sampling)
+                self.add(name, [len(self.sent)] * self._prompt_len, self._sampling)
             if not self.step(HOST) and self._under_way:
                 self.now = max(self.now, self._under_way[0][0])
 
@@ -150,10 +150,12 @@ class Level(Machine):
         return (mixed + KEYS * num_decodes) / 1000
 
 
-def make_scheduler() -> tuple[Scheduler, list[int]]:
+def make_scheduler(policy: str = "fcfs") -> tuple[Scheduler, list[int]]:
     """The scheduler as it is on a GPU, and the sizes of its steps with parts of prompts."""
     sizes = StepSizes(ROWS, BUDGET, pads_mixed=True).mixed
-    config = SchedulerConfig(max_num_seqs=ROWS, max_num_batched_tokens=BUDGET)
+    config = SchedulerConfig(
+        max_num_seqs=ROWS, max_num_batched_tokens=BUDGET, scheduling_policy=policy
+    )
     kv = KVCacheManager(64_000, 16, enable_prefix_caching=False)
     return Scheduler(config, kv, MAX_LEN, paces_prompts=True, step_sizes=sizes), sizes
 

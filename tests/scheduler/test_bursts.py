@@ -9,8 +9,8 @@ from scheduling_model import DECODES, MIXED, Level, make_scheduler
 PROMPT, ANSWER = 1950, 100
 
 
-def run(num_requests: int) -> Level:
-    scheduler, sizes = make_scheduler()
+def run(num_requests: int, policy: str = "fcfs") -> Level:
+    scheduler, sizes = make_scheduler(policy)
     for level in (4, num_requests):  # the first one tells what steps cost
         found = Level(level, PROMPT, ANSWER, scheduler, sizes)
         found.run()
@@ -35,6 +35,10 @@ def test_few_answers_wait_for_the_prompts_that_came_with_them(
     paced = run(8)
     assert max(paced.ttfts.values()) > 1.1 * seconds_of_prompts(8)
     assert max(gaps(paced)) < 0.03
+
+
+def test_by_priority_nobody_waits() -> None:
+    assert max(gaps(run(8, "priority"))) < 0.03
 
 
 def test_no_answer_waits_for_long() -> None:

@@ -170,6 +170,8 @@ class ChunkPolicy:
         """
         if not self._paces or self._asked is not None or num_requests > FEW_REQUESTS:
             return False
+        if not self.costs.is_known:
+            return False
         return waited + self.costs.predict(0, WHOLE_STEP) < LONGEST_WAIT
 
     def _affordable(self, num_decodes: int, target: float) -> int:

@@ -161,10 +161,11 @@ class Scheduler:
         return self._emit(step)
 
     def _holds(self, decodes: list[Request], now: float) -> bool:
-        """Whether those who decode have only begun, and wait for prompts."""
-        if not decodes or not self._policy.holds(
-            len(self._batch.requests), now - decodes[0].queued
-        ):
+        """Whether those who decode have only begun and wait for prompts: by priority nobody does."""
+        if not decodes or self._config.scheduling_policy != "fcfs":
+            return False
+        first = min(request.queued for request in decodes)
+        if not self._policy.holds(len(self._batch.requests), now - first):
             return False
         return all(request.num_computed_tokens == request.num_prompt_tokens for request in decodes)
 
