@@ -161,7 +161,7 @@ class Scheduler:
         return self._emit(step)
 
     def _holds(self, decodes: list[Request], now: float) -> bool:
-        """Whether those who decode have only begun and wait for prompts: by priority nobody does."""
+        """Whether those who decode have only begun, and wait for prompts; never by priority."""
         if not decodes or self._config.scheduling_policy != "fcfs":
             return False
         first = min(request.queued for request in decodes)
