@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 from hypothesis import given
@@ -164,4 +166,19 @@ def test_several_processes_fill_one_house(tmp_path: Path) -> None:
             busy.check(1, 11)
     assert (busy.heads.num_answers, idle.heads.num_own_answers) == (3, 0)
     assert other.heads.num_answers == 0
-    assert process(0)[0].heads.num_answers == 0  # the first has died
+    assert process(0)[0].heads.num_answers == 0  # the first has a successor
+
+
+def test_the_dead_take_no_places(tmp_path: Path) -> None:
+    here = shared_counts(tmp_path / "heads", 0, num_rows=2, num_places=2)[1]
+    count = (
+        "import sys, time; from pathlib import Path; from quire.server.head_count import *;"
+        "shared_counts(Path(sys.argv[1]), 1, 2, 2)[1].add(3, 40); print(flush=True); time.sleep(60)"
+    )
+    other = Popen([sys.executable, "-c", count, tmp_path / "heads"], stdout=PIPE)
+    with other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert (here.num_answers, here.num_prompt_tokens) == (3, 40)
+        other.kill()
+    assert (here.num_answers, here.num_prompt_tokens) == (0, 0)

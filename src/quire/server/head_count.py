@@ -1,7 +1,7 @@
 """How many answers and prompt tokens are in the house, over all API processes of a server.
 
-They share memory without locks: each writes the words of its own row alone and reads those of all.
-Two that let somebody in at the same moment may so let in one too many.
+They share memory without locks: each writes the words of its own row alone and reads those of all
+whose process lives. Two that let somebody in at the same moment may so let in one too many.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ _NUM_BYTES = 8  # of a word
 
 
 class HeadCount:
-    """One place's heads. answers, tokens: a word for each process; row: this one's."""
+    """One place's heads. pids, answers, tokens: a word for each process; row: this one's."""
 
-    def __init__(self, answers: memoryview[int], tokens: memoryview[int], row: int) -> None:
-        self._answers, self._tokens, self._row = answers, tokens, row
+    def __init__(
+        self,
+        pids: memoryview[int],
+        answers: memoryview[int],
+        tokens: memoryview[int],
+        row: int,
+    ) -> None:
+        self._pids, self._answers, self._tokens, self._row = pids, answers, tokens, row
         answers[row] = tokens[row] = 0  # what an earlier process of this row held has ended with it
+        pids[row] = os.getpid()
 
     @classmethod
     def alone(cls) -> HeadCount:
         """Of a process that shares its places with nobody."""
-        words = memoryview(bytearray(2 * _NUM_BYTES)).cast("q")
-        return cls(words[:1], words[1:], 0)
+        words = memoryview(bytearray(3 * _NUM_BYTES)).cast("q")
+        return cls(words[:1], words[1:2], words[2:], 0)
 
     @property
     def num_own_answers(self) -> int:
@@ -34,12 +41,17 @@ class HeadCount:
     @property
     def num_answers(self) -> int:
         """Of all processes."""
-        return sum(self._answers)
+        return self._sum(self._answers)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Of all processes."""
-        return sum(self._tokens)
+        return self._sum(self._tokens)
+
+    def _sum(self, words: memoryview[int]) -> int:
+        """Without what the dead have left, until another process has their row."""
+        rows = zip(self._pids, words, strict=True)
+        return sum(number for pid, number in rows if number and _lives(pid))
 
     def add(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count in; less than none: count out."""
@@ -49,6 +61,14 @@ class HeadCount:
         assert not has_left, "more has left than had entered"
 
 
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:  # gone, or by now another user's
+        return False
+    return True
+
+
 def own_counts(num_places: int) -> list[HeadCount]:
     """The counts of a process that is the only one of its server."""
     return [HeadCount.alone() for _ in range(num_places)]
@@ -56,7 +76,7 @@ def own_counts(num_places: int) -> list[HeadCount]:
 
 def shared_counts(path: Path, row: int, num_rows: int, num_places: int) -> list[HeadCount]:
     """The counts of each place, in a file that all processes of one server open."""
-    width = 2 * num_places
+    width = 1 + 2 * num_places
     size = num_rows * width * _NUM_BYTES
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -65,6 +85,6 @@ def shared_counts(path: Path, row: int, num_rows: int, num_places: int) -> list[
     finally:
         os.close(descriptor)
     return [
-        HeadCount(words[place::width], words[place + 1 :: width], row)
-        for place in range(0, width, 2)
+        HeadCount(words[::width], words[place::width], words[place + 1 :: width], row)
+        for place in range(1, width, 2)
     ]
