@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -129,38 +131,36 @@ def _named(row: Result) -> str:
 
 def gpu_decode(result: Result) -> str:
     """Attention of decodes by the best way of each case and by the one way that serves all."""
-    lines = [
+
+    def cell(row: Result | None) -> str:
+        assert row is not None
+        best, us = row["ways"][0]["us"], _decode_us(row)
+        return f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})"
+
+    title = (
         "Attention of decodes by the kernel of all GPUs, us a layer and share of the bandwidth, by "
-        "requests x keys, in brackets the best of all ways that were tried:",
-        "",
-        "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |",
-        "|---|---|---|---|---|",
-    ]
-    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["decode"]}
-    for batch in dict.fromkeys(batch for batch, *_ in rows):
-        cells = [batch]
-        for model, kept in itertools.product(("8b", "1b"), ("bf16", "fp8")):
-            row = rows[batch, model, kept]
-            best, us = row["ways"][0]["us"], _decode_us(row)
-            cells.append(f"{us:.1f}, {row['share_of_bandwidth'] * best / us:.0%} ({best:.1f})")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        "requests x keys, in brackets the best of all ways that were tried:"
+    )
+    return _by_batch(title, result["decode"], cell)
 
 
 def gpu_decode_hopper(result: Result) -> str:
     """Attention of decodes as Hopper takes them, and by the kernel of all GPUs."""
-    lines = [
+    title = (
         "Attention of decodes by Hopper's kernel, us a layer and share of the bandwidth, in "
-        "brackets by the kernel of all GPUs, by requests x keys:",
-        "",
-        "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |",
-        "|---|---|---|---|---|",
-    ]
-    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["decode_hopper"]}
-    for batch in dict.fromkeys(batch for batch, *_ in rows):
-        cells = [batch]
-        for model, kept in itertools.product(("8b", "1b"), ("bf16", "fp8")):
-            cells.append(_hopper_cell(rows.get((batch, model, kept)), result["read_bandwidth"]))
+        "brackets by the kernel of all GPUs, by requests x keys:"
+    )
+    cell = functools.partial(_hopper_cell, bandwidth=result["read_bandwidth"])
+    return _by_batch(title, result["decode_hopper"], cell)
+
+
+def _by_batch(title: str, rows: list[Result], cell: Callable[[Result | None], str]) -> str:
+    """A line for each batch: both models, each with keys in both types."""
+    lines = [title, "", "| | 8b bf16 | 8b fp8 | 1b bf16 | 1b fp8 |", "|---|---|---|---|---|"]
+    cases = {(row["batch"], row["model"], row["kept"]): row for row in rows}
+    for batch in dict.fromkeys(batch for batch, *_ in cases):
+        kinds = itertools.product(("8b", "1b"), ("bf16", "fp8"))
+        cells = [batch, *(cell(cases.get((batch, model, kept))) for model, kept in kinds)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

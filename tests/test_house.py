@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "quire"
 
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
-    "version": -2, "errors": -1, "background": 0, "config": 0, "logs": 0,
+    "version": -2, "errors": -1, "processes": -1, "background": 0, "config": 0, "logs": 0,
     "hub": 1, "kernels": 1,
     "core": 2, "parallel": 2,
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,

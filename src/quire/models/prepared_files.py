@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from quire.config import ModelConfig
+from quire.processes import is_alive
 from quire.version import __version__
 
 _SUFFIX = ".safetensors"
@@ -88,10 +89,4 @@ def make_room(folder: Path, limit: int) -> None:
 
 def _is_running(process_id: str) -> bool:
     """Whether some process here has that id; one in another container may write here, too."""
-    try:
-        os.kill(int(process_id), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except OSError:
-        return True
-    return True
+    return process_id.isdigit() and is_alive(int(process_id))

@@ -10,6 +10,8 @@ import mmap
 import os
 from pathlib import Path
 
+from quire.processes import is_alive
+
 _NUM_BYTES = 8  # of a word
 
 
@@ -51,7 +53,7 @@ class HeadCount:
     def _sum(self, words: memoryview[int]) -> int:
         """Without what the dead have left, until another process has their row."""
         rows = zip(self._pids, words, strict=True)
-        return sum(number for pid, number in rows if number and _lives(pid))
+        return sum(number for pid, number in rows if number and is_alive(pid))
 
     def add(self, num_answers: int, num_prompt_tokens: int) -> None:
         """Count in; less than none: count out."""
@@ -59,14 +61,6 @@ class HeadCount:
         self._tokens[self._row] += num_prompt_tokens
         has_left = self._answers[self._row] < 0 or self._tokens[self._row] < 0
         assert not has_left, "more has left than had entered"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:  # gone, or by now another user's
-        return False
-    return True
 
 
 def own_counts(num_places: int) -> list[HeadCount]:

@@ -20,6 +20,7 @@ import msgspec
 
 from quire.core.messages import EngineStats
 from quire.engine.request_metrics import RequestFigures, RequestMetrics
+from quire.processes import is_alive
 
 logger = logging.getLogger(__name__)
 
@@ -204,12 +205,4 @@ class SnapshotFolder:
 def _is_dead(name: str) -> bool:
     """Whether the process of this file is certainly no more."""
     pid = name.partition("-")[0]
-    if not pid.isdigit():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return pid.isdigit() and not is_alive(int(pid))
