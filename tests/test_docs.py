@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from quire.cli import serve
+from quire.cli import main, serve
 from quire.config import Option, iter_options, options_of
 from quire.core.sampling_params import SamplingParams
 from quire.server import embeddings, messages_protocol, protocol, responses_protocol, tokenize
@@ -178,3 +180,29 @@ def test_the_readme_example_answers_as_it_says() -> None:
     promised = code.rsplit("# ", 1)[1].strip().split(", ")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-len(promised) :] == promised
+
+
+def examples() -> list[tuple[str, str]]:
+    """Commands of command-line.md that answer on a line, with their answers."""
+    found = re.findall(
+        r"^\$ (.*quire (?:generate|chat) .*)\n(.+)$", text_of("command-line.md"), re.M
+    )
+    assert len(found) == 3
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("command", "answer"), examples())
+def test_the_command_line_answers_as_it_says(
+    command: str,
+    answer: str,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On processors with products in 16 bits, whose default is bfloat16, and on those without."""
+    piped, _, words = command.rpartition("quire ")
+    said = " ".join(shlex.split(piped)[1:-1])  # between echo and the pipe
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    assert main([*shlex.split(words), "--dtype", dtype]) == 0
+    assert capsys.readouterr().out == f"{answer}\n"
