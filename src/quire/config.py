@@ -172,6 +172,16 @@ class SchedulerConfig:
             "leave the target out",
         )
 
+    def check_longest_prompt(self, max_model_len: int) -> None:
+        """Raises ConfigError when a prompt could never be scheduled whole though it must."""
+        budget = self.max_num_batched_tokens
+        _require(
+            self.enable_chunked_prefill or budget >= max_model_len,
+            f"max_num_batched_tokens ({budget}) is below max_model_len ({max_model_len}), so the "
+            "longest prompts could never run whole; raise the former, lower the latter, or set "
+            "enable_chunked_prefill",
+        )
+
     def settled(self, device_type: str) -> SchedulerConfig:
         """With the budget that a device of this type gets where none was given."""
         default = 8192 if device_type == "cuda" else 2048
@@ -235,7 +245,14 @@ class EngineConfig:
             not self.device.batch_invariant or device_type == "cuda",
             f"batch_invariant is for GPUs, but device is {device_type!r}; leave it out",
         )
-        return dataclasses.replace(self, scheduler=self.scheduler.settled(device_type))
+        _require(
+            self.cache.kv_cache_dtype != "int8" or device_type == "cpu",
+            "kv_cache_dtype is 'int8', which only a CPU's kernels read; give 'fp8', or "
+            "device='cpu'",
+        )
+        device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
+        scheduler = self.scheduler.settled(device_type)
+        return dataclasses.replace(self, device=device, scheduler=scheduler)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

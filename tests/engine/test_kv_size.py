@@ -17,6 +17,7 @@ from quire.engine import kv_size, runners, startup
 from quire.engine.executor import UniprocExecutor
 from quire.engine.kv_size import choose_num_blocks, run_largest_step
 from quire.engine.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
+from quire.engine.out_of_memory import fitting_kv, fitting_step, told_of_step
 from quire.engine.startup import start_engine
 from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
@@ -104,7 +105,7 @@ def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.Monk
 
 def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, free=100 * MIB, total=1000 * MIB, peak=200 * MIB, kept=0)
-    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, or lower max_num_batched"):
+    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, lower max_num_batched"):
         blocks()
     with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
         blocks(kv_cache_memory_bytes=1)
@@ -114,8 +115,8 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "told"),
     [
         ("load_model", "free memory, take a smaller model, or give quantization"),
-        ("choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or gpu_memory"),
-        ("allocate_kv", "lower num_blocks, kv_cache_memory_bytes, gpu_memory_utilization or max"),
+        ("choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or kv_cache_memory_byte"),
+        ("allocate_kv", "lower num_blocks, kv_cache_memory_bytes or max_num_seqs"),
     ],
 )
 @pytest.mark.parametrize(
@@ -135,6 +136,17 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
     monkeypatch.setattr(startup, name, fail)
     with pytest.raises(ConfigError, match=told):
         start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) -> None:
+    config = EngineConfig.from_options().settled(device)
+    for around in (fitting_step(config), fitting_kv(config, 5)):
+        with pytest.raises(ConfigError) as told, around:
+            raise MemoryError
+        assert ("gpu_memory_utilization" in str(told.value)) == (device == "cuda")
+    failure = torch.OutOfMemoryError("CUDA") if device == "cuda" else MemoryError()
+    assert ("gpu_memory_utilization" in str(told_of_step(failure))) == (device == "cuda")
 
 
 def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,10 +188,3 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
     assert reason == "error"
     assert "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization" in str(error)
     assert answer("b") == ("length", None)
-
-
-def test_keys_in_int8_are_refused_on_a_gpu() -> None:
-    config = EngineConfig.from_options(model="quire-tiny-draft", kv_cache_dtype="int8")
-    assert startup.choose_kv_type(config, torch.bfloat16, CPU) == torch.int8
-    with pytest.raises(ConfigError, match="kv_cache_dtype is 'int8', which only a CPU's"):
-        startup.choose_kv_type(config, torch.bfloat16, torch.device("cuda"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from quire.cli import main
 from quire.config import EngineConfig
+from quire.engine.footprint import BASE_BYTES
 from quire.engine.memory_plan import (
     GRAPH_BYTES,
     DeviceMemory,
@@ -75,10 +77,11 @@ def test_quantized_weights_leave_room_for_the_cache() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({}, "bytes are missing before there is a KV cache; raise gpu_memory_utilization, or low"),
-        ({"gib": 17.5}, "left is less than a KV block's 2,097,152 bytes; raise gpu_memory_util"),
+        ({}, "bytes are missing before there is a KV cache; raise gpu_memory_utilization, lower"),
+        ({"gib": 17.5}, "but one block takes 2,097,152; raise gpu_memory_utilization, lower"),
+        ({"gib": 24, "kv_cache_memory_bytes": 9}, "9 bytes, but .*; raise kv_cache_memory_bytes"),
         ({"gib": 24, "num_blocks": 9000}, "are left; lower num_blocks or kv_cache_memory_bytes"),
-        ({"gib": 24, "max_model_len": 131_072}, "max_model_len is 131072, but the KV cache holds"),
+        ({"gib": 24, "max_model_len": 131_072}, "max_model_len is 131072, .* or raise gpu_memory_"),
     ],
 )
 def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: str) -> None:
@@ -87,7 +90,7 @@ def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: s
         fixed = plan_8b(141).fixed
         sizes["gib"], sizes["gpu_memory_utilization"] = (fixed + 2**20) / GIB, 1.0
     plan = plan_8b(**sizes)
-    assert problem in str(plan.problem)
+    assert re.search(problem, str(plan.problem))
     assert plan.max_model_len is None
     assert plan.at_once() == {}
 
@@ -95,6 +98,49 @@ def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: s
 def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> None:
     with pytest.raises(ConfigError, match="positions up to 131072; lower it"):
         plan_8b(141, max_model_len=131_073)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threads": 100_000},
+        {"batch_invariant": True},
+        {"max_model_len": 5000},
+        {"num_blocks": 2, "max_model_len": 100},
+        {"kv_cache_memory_bytes": 100},
+        {"enable_chunked_prefill": False},
+    ],
+)
+def test_a_plan_refuses_what_a_start_does_in_its_words(options: dict[str, Any]) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
+    with pytest.raises(ConfigError) as told:
+        start_engine(config)
+    try:
+        problem = plan_memory(config, CPU).problem
+    except ConfigError as error:
+        problem = str(error)
+    assert problem == str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', which only a CPU's kernels read"),
+        ({"quantization": "int4"}, "quantization is 'int4'"),
+    ],
+)
+def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_8b(141, **options)
+
+
+def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", "--dry-run", "--device", "cpu", "--num-blocks", "9"]
+    assert main([*words, "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["context"] == BASE_BYTES
+    assert main(words) == 0
+    assert re.search(f"process +{BASE_BYTES:,} ", capsys.readouterr().out)
 
 
 def test_shared_prefixes_take_their_part_and_their_graphs() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
-from quire.engine.footprint import available_bytes
+from quire.engine.footprint import BASE_BYTES, available_bytes
 from quire.engine.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.errors import ConfigError
 
@@ -56,7 +56,7 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
                 "device is 'cuda', but torch sees no GPU; give gpu_memory_gib to plan for one"
             )
     available = available_bytes()
-    return DeviceMemory("cpu", available, available)
+    return DeviceMemory("cpu", available, available, BASE_BYTES)
 
 
 def show(plan: MemoryPlan, console: Console) -> None:
@@ -90,7 +90,7 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     taken, kept_free = plan.total - plan.free, plan.total - plan.budget
     rows = [
         ("others", taken, "what is in use already"),
-        ("CUDA", plan.context, "its own"),
+        ("process", plan.context, "CUDA" if plan.device == "cuda" else "Python, PyTorch"),
         *((f"weights, {form}", size, "") for form, size in plan.weights.items()),
         ("activations", plan.activations, f"{plan.max_num_batched_tokens:,} tokens a step"),
         ("logits", plan.logits, f"{plan.max_num_seqs:,} requests"),

@@ -18,7 +18,7 @@ from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint
 from quire.quantization.scheme import Role, scheme_of
 
-# The interpreter, torch and the loop, as a process of them shows before it has a model (RSS).
+# The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
 BASE_BYTES = 256 << 20
 
 # On a CPU the default KV cache takes this share of the free memory, and at most this much.

@@ -17,6 +17,7 @@ from quire.config import EngineConfig
 from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
 from quire.engine.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.model_runner import CausalLM
+from quire.engine.settling import cache_problem, larger_cache
 from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
 from quire.kernels.layout import BatchLayout
@@ -38,43 +39,28 @@ def choose_num_blocks(
     """As asked, or what the memory gives and the requests can use. Raises ConfigError."""
     asked = config.cache.num_blocks, config.cache.kv_cache_memory_bytes
     if asked != (None, None):
-        budget, raised = asked[1] or 0, "raise kv_cache_memory_bytes"
+        budget = asked[1] or 0
     elif device.type == "cuda":
         budget = _measured_bytes(config, shape, model, dtype, device)
-        raised = (
-            "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs, or "
-            "free memory"
-        )
     else:
-        budget, raised = default_kv_bytes(available_bytes()), "free memory"
+        budget = default_kv_bytes(available_bytes())
     num_blocks = blocks_within(config, shape, budget, block_bytes)
-    if num_blocks < 1:
-        raise ConfigError(
-            f"the KV cache has {budget:,} bytes, but one block takes {block_bytes:,}; {raised}"
-        )
+    if problem := cache_problem(config, budget, block_bytes, num_blocks):
+        raise ConfigError(problem)
     return num_blocks
 
 
 def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
-    """As asked; by default the model's limit, or what the KV cache can hold of it."""
-    wanted = config.model.max_model_len
-    if wanted is None:
-        if num_slots < limit:
-            setting = "num_blocks" if config.cache.num_blocks else "kv_cache_memory_bytes"
-            logger.warning(
-                "the KV cache holds %d tokens, so the context is limited to that instead of the "
-                "model's %d; for more, raise %s",
-                num_slots,
-                limit,
-                setting,
-            )
-        return min(limit, num_slots)
-    if wanted > num_slots:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but the whole KV cache holds {num_slots} tokens; lower "
-            "the former, or raise kv_cache_memory_bytes or num_blocks"
+    """limit: as asked, or the model's; or what the KV cache can hold of that."""
+    if num_slots < limit:
+        logger.warning(
+            "the KV cache holds %d tokens, so the context is limited to that instead of the "
+            "model's %d; for more, %s",
+            num_slots,
+            limit,
+            larger_cache(config),
         )
-    return wanted
+    return min(limit, num_slots)
 
 
 def _measured_bytes(

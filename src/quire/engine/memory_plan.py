@@ -7,7 +7,7 @@ start of an engine on a GPU they are measured instead (kv_size.py).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from quire.config import EngineConfig
@@ -19,11 +19,10 @@ from quire.engine.footprint import (
     dtype_of,
     weights_by_form,
 )
+from quire.engine.settling import cache_problem, length_limit, settle
 from quire.engine.step_sizes import StepSizes
-from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
-from quire.quantization.scheme import check_device
 
 # What CUDA takes in a process before anything is asked of it, as seen on Hopper.
 CONTEXT_BYTES = 512 << 20
@@ -42,7 +41,7 @@ _LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fi
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's memory. context: bytes that will be taken by the mere use of it."""
+    """A device's memory. context: bytes that an engine's process takes without a model."""
 
     device: Literal["cpu", "cuda"]
     total: int
@@ -111,9 +110,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
 
     Raises CheckpointError, or ConfigError for settings that do not fit the device.
     """
-    config = replace(config, device=replace(config.device, device=memory.device))
-    config = config.settled(memory.device)
-    check_device(config.model.quantization, memory.device)
+    config = settle(config, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
     limit = length_limit(config, shape)
@@ -125,8 +122,12 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     left = budget - (memory.total - memory.free) - fixed
     block_bytes, block_size = block_bytes_of(config, shape), config.cache.block_size
     default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
-    num_blocks = blocks_within(config, shape, default, block_bytes)
-    problem = _problem(config, left, num_blocks, block_bytes)
+    num_bytes = config.cache.kv_cache_memory_bytes or default
+    num_blocks = blocks_within(config, shape, num_bytes, block_bytes)
+    problem = _problem(config, left, num_bytes, block_bytes, num_blocks)
+    max_model_len = min(limit, num_blocks * block_size)
+    if problem is None:
+        config.scheduler.check_longest_prompt(max_model_len)
     return MemoryPlan(
         model=config.model.served_model_name or config.model.model,
         device=memory.device,
@@ -139,22 +140,11 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         block_bytes=block_bytes,
         block_size=block_size,
         num_blocks=num_blocks,
-        max_model_len=None if problem else min(limit, num_blocks * block_size),
+        max_model_len=None if problem else max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         problem=problem,
     )
-
-
-def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
-    """Positions that a request may have. Raises ConfigError for more than the model knows."""
-    limit = shape.max_position_embeddings
-    wanted = config.model.max_model_len or limit
-    if wanted > limit:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
-        )
-    return wanted
 
 
 def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
@@ -224,24 +214,25 @@ def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> in
     return parts + sizes.num_graphs * GRAPH_BYTES
 
 
-def _problem(config: EngineConfig, left: int, num_blocks: int, block_bytes: int) -> str | None:
-    """left: bytes for the KV cache; negative if something is missing even without one."""
-    raised = "free memory, or lower max_num_batched_tokens or max_num_seqs"
-    if config.device.device == "cuda":
-        raised = "raise gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
+def _problem(
+    config: EngineConfig, left: int, num_bytes: int, block_bytes: int, num_blocks: int
+) -> str | None:
+    """left: beside all else; negative if something is missing even without a KV cache.
+
+    num_bytes: what the KV cache may take.
+    """
     if left < 0:
-        return f"{-left:,} bytes are missing before there is a KV cache; {raised}"
-    if num_blocks == 0:
-        return f"what is left is less than a KV block's {block_bytes:,} bytes; {raised}"
+        raised = "raise gpu_memory_utilization, " if config.device.device == "cuda" else ""
+        return (
+            f"{-left:,} bytes are missing before there is a KV cache; {raised}lower "
+            "max_num_batched_tokens or max_num_seqs, take a smaller model or quantization, or free "
+            "memory"
+        )
+    if problem := cache_problem(config, num_bytes, block_bytes, num_blocks):
+        return problem
     if num_blocks * block_bytes > left:
         return (
             f"the KV cache takes {num_blocks * block_bytes:,} bytes, but {left:,} are left; lower "
             "num_blocks or kv_cache_memory_bytes"
-        )
-    num_slots, wanted = num_blocks * config.cache.block_size, config.model.max_model_len
-    if wanted is not None and wanted > num_slots:
-        return (
-            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower "
-            f"max_model_len, or {raised}"
         )
     return None

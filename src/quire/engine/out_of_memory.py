@@ -7,27 +7,43 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
+from quire.config import EngineConfig
 from quire.errors import ConfigError
+from quire.models.architecture import ModelArchitecture
+
+if TYPE_CHECKING:
+    import torch
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the host."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+def fitting_weights(shape: ModelArchitecture, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Around loading a model."""
+    num_bytes = shape.num_parameters * dtype.itemsize
+    return _fitting(
+        f"the model, {num_bytes:,} bytes in {str(dtype).removeprefix('torch.')},",
+        "free memory, take a smaller model, or give quantization",
+    )
 
 
-@contextmanager
-def fitting(what: str, fix: str) -> Iterator[None]:
-    """Turn a failed allocation at the start into a ConfigError: `what` does not fit; `fix`."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ConfigError(f"{what} does not fit in memory{_free_memory()}; {fix}") from None
+def fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
+    """Around what the largest step needs. config: as settled for the device."""
+    scheduler = config.scheduler
+    return _fitting(
+        f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
+        "requests beside the weights",
+        f"{_smaller_step(on_gpu=config.device.device == 'cuda')}, or free memory",
+    )
+
+
+def fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[None]:
+    """Around making a KV cache of so many bytes. config: as settled for the device."""
+    share = "gpu_memory_utilization, " if config.device.device == "cuda" else ""
+    return _fitting(
+        f"a KV cache of {num_bytes:,} bytes with {config.scheduler.max_num_seqs:,} requests' rows",
+        f"lower {share}num_blocks, kv_cache_memory_bytes or max_num_seqs",
+    )
 
 
 def told_of_step(error: Exception) -> str | None:
@@ -36,8 +52,36 @@ def told_of_step(error: Exception) -> str | None:
         return None
     return (
         "the step that ran this request did not fit in memory; send it again, or start the engine "
-        "with a lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization"
+        f"anew: {_smaller_step(on_gpu=_is_of_gpu(error))}"
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or on the host."""
+    if isinstance(error, MemoryError) or _is_of_gpu(error):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch's
+
+
+def _smaller_step(*, on_gpu: bool) -> str:
+    """The settings that decide what a step takes, and what the KV cache leaves it."""
+    cache = "gpu_memory_utilization" if on_gpu else "kv_cache_memory_bytes"
+    return f"lower max_num_batched_tokens, max_num_seqs or {cache}"
+
+
+@contextmanager
+def _fitting(what: str, fix: str) -> Iterator[None]:
+    """Turn a failed allocation at the start into a ConfigError: `what` does not fit; `fix`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{what} does not fit in memory{_free_memory()}; {fix}") from None
 
 
 def _free_memory() -> str:

@@ -6,10 +6,9 @@ Owns the order of start-up and its timing. What is loaded how is the models' roo
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -24,10 +23,10 @@ from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.library_pages import give_back_code
-from quire.engine.memory_plan import length_limit
 from quire.engine.null import start_null_engine
-from quire.engine.out_of_memory import fitting
+from quire.engine.out_of_memory import fitting_kv, fitting_step, fitting_weights
 from quire.engine.runners import make_executor
+from quire.engine.settling import length_limit, settle
 from quire.engine.tuning import StepTable, is_tiny, measure_steps, with_token_budget
 from quire.engine.tuning_file import steps_of
 from quire.errors import ConfigError
@@ -42,7 +41,6 @@ from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model, resolve_dtype
 from quire.models.pooling_file import read_pooling
-from quire.quantization.scheme import check_device
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -64,8 +62,7 @@ def start_engine(
         _note("imports", time.monotonic() - begin, seconds)
     with _timed("device", seconds):
         device = choose_device(config)
-        asked, config = config, config.settled(device.type)
-        check_device(config.model.quantization, device.type)
+        asked, config = config, settle(config, device.type)
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     pooling = read_pooling(path, config.model.pooling, shape.hidden_size)
@@ -75,7 +72,7 @@ def start_engine(
     torch.set_num_threads(threads[0])
     limit = length_limit(config, shape)
     block_size = config.cache.block_size
-    with _timed("weights", seconds), _fitting_weights(shape, dtype):
+    with _timed("weights", seconds), fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
     table = None
     if device.type == "cpu" and not is_tiny(shape):
@@ -88,13 +85,13 @@ def start_engine(
     kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
     grammars = Grammars(_grammar_compiler(config, shape))
-    with _timed("kernels", seconds), _fitting_step(config), compiling_ahead(device.type):
+    with _timed("kernels", seconds), fitting_step(config), compiling_ahead(device.type):
         num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
         limits = _request_limits(config, shape, limit, num_blocks * block_size)
-        with _timed("kv_cache", seconds), _fitting_kv(config, num_blocks * bytes_each):
+        with _timed("kv_cache", seconds), fitting_kv(config, num_blocks * bytes_each):
             kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
-    with _timed("graphs", seconds), _fitting_step(config):
+    with _timed("graphs", seconds), fitting_step(config):
         executor.get_ready()
     scheduler = _make_scheduler(config, limits, table, executor, device)
     info = EngineInfo(
@@ -215,10 +212,6 @@ def choose_dtype(
 def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """As asked. Raises ConfigError where the device cannot convert it."""
     found = kv_dtype(config.cache.kv_cache_dtype, dtype)
-    if found == torch.int8 and device.type == "cuda":
-        raise ConfigError(
-            "kv_cache_dtype is 'int8', which only a CPU's kernels read; give 'fp8', or device='cpu'"
-        )
     if found == torch.float8_e4m3fn and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < (8, 9):
@@ -234,37 +227,7 @@ def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[in
 
     A tiny model's products are too short to be worth sharing.
     """
-    num_cores = os.cpu_count() or 1
     if config.device.threads is not None:
-        if config.device.threads > 4 * num_cores:
-            raise ConfigError(
-                f"threads is {config.device.threads}, but this machine has {num_cores} cores; "
-                f"give no more than {4 * num_cores}"
-            )
         return [config.device.threads]
     usable = usable_cores()
     return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)
-
-
-def _fitting_weights(shape: ModelArchitecture, dtype: torch.dtype) -> AbstractContextManager[None]:
-    num_bytes = shape.num_parameters * dtype.itemsize
-    return fitting(
-        f"the model, {num_bytes:,} bytes in {str(dtype).removeprefix('torch.')},",
-        "free memory, take a smaller model, or give quantization",
-    )
-
-
-def _fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
-    scheduler = config.scheduler
-    return fitting(
-        f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
-        "requests beside the weights",
-        "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization, or free memory",
-    )
-
-
-def _fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[None]:
-    return fitting(
-        f"a KV cache of {num_bytes:,} bytes with {config.scheduler.max_num_seqs:,} requests' rows",
-        "lower num_blocks, kv_cache_memory_bytes, gpu_memory_utilization or max_num_seqs",
-    )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
+from quire.engine.settling import settle
 from quire.engine.startup import (
     asked_kernels,
     choose_device,
@@ -112,7 +113,7 @@ class _Kind:
 def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     """Load the model, run the step and time it. Raises CheckpointError or ConfigError."""
     device = choose_device(config)
-    config = config.settled(device.type)
+    config = settle(config, device.type)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
     if step.context > shape.max_position_embeddings:

@@ -25,7 +25,6 @@ from quire.config import SchedulerConfig
 from quire.core.messages import EngineStats, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request, RequestStatus
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
-from quire.errors import ConfigError
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.batch import Batch, is_spared
 from quire.scheduler.chunks import Chunks
@@ -54,7 +53,7 @@ class Scheduler:
 
     paces_prompts: whether prompts are cut so that they do not slow down answers too much, though no
     target was set. measured: steps to begin with, as (decodes, prompt tokens, seconds). step_sizes:
-    see `Executor`. Raises ConfigError when a prompt could never be scheduled whole though it must.
+    see `Executor`. Raises ConfigError as `SchedulerConfig.check_longest_prompt` does.
     """
 
     def __init__(
@@ -67,13 +66,7 @@ class Scheduler:
         measured: Iterable[tuple[int, int, float]] = (),
         step_sizes: Sequence[int] = (),
     ) -> None:
-        budget = config.max_num_batched_tokens
-        if not config.enable_chunked_prefill and budget < max_model_len:
-            raise ConfigError(
-                f"max_num_batched_tokens ({budget}) is below max_model_len ({max_model_len}), so "
-                "the longest prompts could never run whole; raise the former, lower the latter, "
-                "or set enable_chunked_prefill"
-            )
+        config.check_longest_prompt(max_model_len)
         self._config = config
         self._policy = ChunkPolicy(
             _seconds(config.itl_target_ms),

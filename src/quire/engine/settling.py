@@ -1,0 +1,75 @@
+"""What settings come to on a device, and what is refused there: the same at a start and in a plan.
+
+No torch, and no look at a weight.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quire.config import EngineConfig
+from quire.errors import ConfigError
+from quire.models.architecture import ModelArchitecture
+from quire.quantization.scheme import check_device
+
+MOST_THREADS = 4  # for each of the machine's cores
+
+
+def settle(config: EngineConfig, device_type: str) -> EngineConfig:
+    """With what depends on the device filled in; device_type: "cpu" or "cuda".
+
+    Raises ConfigError for what that device, or this machine, has not.
+    """
+    check_device(config.model.quantization, device_type)
+    threads, num_cores = config.device.threads or 1, os.cpu_count() or 1
+    if threads > MOST_THREADS * num_cores:
+        raise ConfigError(
+            f"threads is {threads}, but this machine has {num_cores} cores; give no more than "
+            f"{MOST_THREADS * num_cores}"
+        )
+    return config.settled(device_type)
+
+
+def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Positions that a request may have. Raises ConfigError for more than the model knows."""
+    limit = shape.max_position_embeddings
+    wanted = config.model.max_model_len or limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
+        )
+    return wanted
+
+
+def cache_problem(
+    config: EngineConfig, num_bytes: int, block_bytes: int, num_blocks: int
+) -> str | None:
+    """Why a KV cache of so many blocks does not serve, and what to change; None if it does.
+
+    num_bytes: what it may take, unless the number of blocks was asked for.
+    """
+    num_slots, wanted = num_blocks * config.cache.block_size, config.model.max_model_len
+    if num_blocks < 1:
+        return (
+            f"the KV cache has {num_bytes:,} bytes, but one block takes {block_bytes:,}; "
+            f"{larger_cache(config)}"
+        )
+    if wanted is not None and wanted > num_slots:
+        return (
+            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower the "
+            f"former, or {larger_cache(config)}"
+        )
+    return None
+
+
+def larger_cache(config: EngineConfig) -> str:
+    """What to do for a larger KV cache: change the setting that decides its size."""
+    for name in ("num_blocks", "kv_cache_memory_bytes"):
+        if getattr(config.cache, name) is not None:
+            return f"raise {name}"
+    if config.device.device == "cuda":
+        return (
+            "raise gpu_memory_utilization, lower max_num_batched_tokens or max_num_seqs, or free "
+            "memory"
+        )
+    return "give kv_cache_memory_bytes, or free memory"
