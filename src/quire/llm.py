@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from quire.config import BUNDLED_MODEL, EngineConfig
 from quire.core.messages import AbortRequests, EngineStats
-from quire.core.output import EmbeddingOutput, RequestOutput
+from quire.core.output import EmbeddingOutput, RequestOutput, RequestTimes
 from quire.core.pooling_params import Pooling
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt, told_of
@@ -25,6 +26,7 @@ from quire.engine.prompts import (
 )
 from quire.engine.request_metrics import RequestMetrics
 from quire.engine.startup import start_engine
+from quire.errors import InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -58,16 +60,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        raise_errors: bool = True,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the order of the prompts.
 
         prompts: text or token ids (a list, tuple or array), one or a list of them.
         sampling_params: one for all, or one for each.
+        raise_errors: False runs the others if a prompt is refused or fails, whose result has an
+        `error` and no outputs.
         Raises InvalidRequestError before anything runs, EngineError if a request fails.
         """
         prompt_list = read_prompts(prompts)
-        sampling_list = one_for_each(sampling_params, len(prompt_list))
-        return self._answer("prompt", prompt_list, sampling_list, use_tqdm)
+        encoders = [partial(_as_it_is, prompt) for prompt in prompt_list]
+        return self._answer("prompt", encoders, sampling_params, use_tqdm, raise_errors)
 
     def embed(
         self,
@@ -90,7 +95,8 @@ class LLM:
         for place, prompt in enumerate(prompt_list):
             with told_of("prompt", place, len(prompt_list)):
                 prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
-        return [_vector(output) for output in self._run(prepared, "embeddings", use_tqdm)]
+        answers = self._run(prepared, "embeddings", use_tqdm)
+        return [_vector(answers[request.request_id]) for request in prepared]
 
     def chat(
         self,
@@ -98,6 +104,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        raise_errors: bool = True,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list, through the model's chat template.
@@ -105,35 +112,43 @@ class LLM:
         template_kwargs: add_generation_prompt, tools, and options that the template reads.
         Raises as `generate` does.
         """
-        conversations = read_conversations(messages)
-        sampling_list = one_for_each(sampling_params, len(conversations))
-        prompts: list[Prompt] = []
-        for place, conversation in enumerate(conversations):
-            with told_of("messages", place, len(conversations)):
-                prompts.append(self.tokenizer.encode_chat(conversation, **template_kwargs))
-        return self._answer("messages", prompts, sampling_list, use_tqdm)
+        encode = partial(self.tokenizer.encode_chat, **template_kwargs)
+        encoders = [partial(encode, each) for each in read_conversations(messages)]
+        return self._answer("messages", encoders, sampling_params, use_tqdm, raise_errors)
 
     def _answer(
-        self, field: str, prompts: list[Prompt], sampling: list[SamplingParams], use_tqdm: bool
+        self,
+        field: str,
+        encoders: Sequence[Callable[[], Prompt]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        raise_errors: bool,
     ) -> list[RequestOutput]:
-        """field: the argument that the prompts came in, for errors."""
-        prepared = []
-        for place, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
-            with told_of(field, place, len(prompts)):
-                request_id = self._next_id()
-                prepared.append(self._inputs.prepare(request_id, prompt, params, stream=False))
-                if params.structured_outputs is not None:
-                    self._inputs.forms.check(params.structured_outputs)
-        return self._run(prepared, "answers", use_tqdm)
+        """field: the argument that the prompts came in, for errors. encoders: one makes each."""
+        prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
+        wishes, count = one_for_each(sampling, len(encoders)), len(encoders) if raise_errors else 1
+        for place, (encode, params) in enumerate(zip(encoders, wishes, strict=True)):
+            ids.append(self._next_id())
+            try:
+                with told_of(field, place, count):
+                    prepared.append(self._inputs.prepare(ids[-1], encode(), params, stream=False))
+            except InvalidRequestError as error:
+                if raise_errors or error.param != field:  # a wish is wrong, for all alike
+                    raise
+                refused[ids[-1]] = _failed(ids[-1], error)
+            if params.structured_outputs is not None:
+                self._inputs.forms.check(params.structured_outputs)
+        answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
+        return [answers[request_id] for request_id in ids]
 
     def _next_id(self) -> str:
         self._num_requests += 1
         return str(self._num_requests)
 
     def _run(
-        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool
-    ) -> list[RequestOutput]:
-        """what: the results are, for the progress bar."""
+        self, prepared: list[PreparedRequest], what: str, use_tqdm: bool, raise_errors: bool = True
+    ) -> dict[str, RequestOutput]:
+        """Results by request id. what: they are, for the progress bar."""
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         for request in prepared:
             outputs.add(request, time.monotonic())
@@ -146,22 +161,33 @@ class LLM:
                 while outputs.num_unfinished:
                     step = outputs.process(self._core.step().deltas)
                     self._abort(step.aborts)
-                    _collect(step, answers)
+                    _collect(step, answers, raise_errors)
                     progress.show(len(prepared) - outputs.num_unfinished, self.stats)
         finally:  # an error or Ctrl-C leaves nothing behind in the engine
             for request in prepared:
                 self._abort(outputs.forget(request.request_id))
-        return [answers[request.request_id] for request in prepared]
+        return answers
 
     def _abort(self, request_ids: list[str]) -> None:
         if request_ids:
             self._core.handle(AbortRequests(request_ids=request_ids))
 
 
-def _collect(step: Processed, answers: dict[str, RequestOutput]) -> None:
-    """Join a step's news to the answers so far; a failed request raises."""
-    for failure in step.failures.values():
-        raise failure
+def _as_it_is(prompt: Prompt) -> Prompt:
+    return prompt
+
+
+def _failed(request_id: str, error: QuireError) -> RequestOutput:
+    times = RequestTimes(time.monotonic())
+    return RequestOutput(request_id, None, [], [], times, finished=True, error=error)
+
+
+def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: bool) -> None:
+    """Join a step's news to the answers so far."""
+    for request_id, failure in step.failures.items():
+        if raise_errors:
+            raise failure
+        answers[request_id] = _failed(request_id, failure)
     for request_id, news in step.outputs.items():
         if request_id in answers:
             answers[request_id].append(news)

@@ -14,6 +14,10 @@ import pytest
 from quire.cli import main
 from quire.core.output import CompletionOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
+from quire.errors import ContextLengthError
+
+TOO_LONG = ContextLengthError("prompt: 9 tokens, but the limit here is 8; lower max_tokens")
+TOLD = "9 tokens, but the limit here is 8; lower --max-tokens"
 
 
 @pytest.fixture
@@ -26,8 +30,14 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             asked.append(options)
 
         def generate(
-            self, prompts: list[Any], sampling: SamplingParams, *, use_tqdm: bool
+            self,
+            prompts: list[Any],
+            sampling: SamplingParams,
+            *,
+            use_tqdm: bool,
+            raise_errors: bool,
         ) -> list[RequestOutput]:
+            assert not raise_errors
             asked.append((prompts, sampling, use_tqdm))
             return [
                 RequestOutput(
@@ -40,10 +50,13 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
                     ],
                     times=RequestTimes(0.0),
                 )
-                for _ in prompts
+                if "long" not in prompt
+                else RequestOutput("x", None, [], [], RequestTimes(0.0), error=TOO_LONG)
+                for prompt in prompts
             ]
 
         chat = generate
+        tokenizer = types.SimpleNamespace(has_chat_template=True)
 
     module = types.ModuleType("quire.llm")
     module.LLM = FakeLLM  # type: ignore[attr-defined]
@@ -94,3 +107,24 @@ def test_generate_refuses_what_is_not_text(
     path.write_bytes(b"\xff\xfe")
     assert main(["generate", "--file", str(path)]) == 2
     assert "not UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("llm")
+def test_a_refused_line_is_told_and_the_others_are_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one\x0cpage\n\nlong\ntwo\n")
+    assert main(["generate", "--prompt", "a", "--file", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == "> a\nÜnd 0\n\n> one\x0cpage\nÜnd 0\n\n> long\n\n> two\nÜnd 0\n\n"
+    assert err == f"error: {path}, line 3: {TOLD}\n"
+
+
+@pytest.mark.usefixtures("llm")
+def test_nothing_but_refused_prompts_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "long", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert err == f"error: --prompt: {TOLD}\n"
+    record = json.loads(out)
+    assert (record["outputs"], record["error"]) == ([], TOLD.replace("--max-tokens", "max_tokens"))

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.errors import CheckpointError, ConfigError, ContextLengthError, InvalidRequestError
+from quire.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+)
+from quire.tokenizer.detokenizer import Detokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
@@ -178,6 +185,29 @@ def test_bad_requests_are_refused_and_harm_nobody(
     with pytest.raises(error, match=words):
         llm.generate([prompt], sampling, use_tqdm=False)
     assert len(llm.generate("still alive", GREEDY, use_tqdm=False)) == 1
+
+
+def test_a_failed_prompt_leaves_the_others_their_answers(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ["one", [5] * 3000, "two"]
+    alone = [llm.generate(prompts[i], GREEDY, use_tqdm=False)[0].outputs for i in (0, 2)]
+    first, refused, last = llm.generate(prompts, GREEDY, use_tqdm=False, raise_errors=False)
+    assert [first.outputs, last.outputs] == alone
+    assert (first.error, refused.outputs, last.error) == (None, [], None)
+    assert isinstance(refused.error, ContextLengthError)
+    assert str(refused.error).startswith("prompt: 3000 tokens")
+    with pytest.raises(InvalidRequestError, match="stop_token_ids"):  # wrong for all of them
+        llm.generate(
+            prompts, SamplingParams(stop_token_ids=[9999]), use_tqdm=False, raise_errors=False
+        )
+
+    def push(*_: object) -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr(Detokenizer, "push", push)
+    (failed,) = llm.generate("one", GREEDY, use_tqdm=False, raise_errors=False)
+    assert isinstance(failed.error, EngineError)
 
 
 def test_bad_settings_name_the_fix(tiny_model: Path, tmp_path: Path) -> None:

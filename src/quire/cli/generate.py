@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config, engine_options
 from quire.cli.sampling import add_sampling_options, sampling_params
-from quire.errors import ConfigError
+from quire.errors import ConfigError, QuireError, UserError
 
 if TYPE_CHECKING:
     from quire.core.output import RequestOutput
@@ -23,6 +24,14 @@ EXAMPLES = (
 )
 
 DEFAULT_MAX_TOKENS = 128
+_PARAM = re.compile(r"\A(prompt|messages): ")  # by which errors tell of a field of a request
+
+
+class Given(NamedTuple):
+    """A prompt, and where it stands."""
+
+    text: str
+    place: str
 
 
 def make_parser() -> CommandParser:
@@ -47,8 +56,13 @@ def make_parser() -> CommandParser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answer all prompts and print the answers in the prompts' order."""
-    args = make_parser().parse(argv)
+    """Answer all prompts and print the answers in the prompts' order.
+
+    Returns 1 if there are prompts without an answer, and 2 if that is all of them, by the caller's
+    mistake.
+    """
+    parser = make_parser()
+    args = parser.parse(argv)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
     from quire.engine.lean_import import lean_start
@@ -57,25 +71,36 @@ def run(argv: Sequence[str]) -> int:
         from quire.llm import LLM
 
         llm = LLM(**engine_options(args))
-    show = sys.stderr.isatty()
+    texts, show = [prompt.text for prompt in prompts], sys.stderr.isatty()
     if args.chat:
-        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        results = llm.chat(conversations, sampling, use_tqdm=show)
+        if not llm.tokenizer.has_chat_template:
+            raise ConfigError("this model has no chat template; leave --chat out")
+        conversations = [[{"role": "user", "content": text}] for text in texts]
+        results = llm.chat(conversations, sampling, use_tqdm=show, raise_errors=False)
     else:
-        results = llm.generate(prompts, sampling, use_tqdm=show)
-    for line in lines(prompts, results, as_json=args.json):
+        results = llm.generate(texts, sampling, use_tqdm=show, raise_errors=False)
+    for line in lines(texts, results, as_json=args.json):
         print(line)
-    return 0
+    for prompt, result in zip(prompts, results, strict=True):
+        if result.error is not None:
+            text = parser.in_flags(_PARAM.sub("", str(result.error)))
+            print(f"error: {prompt.place}: {text}", file=sys.stderr)
+    return _status([result.error for result in results])
 
 
-def read_prompts(args: Namespace) -> list[str]:
+def read_prompts(args: Namespace) -> list[Given]:
     """All prompts that were given. Raises ConfigError if there is none."""
-    prompts: list[str] = list(vars(args).get("prompt", ()))
+    found, given = list[Given](), vars(args)
+    for number, text in enumerate(given.get("prompt", ()), 1):
+        found.append(Given(text, f"--prompt {number}" if len(given["prompt"]) > 1 else "--prompt"))
     if "file" in args:
-        prompts += [line for line in _read(args.file).splitlines() if line.strip()]
-    if not prompts:
+        name = "standard input" if args.file == "-" else args.file
+        for number, line in enumerate(_read(args.file).split("\n"), 1):
+            if line.strip():
+                found.append(Given(line, f"{name}, line {number}"))
+    if not found:
         raise ConfigError("there is no prompt; give --prompt TEXT, or --file with one per line")
-    return prompts
+    return found
 
 
 def lines(
@@ -93,8 +118,14 @@ def lines(
             yield ""
 
 
+def _status(errors: Sequence[QuireError | None]) -> int:
+    if None in errors:
+        return int(any(errors))
+    return 2 if all(isinstance(error, UserError) for error in errors) else 1
+
+
 def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
-    return {
+    record: dict[str, Any] = {
         "prompt": prompt,
         "outputs": [
             {
@@ -108,6 +139,9 @@ def _record(prompt: str, result: RequestOutput) -> dict[str, Any]:
         "num_prompt_tokens": len(result.prompt_token_ids),
         "num_cached_tokens": result.num_cached_tokens,
     }
+    if result.error is not None:
+        record["error"] = _PARAM.sub("", str(result.error))
+    return record
 
 
 def _read(path: str) -> str:

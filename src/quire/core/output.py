@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.errors import QuireError
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -73,7 +75,8 @@ class RequestOutput(msgspec.Struct):
 
     prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:
     shared by all parts of a stream. embedding: float32 numbers, little-endian, if this was asked
-    for; there is then one answer, without tokens.
+    for; there is then one answer, without tokens. error: why there is no answer, where a caller
+    wants to be told so; it is raised otherwise.
     """
 
     request_id: str
@@ -85,6 +88,7 @@ class RequestOutput(msgspec.Struct):
     num_cached_tokens: int = 0
     embedding: bytes | None = None
     finished: bool = False  # whether every answer has ended
+    error: QuireError | None = None
 
     def append(self, delta: RequestOutput) -> None:
         """Join a stream's next part to this one."""
