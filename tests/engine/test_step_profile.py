@@ -115,6 +115,15 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["operations"]
 
 
+@pytest.mark.parametrize("rate", [1.0, 1e30])
+def test_what_is_above_the_roofline_is_explained(
+    rate: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(step_profile, "measure_roofline", lambda *_, **__: Roofline(rate, rate))
+    assert main(["profile", MODEL, "--device", "cpu", "--context", "9"]) == 0
+    assert ("above 100%: " in capsys.readouterr().out) == (rate == 1.0)
+
+
 def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "step.png"

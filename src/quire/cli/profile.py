@@ -24,6 +24,10 @@ EXAMPLES = (
 )
 
 WIDTH = 112  # columns that the table needs
+ABOVE = (
+    "above 100%: a cache had some of what is read, or the device is quicker with such data than "
+    "with that of the measurement above"
+)
 
 
 def make_parser() -> CommandParser:
@@ -108,6 +112,8 @@ def show(profile: Profile, console: Console) -> None:
     for row in rows(profile):
         table.add_row(*row)
     console.print(table)
+    if any(op.floor / op.seconds >= 1.005 for op in profile.operations):  # shown as 101 %
+        console.print(ABOVE, style="dim", soft_wrap=True)
     if profile.table is not None:
         console.print(f"at start: {profile.table}", style="dim", soft_wrap=True)
 
