@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from torch import Tensor
 
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
@@ -18,8 +18,10 @@ from quire.engine.control import EngineStarted, StartEngine
 from quire.engine.keepers import EngineKeeper, EnginePlace
 from quire.engine.startup import start_engine
 from quire.engine.status_page import StatusPage, create_page
+from quire.kernels.cpu import layers, native
+from quire.kernels.cpu.layers import FEW_TOKENS
 from quire.logs import LogOptions
-from quire.models.llama import FEW_TOKENS, LlamaDecoderLayer
+from quire.models.llama import LlamaDecoderLayer
 
 HANG = 60.0
 SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer
@@ -42,26 +44,31 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.parametrize("joined", [False, True])
 def test_a_step_of_slow_layers_is_seen_to_go_on(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    joined: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_page(tmp_path / "page")
     writer, reader = StatusPage(tmp_path / "page", writable=True), StatusPage(tmp_path / "page")
     ages: list[float] = []
-    fast: Callable[..., tuple[Tensor, Tensor]] = LlamaDecoderLayer.forward
 
-    def slow(*args: object) -> tuple[Tensor, Tensor]:
-        clock.now += SLOW_LAYER
-        ages.append(reader.age())
-        return fast(*args)
+    def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: object) -> Any:
+            clock.now += SLOW_LAYER
+            ages.append(reader.age())
+            return function(*args)
 
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", slow)
+        return slow
+
+    if joined:
+        slow_layers(monkeypatch, slowly)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", slowly(LlamaDecoderLayer.forward))
     config = EngineConfig.from_options(device="cpu", num_blocks=16)
     core, _ = start_engine(config, writer.beat_within_step)
     core.handle(
         AddRequest(
             request_id="r",
-            prompt_token_ids=list(range(1, 2 * FEW_TOKENS)),  # layer by layer
+            prompt_token_ids=list(range(1, FEW_TOKENS if joined else 2 * FEW_TOKENS)),
             sampling=SamplingParams(max_tokens=1, prompt_logprobs=0),
             eos_token_ids=[],
         )
@@ -69,10 +76,29 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
     writer.beat(0, has_work=True)
     begin = clock.now
     core.step()
+    assert len(ages) == (3 if joined else 6), "the layers went another way"
     assert clock.now - begin > HANG, "the step was not long enough to be taken for a hang"
     assert max(ages) == pytest.approx(SLOW_LAYER)
     assert reader.age() == 0.0, "it scored the prompt after the last layer"
     assert reader.last_work == clock.now, "an engine at work is not idle"
+
+
+def slow_layers(
+    monkeypatch: pytest.MonkeyPatch, slowly: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Two layers in a call of compiled code, which is slow."""
+    if (library := native.library()) is None:
+        pytest.skip("the kernels were not built")
+
+    class Library:
+        quire_cpu_layers = staticmethod(slowly(library.quire_cpu_layers))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(library, name)
+
+    slow = Library()
+    monkeypatch.setattr(native, "compiled", lambda: slow)
+    monkeypatch.setattr(layers, "_TOGETHER", 2)
 
 
 def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(

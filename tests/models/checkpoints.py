@@ -63,6 +63,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "llama_biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_biased_d16": (
+        "Llama",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "hidden_size": 96,
+            "intermediate_size": 96,
+            "head_dim": 16,
+        },
+    ),
     "llama_tied_mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
     "llama_mqa_d80": ("Llama", {"num_key_value_heads": 1, "head_dim": 80}),
     "llama_d96": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96}),

@@ -14,11 +14,10 @@ from quire.hub import resolve_model
 from quire.kernels.cpu import layers, native
 from quire.kernels.cpu.layers import JoinedLayers
 from quire.kvcache.storage import kv_dtype
-from quire.models import llama
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
-FAMILIES = ["llama_mqa_d80", "llama_d96", "phi3_partial", "qwen3_windows"]
+FAMILIES = ["llama_biased_d16", "llama_mqa_d80", "llama_d96", "phi3_partial", "qwen3_windows"]
 PACES = (1, 1, 9, 20)  # two decodes, and parts of prompts
 
 
@@ -50,9 +49,9 @@ def assert_same_bits(
 ) -> None:
     joined = run()
     assert served == [True] * 3
-    monkeypatch.setattr(llama, "FEW_TOKENS", 0)
+    monkeypatch.setattr(layers, "FEW_TOKENS", 0)
     one_by_one = run()
-    assert len(served) == 3
+    assert served[3:] == [False] * 3
     assert all(torch.equal(a, b) for a, b in zip(joined, one_by_one, strict=True))
 
 
@@ -78,6 +77,15 @@ def test_forms_of_weights_and_cache(
     folder = resolve_model("quire-tiny")
     options = {"quantization": quantization, "dtype": "bfloat16"}
     assert_same_bits(served, monkeypatch, lambda: logits(folder, kv, **options))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_biases_beside_forms_of_weights(
+    quantization: str, checkpoint: Callable, served: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = checkpoint("llama_biased_d16")
+    options = {"quantization": quantization, "dtype": "float32"}
+    assert_same_bits(served, monkeypatch, lambda: logits(folder, **options))
 
 
 def test_heads_that_compiled_attention_does_not_serve(

@@ -25,8 +25,6 @@ from quire.models.architecture import ModelArchitecture
 if TYPE_CHECKING:
     from quire.kernels.cpu.layers import JoinedLayers
 
-FEW_TOKENS = 64  # of a step, beside which turns of Python between products count
-
 
 class LlamaAttention(nn.Module):
     """Project to heads that are turned, attend, project back."""
@@ -137,10 +135,9 @@ class LlamaModel(nn.Module):
         ctx.layout.forget()
         rope = self.rotary(positions)
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
-        if input_ids.device.type == "cpu" and len(input_ids) <= FEW_TOKENS:
-            joined = self.joined_layers
-            if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout, ctx.beat):
-                return self.norms[len(ctx.kv)].forward(stream.residual)
+        joined = self.joined_layers
+        if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout, ctx.beat):
+            return self.norms[len(ctx.kv)].forward(stream.residual)
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
             stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for

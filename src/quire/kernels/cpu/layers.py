@@ -19,6 +19,7 @@ from quire.kernels.cpu import linear, native, native_attention
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import LayerOperands, Normed, Product
 
+FEW_TOKENS = 64  # of a step, beside which turns of Python between products count
 _TOGETHER = 8  # layers of a call: Python's turn between two is nothing beside them
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
@@ -84,26 +85,45 @@ class JoinedLayers:
         """Take the residual stream [T, H] through as many layers as have a cache, in place.
 
         stream: before the first layer. rope: cos and sin [T, R]. beat: called now and then. False
-        if shapes or types are not those that were compiled, and nothing has happened.
+        if there are many tokens, or shapes or types are not those that were compiled, and nothing
+        has happened.
         """
-        if not kv:
-            return False
-        rows, residual, (cos, sin), k_cache = stream.rows, stream.residual, rope, kv[0][0]
-        dim = self._operands[0].head_dim
+        rows, residual = stream.rows, stream.residual
         if not (
-            isinstance(rows, Tensor)
+            kv
+            and isinstance(rows, Tensor)
+            and len(rows) <= FEW_TOKENS
             and rows.is_contiguous()
             and residual.is_contiguous()
-            and cos.dtype == residual.dtype
-            and native_attention.serves(residual, dim, k_cache)
+            and rope[0].dtype == residual.dtype
+            and native_attention.serves(residual, self._operands[0].head_dim, kv[0][0])
         ):
             return False
         for own, (keys, values) in zip(self._args, kv, strict=False):
             own.k_cache, own.v_cache = keys.data_ptr(), values.data_ptr()
-        cos, sin = cos.contiguous(), sin.contiguous()
-        tokens, hidden = residual.shape
-        kv_heads = k_cache.shape[2]
-        args = LayersArgs(
+        cos, sin = (each.contiguous() for each in rope)
+        args = self._step_args(rows, residual, cos, sin, kv[0][0], layout)
+        for begin in range(0, len(kv), _TOGETHER):
+            beat()
+            args.layers = ctypes.addressof(self._args[begin])
+            args.count = min(_TOGETHER, len(kv) - begin)
+            native.compiled().quire_cpu_layers(ctypes.byref(args))
+            args.rows = None  # of those behind the first, norms are to be made
+        return True
+
+    def _step_args(
+        self,
+        rows: Tensor,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        layout: BatchLayout,
+    ) -> LayersArgs:
+        """All but which layers. It points to the tensors' memory, which has to stay."""
+        (tokens, hidden), kv_heads = residual.shape, k_cache.shape[2]
+        dim = self._operands[0].head_dim
+        return LayersArgs(
             rows.data_ptr(), residual.data_ptr(), 0,
             cos.data_ptr(), sin.data_ptr(), layout.slot_mapping.data_ptr(),
             layout.query_start_loc.data_ptr(), layout.seq_lens.data_ptr(),
@@ -113,13 +133,6 @@ class JoinedLayers:
             cos.shape[1], native.DTYPES[residual.dtype], native_attention.KEPT[k_cache.dtype],
             torch.get_num_threads(),
         )  # fmt: skip
-        for begin in range(0, len(kv), _TOGETHER):
-            beat()
-            args.layers = ctypes.addressof(self._args[begin])
-            args.count = min(_TOGETHER, len(kv) - begin)
-            native.compiled().quire_cpu_layers(ctypes.byref(args))
-            args.rows = None  # of those behind the first, norms are to be made
-        return True
 
 
 def _layer_args(layer: LayerOperands) -> LayerArgs | None:
