@@ -60,6 +60,11 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
     kind: str
     message: str
 
+    @classmethod
+    def by(cls, error: QuireError) -> StartFailed:
+        """For this reason."""
+        return cls(kind=type(error).__name__, message=str(error))
+
     def as_error(self) -> QuireError:
         """The error, to be raised in this process."""
         return _ERRORS.get(self.kind, EngineError)(self.message)

@@ -65,12 +65,11 @@ def main() -> None:
         socket = EngineSocket(start.address)
         engine = EngineProcess(core, socket, page, orders, start.epoch, start.num_restarts)
     except UserError as error:
-        line.send(StartFailed(kind=type(error).__name__, message=str(error)))
+        line.send(StartFailed.by(error))
         return
     except Exception:
-        logger.exception("the engine could not start")
-        text = "the engine could not start; the log says why"
-        line.send(StartFailed(kind=EngineError.__name__, message=text))
+        logger.exception("this is why the engine cannot start")  # the parent has no trace to show
+        line.send(StartFailed.by(EngineError("the engine could not start; the log says why")))
         return
     line.send(EngineStarted(info=info))
     gc.collect()

@@ -23,6 +23,7 @@ from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.library_pages import give_back_code
+from quire.engine.model_runner import CausalLM
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting_kv, fitting_step, fitting_weights
 from quire.engine.runners import make_executor
@@ -71,52 +72,68 @@ def start_engine(
     threads = thread_candidates(config, shape)
     torch.set_num_threads(threads[0])
     limit = length_limit(config, shape)
-    block_size = config.cache.block_size
     with _timed("weights", seconds), fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
     table = None
     if device.type == "cpu" and not is_tiny(shape):
         with _timed("tuning", seconds):
-            measure = partial(measure_steps, model, shape, block_size, kv_type, threads)
-            numbers = (dtype, kv_type, block_size)
-            table = steps_of(config.model, shape, numbers, threads, measure)
+            table = _measured_steps(config, shape, model, dtype, kv_type, threads)
         config = with_token_budget(config, asked, table)
         logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
-    kv_shape = (block_size, shape.num_kv_heads, shape.head_dim, kv_type)
+    kv_shape = (config.cache.block_size, shape.num_kv_heads, shape.head_dim, kv_type)
     bytes_each = block_bytes(shape.num_layers, *kv_shape)
     grammars = Grammars(_grammar_compiler(config, shape))
     with _timed("kernels", seconds), fitting_step(config), compiling_ahead(device.type):
         num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-        limits = _request_limits(config, shape, limit, num_blocks * block_size)
+        limits = _request_limits(config, shape, limit, num_blocks)
         with _timed("kv_cache", seconds), fitting_kv(config, num_blocks * bytes_each):
             kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
     with _timed("graphs", seconds), fitting_step(config):
         executor.get_ready()
+    if device.type == "cpu":
+        give_back_code()
     scheduler = _make_scheduler(config, limits, table, executor, device)
-    info = EngineInfo(
+    core = EngineCore(scheduler, executor, limits, grammars)
+    return core, EngineInfo(
         model_name=config.model.served_model_name or config.model.model,
         limits=limits,
         eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_name(dtype),
         device=str(device),
         num_blocks=num_blocks,
-        block_size=block_size,
+        block_size=config.cache.block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=seconds,
         quantization=config.model.quantization,
-        kv_cache_dtype=str(kv_type).removeprefix("torch."),
+        kv_cache_dtype=_name(kv_type),
         pooling=pooling,
     )
-    if device.type == "cpu":
-        give_back_code()
-    return EngineCore(scheduler, executor, limits, grammars), info
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _measured_steps(
+    config: EngineConfig,
+    shape: ModelArchitecture,
+    model: CausalLM,
+    dtype: torch.dtype,
+    kv_type: torch.dtype,
+    threads: list[int],
+) -> StepTable:
+    """What a CPU's steps cost, as an earlier start kept it or as it is measured now."""
+    block_size = config.cache.block_size
+    measure = partial(measure_steps, model, shape, block_size, kv_type, threads)
+    return steps_of(config.model, shape, (dtype, kv_type, block_size), threads, measure)
 
 
 def _request_limits(
-    config: EngineConfig, shape: ModelArchitecture, limit: int, num_slots: int
+    config: EngineConfig, shape: ModelArchitecture, limit: int, num_blocks: int
 ) -> RequestLimits:
     """limit: tokens of a request as the settings and the model have it."""
+    num_slots = num_blocks * config.cache.block_size
     return RequestLimits(
         max_model_len=choose_max_model_len(config, limit, num_slots),
         max_kv_tokens=num_slots,

@@ -67,7 +67,7 @@ def main() -> None:
         try:
             runner.run(_serve(line, start))
         except QuireError as error:
-            line.send(StartFailed(kind=type(error).__name__, message=str(error)))
+            line.send(StartFailed.by(error))
 
 
 async def _serve(line: ParentLine, start: StartWorker) -> None:
@@ -149,7 +149,7 @@ class Fronts:
             tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         except QuireError as error:
             if self.loader.models.entry(up.name).condition.at_start:
-                self._line.send(StartFailed(kind=type(error).__name__, message=str(error)))
+                self._line.send(StartFailed.by(error))
             else:
                 await self._links.pop(up.name).close()
                 self.loader.give_up(up.name, str(error))
