@@ -288,6 +288,7 @@ class Option:
     default: Any
     choices: tuple[str, ...] | None
     help: str
+    is_list: bool = False  # text with commas between; an option that may be given several times
 
 
 def iter_options() -> list[tuple[str, Option]]:
@@ -301,7 +302,7 @@ def options_of(cls: Any) -> list[Option]:
     found = []
     for f in dataclasses.fields(cls):
         kind, choices = _plain_type(hints[f.name])
-        found.append(Option(f.name, kind, f.default, choices, f.metadata["help"]))
+        found.append(Option(f.name, kind, f.default, choices, **f.metadata))
     return found
 
 

@@ -77,6 +77,8 @@ def test_serve_key_from_the_environment() -> None:
 def test_keys_may_be_given_one_by_one() -> None:
     args = make_parser().parse(["--api-key", "first", "--api-key", "second,third"])
     assert server_settings(args).api_key == "first,second,third"
+    origins = ["--allowed-origins", "http://a", "--allowed-origins", "http://b"]
+    assert server_settings(make_parser().parse(origins)).origins == ["http://a", "http://b"]
 
 
 def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:

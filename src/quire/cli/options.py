@@ -87,16 +87,16 @@ def human_int(text: str) -> int:
     return int(value)
 
 
-def add_option(
-    parser: argparse._ActionsContainer,
-    option: Option,
-    *flags: str,
-    is_list: bool = False,
-) -> None:
-    """Add one setting as `--its-name`. It is absent from the namespace unless it was given.
+class _Joined(argparse.Action):
+    """Given several times, an option has all values with commas between."""
 
-    is_list: it may be given several times.
-    """
+    def __call__(self, _: object, namespace: argparse.Namespace, value: Any, *__: object) -> None:
+        before = [getattr(namespace, self.dest)] if self.dest in namespace else []
+        setattr(namespace, self.dest, ",".join([*before, value]))
+
+
+def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) -> None:
+    """Add one setting as `--its-name`. It is absent from the namespace unless it was given."""
     flag = "--" + option.name.replace("_", "-")
     help_text = option.help.replace("%", "%%")
     if option.default is not None and "default" not in option.help:
@@ -111,7 +111,7 @@ def add_option(
     parser.add_argument(
         flag,
         *flags,
-        action="append" if is_list else "store",
+        action=_Joined if option.is_list else "store",
         type=kind,
         choices=option.choices,
         metavar=None if option.choices else kind_name,

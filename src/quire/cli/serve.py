@@ -72,7 +72,7 @@ def make_parser() -> CommandParser:
     )
     group = parser.add_argument_group("server")
     for option in options_of(ServerSettings):
-        add_option(group, option, is_list=option.name == "api_key")
+        add_option(group, option)
     add_engine_options(parser)
     return parser
 
@@ -101,8 +101,6 @@ def run(argv: Sequence[str]) -> int:
 def server_settings(args: argparse.Namespace) -> ServerSettings:
     """Those of the server; keys that were not given are the environment's. Raises ConfigError."""
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
-    if "api_key" in given:
-        given["api_key"] = ",".join(given["api_key"])
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
             given[name] = os.environ[variable]

@@ -11,8 +11,8 @@ from quire.server.keys import Keys, all_keys, listed
 from quire.server.origins import listed_origins
 
 
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _setting(default: Any, help_text: str, *, is_list: bool = False) -> Any:
+    return field(default=default, metadata={"help": help_text, "is_list": is_list})
 
 
 _LEAST = {
@@ -40,13 +40,16 @@ class ServerSettings:
         None,
         "key that requests must bring; of several, given so or with commas between, one; "
         "default: $QUIRE_API_KEY",
+        is_list=True,
     )
     api_key_file: str | None = _setting(None, "file of more such keys, one per line")
     share_prefix_cache: bool = _setting(
         False, "let requests of different API keys share cached prefixes"
     )
     allowed_origins: str | None = _setting(
-        None, "origins whose pages may call this from a browser, with commas between; * for all"
+        None,
+        "origins whose pages may call this from a browser, with commas between; * for all",
+        is_list=True,
     )
     max_queued_requests: int = _setting(
         1024, "most answers that may wait, besides the max-num-seqs that run; more get 429"
@@ -70,7 +73,7 @@ class ServerSettings:
         None, "path of a Unix socket for the admin endpoints, instead of a port"
     )
     admin_api_key: str | None = _setting(
-        None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY"
+        None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY", is_list=True
     )
     tool_call_parser: Literal[
         "auto",
