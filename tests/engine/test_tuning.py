@@ -85,7 +85,7 @@ def test_an_engine_begins_with_what_it_measured(
     assert policy.is_paced
     assert policy.costs.predict(8, 0) == pytest.approx(0.12, rel=0.2)
     assert policy.costs.predict(0, 128) == pytest.approx(2.0, rel=0.2)
-    assert core._scheduler._config.max_num_batched_tokens == 256
+    assert core._scheduler._planner._config.max_num_batched_tokens == 256
 
 
 def test_a_tiny_model_starts_at_once_with_one_thread(

@@ -1,7 +1,7 @@
 """Who waits and who is in the batch: the ways in and out of it, and what is counted on them.
 
 Owns the states of requests that have not ended, and that their blocks come and go with them. It
-chooses nobody: scheduler.py says who enters, and when somebody has to leave. No torch.
+chooses nobody: planner.py says who enters, and when somebody has to leave. No torch.
 """
 
 from __future__ import annotations
