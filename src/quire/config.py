@@ -75,6 +75,10 @@ class ModelConfig:
             self.max_model_len is None or self.max_model_len >= 1,
             f"max_model_len is {self.max_model_len}; give at least 1",
         )
+        _require(
+            -(2**63) <= self.seed < 2**63,
+            f"seed is {self.seed}; give a number of 64 bits, from {-(2**63)} to {2**63 - 1}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

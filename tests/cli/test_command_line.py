@@ -136,6 +136,7 @@ def test_mistakes_are_one_line(
         ("1G", 1 << 30),
         ("1g", 10**9),
         ("1_000", 1000),
+        ("-9223372036854775808", -(2**63)),
     ],
 )
 def test_human_integers(text: str, value: int) -> None:

@@ -192,6 +192,8 @@ def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["max_model_len"] is None
     assert "raise gpu_memory_utilization" in plan["problem"]
+    assert main([*words[:-1], "--gpu-memory-gib", "8"]) == 1
+    assert "raise --gpu-memory-utilization" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

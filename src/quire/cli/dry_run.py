@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +18,13 @@ _GIB = 2**30
 _LEAST_FOR_REASONS = 28  # columns, with the space between all
 
 
-def dry_run(configs: Sequence[EngineConfig], args: Namespace) -> int:
+def dry_run(
+    configs: Sequence[EngineConfig], args: Namespace, in_flags: Callable[[str], str]
+) -> int:
     """Plan each model as if it were alone; returns the exit status, 1 if one does not fit.
 
-    args: may have gpu_memory_gib, of a GPU that need not be there. Raises ConfigError or
-    CheckpointError.
+    args: may have gpu_memory_gib, of a GPU that need not be there. in_flags: `CommandParser`'s.
+    Raises ConfigError or CheckpointError.
     """
     gpu_memory_gib: float | None = vars(args).get("gpu_memory_gib")
     plans = [plan_memory(config, device_memory(config, gpu_memory_gib)) for config in configs]
@@ -31,7 +33,7 @@ def dry_run(configs: Sequence[EngineConfig], args: Namespace) -> int:
     else:
         console = Console(highlight=False)
         for plan in plans:
-            show(plan, console)
+            show(plan, console, in_flags)
     return int(any(plan.problem for plan in plans))
 
 
@@ -59,12 +61,12 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
     return DeviceMemory("cpu", available, available, BASE_BYTES)
 
 
-def show(plan: MemoryPlan, console: Console) -> None:
+def show(plan: MemoryPlan, console: Console, in_flags: Callable[[str], str]) -> None:
     """Print one plan."""
     console.print(f"{plan.model} on {plan.device}, {_gib(plan.total)}", style="bold")
     console.print(_table(plan, console))
     if plan.problem is not None:
-        console.print(f"  it does not fit: {plan.problem}\n", soft_wrap=True)
+        console.print(f"  it does not fit: {in_flags(plan.problem)}\n", soft_wrap=True)
         return
     fits = ", ".join(f"{count:,} of {length:,}" for length, count in plan.at_once().items())
     console.print(f"  context  {plan.max_model_len:,} tokens a request (max_model_len)")

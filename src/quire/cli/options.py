@@ -77,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def human_int(text: str) -> int:
     """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
-    match = re.fullmatch(r"(-?\d{1,18}(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""))
+    match = re.fullmatch(r"(-?\d{1,19}(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""))
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4K or 4k")
     number, unit = match.groups()

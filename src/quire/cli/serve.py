@@ -80,7 +80,8 @@ def make_parser() -> CommandParser:
 def run(argv: Sequence[str]) -> int:
     """Serve until a signal comes."""
     begin = time.monotonic()
-    args = make_parser().parse(argv)
+    parser = make_parser()
+    args = parser.parse(argv)
     settings = server_settings(args)
     locked = settings.keys.are_asked_for  # a file of keys that cannot be read is told at once
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
@@ -92,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     if args.dry_run:
         from quire.cli.dry_run import dry_run  # which reads models
 
-        return dry_run([plan.config for plan in plans], args)
+        return dry_run([plan.config for plan in plans], args, parser.in_flags)
     configure_logging(_log_options(settings))
     with bind(settings.host, settings.port) as listener:
         return asyncio.run(_serve(plans, settings, listener, begin, key))
