@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(SERVER_TESTS))
 from fake_engine import FakeEngine  # noqa: E402
 
 from quire.cli import main  # noqa: E402
-from quire.cli.chat import Chat, Speed  # noqa: E402
+from quire.cli.chat import Chat, Speed, read_lines  # noqa: E402
 from quire.core.sampling_params import SamplingParams  # noqa: E402
 
 
@@ -81,6 +82,22 @@ def test_chat_stopped_by_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert chat.messages[-1] == {"role": "assistant", "content": "He"}
     assert "[stopped]" in capsys.readouterr().err
+
+
+def test_ctrl_c_at_the_prompt_does_not_end_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed: list[str | type[BaseException]] = ["hi", KeyboardInterrupt, "more", EOFError]
+
+    def read(_: str) -> str:
+        if isinstance(word := typed.pop(0), str):
+            return word
+        raise word
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    assert list(read_lines()) == ["hi", "more"]
+    assert "Ctrl-D leaves" in capsys.readouterr().err
 
 
 def test_speed_without_a_rate() -> None:

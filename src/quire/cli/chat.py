@@ -191,6 +191,8 @@ def read_lines() -> Iterator[str]:
         except EOFError:
             print()
             return
+        except KeyboardInterrupt:  # meant for an answer that had just ended, perhaps
+            say("\n/quit or Ctrl-D leaves")
 
 
 def say(text: str) -> None:
