@@ -81,6 +81,14 @@ def test_keys_may_be_given_one_by_one() -> None:
     assert server_settings(make_parser().parse(origins)).origins == ["http://a", "http://b"]
 
 
+def test_a_key_of_the_environment_is_told_of_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "")
+    assert main(["serve"]) == 2
+    assert "error: $QUIRE_API_KEY has an empty key; " in capsys.readouterr().err
+
+
 def test_a_signal_before_the_server_is_ready_is_no_failure() -> None:
     with serving() as process:
         assert process.stderr is not None

@@ -31,6 +31,7 @@ from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.server.address import base_url, bind, is_loopback
+from quire.server.keys import listed
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
@@ -104,7 +105,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     given = chosen(args, [option.name for option in options_of(ServerSettings)])
     for name in ("api_key", "admin_api_key"):
         if name not in given and (variable := f"QUIRE_{name.upper()}") in os.environ:
-            given[name] = os.environ[variable]
+            given[name] = ",".join(listed(os.environ[variable], f"${variable}"))
     return ServerSettings(**given)
 
 
