@@ -49,12 +49,15 @@ def int8_weight(n: int, k: int) -> Int8Weight:
     return Int8Weight(codes, torch.rand(n) + 0.5)
 
 
-def int4_weight(n: int, k: int, group: int, zeros: bool) -> Int4Weight:
+def int4_weight(
+    n: int, k: int, group: int, zeros: bool = False, spread: bool = False
+) -> Int4Weight:
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     codes[0], codes[1] = 255, 0
     points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8)
     points[0], points[1] = 0, 15
-    return Int4Weight(codes, torch.randn(n, k // group).half(), points if zeros else None, group)
+    scale = torch.randn(n, k // group).half()
+    return Int4Weight(codes, scale, points if zeros else None, group, spread)
 
 
 def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
@@ -65,6 +68,7 @@ def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     else:
         wide = reference_integers.widen_int4(weight).double()
         group = reference_integers.ROUNDED_TOGETHER
+        x = reference_integers.spread(x.float(), group) if weight.spread else x
     codes, scale = reference_integers.round_int8(x, group)
     groups = torch.unflatten(codes, 1, (-1, group or x.shape[1])).double()
     return (groups * scale.double()[:, :, None]).flatten(1) @ wide.T
@@ -94,7 +98,8 @@ def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
 
 
 def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
-    return [int8_weight(n, k), int4_weight(n, k, group, False), int4_weight(n, k, group, True)]
+    fours = [int4_weight(n, k, group, **{kind: True}) for kind in ("zeros", "spread")]
+    return [int8_weight(n, k), int4_weight(n, k, group), *fours]
 
 
 @pytest.mark.usefixtures("instruction_set")

@@ -149,6 +149,29 @@ def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: b
             assert error < 0.003
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_four_bits_behind_hadamard_matrices(
+    tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Weights become the bytes of their twin, and sums are those of whole numbers."""
+    for n, k, group in ((48, 64, 32), (288, 1024, 32), (16, 1280, 160), (64, 576, 96)):
+        codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+        scale = torch.randn(n, k // group).half()
+        scale[0], scale[1, 1:], scale[2] = 0.0, 0.0, -6e-8
+        weight = Int4Weight(codes, scale, None, group, spread=True)
+        packed, bytes_ = linear_int.prepare_int4(weight), reference_integers.int4_as_bytes(weight)
+        for rows in (10, 33, 70):
+            x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype)
+            with monkeypatch.context() as chosen:
+                chosen.setattr(native, "library", lambda: tiles)
+                found = linear.linear(x, packed, bias)
+            turned = reference_integers.spread(x.float(), reference_integers.ROUNDED_TOGETHER)
+            whole, x_scale = reference_integers.round_int8(turned)
+            expected = (whole.double() @ bytes_.codes.double().T) * x_scale * bytes_.scale + bias
+            close = 1e-5 if dtype == torch.float32 else 2**-7
+            torch.testing.assert_close(found, expected.to(dtype), rtol=close, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kept", "window"), [("bfloat16", None), ("bfloat16", 1), ("fp8", 70), ("int8", None)]
 )

@@ -199,11 +199,11 @@ def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """With all zero points 8, and with others."""
+    """Behind Hadamard matrices, and not, with zero points."""
     for x, weight, bias in _integer_products(dtype, reference_integers.quantize_int4):
         yield x, weight, bias
         zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
-        yield x, replace(weight, zeros=zeros.to(torch.uint8)), bias
+        yield x, replace(weight, zeros=zeros.to(torch.uint8), spread=False), bias
 
 
 def packed_step(seed: int, num_tokens: int = 40, num_rows: int = 9) -> tuple[Any, ...]:

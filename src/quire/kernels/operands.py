@@ -90,12 +90,14 @@ class Int4Weight:
     """A weight as `reference_integers.quantize_int4` made it, or as `prepare_int4` laid it out.
 
     weight[n, k] ≈ (code - zero) · scale, where `group` codes that follow one another share both.
+    Where it is `spread`, that is the weight behind Hadamard matrices, and its rows have to be, too.
     """
 
     codes: Tensor  # uint8 [N, K / 2]: of two codes the first is in the lower four bits
     scale: Tensor  # float16 [N, K / group]
     zeros: Tensor | None  # uint8 [N, K / group], each 0..15; None where all are 8
     group: int = 32
+    spread: bool = False  # then without `zeros`
 
 
 QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight

@@ -39,7 +39,7 @@ from quire.models.prepared_files import (
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 3  # to be raised when the packed form of any layer changes, or its rounding
+LAYOUT = 4  # to be raised when the packed form of any layer changes, or its rounding
 WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
 _CHECK = "check"  # a tensor of its own

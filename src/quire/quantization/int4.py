@@ -1,6 +1,7 @@
 """Weights of four bits, each 32 along a row with a scale of their own.
 
-Rounded to the nearest; activations are rounded to signed bytes, each 32 by a scale of their own.
+Rounded to the nearest behind Hadamard matrices of 32, as activations are, to signed bytes: each 32
+by a scale of their own, or many rows by one for each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Int4:
     def operand(self, kept: tuple[Tensor, ...]) -> Int4Weight:
         """The two by their names."""
         codes, scale = kept
-        return Int4Weight(codes, scale, None, INT4_GROUP)
+        return Int4Weight(codes, scale, None, INT4_GROUP, spread=True)
 
     def multiply(
         self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels

@@ -74,8 +74,8 @@ class Scheme:
 
 
 def _row_bytes(form: str, k: int) -> int:
-    """Bytes of k numbers of one output, with their scales."""
-    return k // 2 + k // INT4_GROUP * 2 if form == "int4" else k + 4
+    """Bytes of k numbers of one output, with their scales: one, and those of four bits."""
+    return k // 2 + k // INT4_GROUP * 2 + 4 if form == "int4" else k + 4
 
 
 def in_pieces(n: int, k: int) -> list[slice]:

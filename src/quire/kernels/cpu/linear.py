@@ -190,8 +190,7 @@ def packed_form(weight: Weight) -> Packed | None:
     outputs = len(weight.scale)
     if isinstance(weight, Int8Weight):
         return Packed(weight.codes, outputs, 0, linear_int.INT8)
-    form = linear_int.INT4 if weight.zeros is None else linear_int.INT4_ZEROS
-    return Packed(weight.codes, outputs, weight.group, form)
+    return Packed(weight.codes, outputs, weight.group, linear_int.format_of(weight))
 
 
 def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ its scales lie with its codes, and `scale` is an empty [N, 0] that says how many
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,10 +21,9 @@ BLOCK = 16  # outputs of a product come in multiples of this
 STEP = 32  # and inputs: so many are rounded and summed at a time
 _WIDE = 32  # outputs of a packed block
 
-INT8, INT4, INT4_ZEROS = 2, 3, 4  # `Format` in quire_cpu.h
+INT8, INT4, INT4_ZEROS, INT4_SPREAD = 2, 3, 4, 5  # `Format` in quire_cpu.h
 
 _QUANTIZE_ARGS = struct.Struct("2P3q4i")  # `QuantizeArgs` in quire_cpu.h
-_MOST_GROUP = 256
 
 
 def to_int8(weight: Tensor) -> Int8Weight:
@@ -39,11 +39,11 @@ def to_int8(weight: Tensor) -> Int8Weight:
 def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
     """Twin of `reference_integers.to_int4`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
-    if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP or group > _MOST_GROUP:
+    if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP:
         return prepare_int4(reference_integers.to_int4(in_rows(weight), group))
-    out = _room(n, _WIDE * (k // 2 + 2 * (k // group)))
-    _quantize(weight, out, group, INT4)
-    return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group)
+    out = _room(n, _WIDE * (4 + k // 2 + 2 * (k // group)))
+    _quantize(weight, out, group, INT4_SPREAD)
+    return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group, spread=True)
 
 
 def by_turns(weight: Tensor) -> Tensor:
@@ -102,10 +102,17 @@ def prepare_int4(weight: Int4Weight) -> Int4Weight:
     if n % BLOCK or group % STEP:
         return weight
     group_bytes = _WIDE * (2 if zeros is None else 3) + _WIDE * group // 2
-    kind = INT4 if zeros is None else INT4_ZEROS
-    packed = _packed(weight.codes, weight.scale, zeros, kind, group, k // group * group_bytes)
+    block_bytes = k // group * group_bytes + (_WIDE * 4 if weight.spread else 0)
+    packed = _packed(weight.codes, weight.scale, zeros, format_of(weight), group, block_bytes)
     none = None if zeros is None else zeros.new_empty(n, 0)
-    return Int4Weight(packed, weight.scale.new_empty(n, 0), none, group)
+    return replace(weight, codes=packed, scale=weight.scale.new_empty(n, 0), zeros=none)
+
+
+def format_of(weight: Int4Weight) -> int:
+    """`Format` in quire_cpu.h."""
+    if weight.spread:
+        return INT4_SPREAD
+    return INT4 if weight.zeros is None else INT4_ZEROS
 
 
 def _packed(

@@ -77,7 +77,8 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
 
     So nothing is interleaved; instead the columns of x are brought into the same order.
     """
-    codes, x_scale = round_int8(x, ROUNDED_TOGETHER)
+    x32 = spread(x.float(), ROUNDED_TOGETHER) if weight.spread else x
+    codes, x_scale = round_int8(x32, ROUNDED_TOGETHER)
     x32 = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)) * x_scale[:, :, None]
     x32 = torch.cat([x32[:, :, 0::2].flatten(1), x32[:, :, 1::2].flatten(1)], dim=1)
     out = torch.empty(len(x), len(weight.scale))

@@ -25,7 +25,7 @@ from quire.kernels.cpu import elementwise
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
-INTERFACE = 4  # as in quire_cpu.h
+INTERFACE = 5  # as in quire_cpu.h
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in quire_cpu.h
 

@@ -48,8 +48,18 @@ namespace amx {
 // A tile's row has 64 k's in bytes, 32 in bfloat16; sizes that end within one are left to others, and
 // so are few rows by four bits, which cost less than widening them.
 void linear_int_amx(const LinearArgs& a) {
-    if (a.format != Format::int8 && a.rows >= amx::MANY_ROWS4) return amx::linear_nibbles(a);
-    a.format == Format::int8 && a.k % 64 == 0 ? amx::linear_bytes(a) : linear_int_avx512_vnni(a);
+    const bool whole = a.k % 64 == 0;
+    switch (a.format) {
+        case Format::int8:
+            if (whole) return amx::linear_bytes(a);
+            break;
+        case Format::int4_spread:
+            if (whole && a.rows >= amx::MANY_SPREAD4) return amx::linear_spread_nibbles(a);
+            break;
+        default:
+            if (a.rows >= amx::MANY_ROWS4) return amx::linear_nibbles(a);
+    }
+    linear_int_avx512_vnni(a);
 }
 void linear_bf16_amx(const LinearArgs& a) {
     a.k % 32 ? linear_avx512_bf16(a) : amx::linear_bf16(a);

@@ -3,7 +3,8 @@
 // A weight is packed in blocks of 32 outputs, each one stream of memory (see pack.cpp):
 //   int8: float scale [32], then for each four k's codes [32][4], 128 added
 //   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
-//         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones
+//         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_spread
+//         float scale [32] before all, by which tiles make bytes of them (widen_tiles.h)
 // Activations are rounded to bytes once; then a tile of some rows by 32 outputs at a time is made
 // from top to bottom of a block, whatever the number of rows: for a few, weights come straight from
 // memory, and for many from the cache. Unpacking in registers is shared by the rows of a tile.
@@ -109,7 +110,8 @@ void tile8(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) 
 
 inline int64_t bytes_of_block(const LinearArgs& a) {
     if (a.format == Format::int8) return WIDE * (a.k + 4);
-    return a.k / a.group * (16 * a.group + (a.format == Format::int4 ? 64 : 96));
+    const int64_t group = 16 * a.group + (a.format == Format::int4_zeros ? 96 : 64);
+    return a.k / a.group * group + (a.format == Format::int4_spread ? WIDE * 4 : 0);
 }
 
 // A form as linear.h takes it.
@@ -139,7 +141,8 @@ struct Ints {
                          int64_t outputs, int64_t, int64_t, float* sums) {
         alignas(64) float tile[ROWS * WIDE];
         const int64_t bytes = bytes_of_block(a);
-        const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes;
+        const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes +
+                               (format == Format::int4_spread ? WIDE * 4 : 0);
         for (int64_t o = 0; o < outputs; o += WIDE, block += bytes) {
             by_rows[rows - 1](block, taken, tile, a);
             for (int r = 0; r < rows; ++r)
@@ -176,5 +179,6 @@ struct Ints {
 void linear_int(const LinearArgs& a) {
     if (a.format == Format::int8) return multiply<Ints<Format::int8>>(a);
     if (a.format == Format::int4) return multiply<Ints<Format::int4>>(a);
+    if (a.format == Format::int4_spread) return multiply<Ints<Format::int4_spread>>(a);
     multiply<Ints<Format::int4_zeros>>(a);
 }

@@ -1,7 +1,7 @@
 // Products by tiles. Included inside a namespace, behind tiles.h, quantize.h and widen_tiles.h.
 //
 // Bytes and bfloat16 are packed as for the dot instructions: what lies side by side there is a
-// tile's row here. Four bits become bfloat16 on their way. Work goes by units: 32 outputs' weights
+// tile's row here. Four bits become one of both on their way. Work goes by units: 32 outputs' weights
 // over a stretch of k, which the first cache keeps while all rows are multiplied by them, and the
 // next unit's are asked for meanwhile. So weights come from memory once, in a steady stream; rows
 // come from the second cache. Sums go over k in stretches, in an order that nothing changes.
@@ -9,7 +9,9 @@
 constexpr int64_t LINE = 64;
 constexpr int64_t STEPS = 8;           // of a stretch, where rows are in several blocks
 constexpr int64_t TILE_AHEAD = 6144;   // for one block of rows: how far before its use a line is asked for
-constexpr int64_t MANY_ROWS4 = 32;     // for fewer, four bits are multiplied as they are
+
+// From how many rows on four bits are not multiplied as they are.
+constexpr int64_t MANY_ROWS4 = 32, MANY_SPREAD4 = 10;
 
 // Ways: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
 // stretch, and as tiles. `more` is whether there are more than 16 outputs.
@@ -36,15 +38,19 @@ struct Pairs : ByPairs {  // bfloat16, in blocks of 16
         return {at.first, at.second, at.stride, 16 * at.stride};
     }
 };
-struct Nibbles : ByPairs {  // as bfloat16, in two tiles for each 32 k's
-    static constexpr int64_t SIZE = 2, ROOM = STEPS * 32 * LINE;
+// Four bits, in two tiles for each line of a row; `widen` makes them.
+template <typename As, auto widen>
+struct Nibbles : As {
+    static constexpr int64_t SIZE = std::is_same_v<As, ByBytes> ? 1 : 2;
+    static constexpr int64_t STRETCH = STEPS * LINE / SIZE, ROOM = STEPS * 32 * LINE;
+    static int64_t block(const LinearArgs& a) { return nibbles_at(a, 32, 0) - nibbles_at(a, 0, 0); }
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
         const uint8_t* w = nibbles_at(a, output, k);
-        const int64_t lines = bytes_of_nibbles(a, STEPS * 32) / LINE / 2 + 1;
+        const int64_t lines = bytes_of_nibbles(a, STRETCH) / LINE / 2 + 1;
         return {w, w + lines * LINE, LINE, lines};
     }
     static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* room) {
-        widen_nibbles(a, output, k, std::min(STEPS * 32, a.k - k), room);
+        widen(a, output, k, std::min(STRETCH, a.k - k), room);
         return {room, room + 16 * LINE, LINE, 32 * LINE};
     }
 };
@@ -55,7 +61,7 @@ struct Nibbles : ByPairs {  // as bfloat16, in two tiles for each 32 k's
 template <typename Way>
 struct Tiled {
     using X = uint8_t;
-    static constexpr bool BYTES = std::is_same_v<Way, Bytes>, WIDENED = Way::ROOM > 0;
+    static constexpr bool BYTES = std::is_base_of_v<ByBytes, Way>, WIDENED = Way::ROOM > 0;
     static constexpr int ROWS = 32;
     static constexpr bool ALIKE = false;
     static constexpr int64_t OUTPUTS = 256, BEYOND = 16 * LINE;
@@ -160,7 +166,9 @@ struct Tiled {
     static void finish_panels(const LinearArgs& a, const X* taken, int64_t row,
                               const RowBlocks& blocks, int64_t first, int64_t outputs,
                               const float* sums) {
-        const int64_t size = blocks.count * ROWS * 32, block = Bytes::block(a);
+        const int64_t size = blocks.count * ROWS * 32;
+        int64_t block = 0;  // bytes of one that begins with scales
+        if constexpr (BYTES) block = Way::block(a);
         const X* const scales = static_cast<const X*>(a.weight) + first / 32 * block;
         finish<T>(a, row, blocks.rows, first, outputs, [&](int64_t r) {
             const int64_t start = blocks.start(r / ROWS);
@@ -181,4 +189,7 @@ struct Tiled {
 
 void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(a); }
 void linear_bf16(const LinearArgs& a) { multiply<Tiled<Pairs>>(a); }
-void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles>>(a); }
+void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles<ByPairs, widen_to_pairs>>>(a); }
+void linear_spread_nibbles(const LinearArgs& a) {
+    multiply<Tiled<Nibbles<ByBytes, widen_to_bytes>>>(a);
+}

@@ -1,6 +1,7 @@
 // Brings weights into the order that their products read: see Format and linear_int.h. Once for each.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "pool.h"
@@ -19,6 +20,16 @@ uint32_t interleaved(uint32_t eight) {
     return spread(eight & 0xffff) | spread(eight >> 16) << 4;
 }
 
+// The scale of an output's bytes where four bits become some: what `size` stands for, times 8, is 127
+// of them. size: of a float16, without its sign.
+float scale_of_bytes(uint16_t size) {
+    if (size >= 0x7c00) return NAN;
+    const uint32_t bits = static_cast<uint32_t>(size) << 13;
+    float scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return size ? scale * 0x1p112f * 8.0f / 127.0f : 1.0f;
+}
+
 int64_t bytes_of_group(const PackArgs& a) {
     return OUTPUTS * (2 + (a.zeros ? 1 : 0)) + OUTPUTS / 2 * a.group;
 }
@@ -31,7 +42,8 @@ int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k :
 int64_t bytes_of_block(const PackArgs& a) {
     if (is_whole(a)) return OUTPUTS * 4 * words_of_row(a);
     if (a.format == Format::int8) return OUTPUTS * (4 + a.k);
-    return a.k / a.group * bytes_of_group(a);
+    const int64_t scales = a.format == Format::int4_spread ? OUTPUTS * 4 : 0;
+    return scales + a.k / a.group * bytes_of_group(a);
 }
 
 void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
@@ -50,9 +62,16 @@ void pack_row8(const PackArgs& a, int64_t row, uint8_t* block) {
 void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k / 2;
     const int64_t groups = a.k / a.group, output = row % OUTPUTS;
+    const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups;
+    if (a.format == Format::int4_spread) {
+        uint16_t largest = 0;
+        for (int64_t g = 0; g < groups; ++g) largest = std::max<uint16_t>(largest, scale[g] & 0x7fff);
+        const float bytes = scale_of_bytes(largest);
+        std::memcpy(block + output * 4, &bytes, 4);
+        block += OUTPUTS * 4;
+    }
     for (int64_t g = 0; g < groups; ++g, block += bytes_of_group(a)) {
-        const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups + g;
-        std::memcpy(block + output * 2, scale, 2);
+        std::memcpy(block + output * 2, scale + g, 2);
         if (a.zeros)
             block[OUTPUTS * 2 + output] = static_cast<const uint8_t*>(a.zeros)[row * groups + g];
         uint8_t* out = block + OUTPUTS * (a.zeros ? 3 : 2) + output * 4;

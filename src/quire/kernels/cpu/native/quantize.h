@@ -5,7 +5,7 @@
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
 // In int8 each 64 or 32 numbers were spread by a Hadamard matrix before they were rounded, as the
-// weight's were. A start is where a sum of products begins, which takes the zero point of the weights out of it.
+// weight's were, and in int4_spread each 32. A start is where a sum of products begins, which takes the zero point of the weights out of it.
 
 constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
 #ifdef QUIRE_VNNI
@@ -74,11 +74,18 @@ inline int32_t start4(__m128i pair, bool zeros) {
 #endif
 }
 
+// 32 numbers times a Hadamard matrix.
+inline void spread(F32& first, F32& second) {
+    const F32 a = hadamard(first), b = hadamard(second);
+    first = a + b, second = a - b;
+}
+
 template <typename T>
 void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
     const Stream<T> x = stream<T>(a, row);
     for (int64_t i = 0; i < a.k; i += CHUNK, block += rows * CODES4) {
-        const F32 first = x.at(i), second = x.at(i + 16);
+        F32 first = x.at(i), second = x.at(i + 16);
+        if (a.format == Format::int4_spread) spread(first, second);
         const F32 larger = max_magnitude(max_magnitude(F32::zero(), first), second);
         const float largest = magnitude(larger), scale = largest / 127.0f;
         const F32 inverse = F32::all(inverse_of(largest));
@@ -103,29 +110,32 @@ inline void store_wide(__m256i bytes, uint8_t* out) {
 #endif
 }
 
-// Numbers of a row of k that are spread over each other.
-constexpr int64_t spread_together(int64_t k) { return k % 64 ? 32 : 64; }
-
-// A row behind that; `at` gives 16 numbers of it. Returns what `magnitude` takes of all of them.
+// A row of k behind Hadamard matrices of 64 or 32; `at` gives 16 numbers of it. Returns what `magnitude` takes of all of them.
 template <typename At>
-inline F32 spread_row(int64_t k, At at, float* out) {
+inline F32 spread_row(int64_t k, int64_t together, At at, float* out) {
     F32 larger = F32::zero();
     const auto keep = [&](F32 v) {
         v.store(out);
         larger = max_magnitude(larger, v);
         out += 16;
     };
-    const bool wide = spread_together(k) == 64;
-    for (int64_t i = 0; i < k; i += wide ? 64 : 32) {
-        const F32 a = hadamard(at(i)), b = hadamard(at(i + 16)), ab = a + b, a_b = a - b;
-        if (!wide) {
-            keep(ab), keep(a_b);
+    for (int64_t i = 0; i < k; i += together) {
+        F32 a = at(i), b = at(i + 16);
+        spread(a, b);
+        if (together == 32) {
+            keep(a), keep(b);
             continue;
         }
-        const F32 c = hadamard(at(i + 32)), d = hadamard(at(i + 48)), cd = c + d, c_d = c - d;
-        keep(ab + cd), keep(a_b + c_d), keep(ab - cd), keep(a_b - c_d);
+        F32 c = at(i + 32), d = at(i + 48);
+        spread(c, d);
+        keep(a + c), keep(b + d), keep(a - c), keep(b - d);
     }
     return larger;
+}
+
+// Numbers of a row of k that are spread over each other, as its weight's are.
+constexpr int64_t spread_together(Format format, int64_t k) {
+    return format == Format::int8 && k % 64 == 0 ? 64 : 32;
 }
 
 // What a row's codes are multiplied by, and where a sum of their products begins.
@@ -139,14 +149,15 @@ template <typename T, typename To>
 Head round_row8(const LinearArgs& a, int64_t row, To to) {
     const Stream<T> x = stream<T>(a, row);
     thread_local Scratch scratch;
-    float* const spread = scratch.room<float>(a.k);
+    float* const row_spread = scratch.room<float>(a.k);
     const auto at = [&](int64_t i) { return x.at(i); };
-    const float largest = magnitude(spread_row(a.k, at, spread)), scale = largest / 127.0f;
+    const F32 larger = spread_row(a.k, spread_together(a.format, a.k), at, row_spread);
+    const float largest = magnitude(larger), scale = largest / 127.0f;
     const F32 inverse = F32::all(inverse_of(largest));
     __m256i sums = _mm256_setzero_si256();
     for (int64_t i = 0; i < a.k; i += CHUNK) {
         const __m256i codes =
-            bytes_of(F32::load(spread + i) * inverse, F32::load(spread + i + 16) * inverse);
+            bytes_of(F32::load(row_spread + i) * inverse, F32::load(row_spread + i + 16) * inverse);
         sums = _mm256_add_epi32(sums, four_sums(codes));
         store_wide(codes, to(i));
     }

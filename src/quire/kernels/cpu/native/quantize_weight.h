@@ -17,9 +17,10 @@ void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
     int8_t* codes = reinterpret_cast<int8_t*>(out.codes);
     thread_local Scratch scratch;
     float* const spread = scratch.room<float>(a.k);
-    const F32 share = F32::all(1.0f / static_cast<float>(spread_together(a.k)));
+    const int64_t together = spread_together(a.format, a.k);
+    const F32 share = F32::all(1.0f / static_cast<float>(together));
     const auto at = [&](int64_t i) { return F32::load(w + i); };
-    const float largest = magnitude(spread_row(a.k, at, spread) * share);
+    const float largest = magnitude(spread_row(a.k, together, at, spread) * share);
     const float scale = largest == 0.0f ? 1.0f : largest / 127.0f;
     for (int64_t i = 0; i < a.k; i += 16)
         store_bytes(F32::load(spread + i) * share / F32::all(scale), codes + i);
@@ -28,26 +29,28 @@ void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
 
 // The number of the largest magnitude with its sign, the first of several.
 inline float largest_of(const float* w, int64_t count) {
-    F32 larger = F32::zero();
-    for (int64_t i = 0; i < count; i += 16) larger = max_magnitude(larger, F32::load(w + i));
+    F32 larger = F32::zero(), above = F32::load(w), below = F32::zero() - above;
+    for (int64_t i = 0; i < count; i += 16) {
+        const F32 number = F32::load(w + i);
+        larger = max_magnitude(larger, number);
+        above = max(above, number), below = max(below, F32::zero() - number);
+    }
     const float largest = magnitude(larger);
+    const bool positive = above.max() == largest, negative = below.max() == largest;
+    if (positive != negative) return positive ? largest : -largest;
     for (int64_t i = 0; i < count; ++i)
         if (std::fabs(w[i]) == largest) return w[i];
     return largest;  // no number
 }
 
-// A sum of lanes by halves, as the twin adds them up.
-inline float sum_by_halves(F32 v) {
-    alignas(64) float lanes[16];
-    v.store(lanes);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
-// The scale by which the codes of a group come closest to it, if the one that gives them is a number.
-inline float fitted(const float* group, int64_t count, float scale) {
-    if (scale == 0.0f || !std::isfinite(scale)) return scale;
+// The scale by which the codes of a group come closest to it, and by how much of its squares' sum;
+// the scale that gives the codes, if that is no number or zero.
+struct Fit {
+    float scale, gain;
+};
+inline Fit fitted(const float* group, int64_t count, float scale) {
+    scale = _cvtsh_ss(_cvtss_sh(scale, 0));
+    if (scale == 0.0f || !std::isfinite(scale)) return {scale, 0.0f};
     const F32 inverse = F32::all(1.0f / scale), least = F32::all(-8.0f), most = F32::all(7.0f);
     F32 products = F32::zero(), squares = F32::zero();
     for (int64_t i = 0; i < count; i += 16) {
@@ -56,28 +59,42 @@ inline float fitted(const float* group, int64_t count, float scale) {
         products = products + code * number;
         squares = squares + code * code;
     }
-    return sum_by_halves(products) / sum_by_halves(squares);
+    const float product = products.sum(), best = product / squares.sum();
+    return {best, product * best};
 }
 
 template <typename T>
 void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
-    alignas(64) float group[MOST_GROUP];
+    thread_local Scratch scratch;
+    float* const group = scratch.room<float>(a.group);
+    const F32 share = F32::all(1.0f / 32);
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
     uint8_t* codes = out.codes;
     uint16_t* scales = static_cast<uint16_t*>(out.scale);
     for (int64_t k = 0; k < a.k; k += a.group, w += a.group) {
-        for (int64_t i = 0; i < a.group; i += 16) F32::load(w + i).store(group + i);
-        const float first = _cvtsh_ss(_cvtss_sh(largest_of(group, a.group) / -8.0f, 0));
-        const uint16_t half = _cvtss_sh(fitted(group, a.group, first), 0);
-        const float scale = _cvtsh_ss(half), divisor = scale == 0.0f ? 1.0f : scale;
+        for (int64_t i = 0; i < a.group; i += 32) {
+            F32 first = F32::load(w + i), second = F32::load(w + i + 16);
+            spread(first, second);
+            (first * share).store(group + i), (second * share).store(group + i + 16);
+        }
+        const float largest = largest_of(group, a.group);
+        Fit best = fitted(group, a.group, largest / -8.0f);
+        for (const float code : {-8.5f, -7.2f}) {
+            const Fit other = fitted(group, a.group, largest / code);
+            if (other.gain > best.gain) best = other;
+        }
+        const uint16_t half = _cvtss_sh(best.scale, 0);
+        const float scale = _cvtsh_ss(half);
+        const F32 divisor = F32::all(scale == 0.0f ? 1.0f : scale);
+        const auto bytes_at = [&](int64_t i) {
+            const F32 code = round(F32::load(group + i) / divisor) + F32::all(8.0f);
+            return bytes_of(min(max(code, F32::zero()), F32::all(15.0f)));
+        };
+        const __m128i pairs = _mm_set1_epi16(16 << 8 | 1);  // the second of two in the upper bits
         for (int64_t i = 0; i < a.group; i += 32, codes += 16) {
-            alignas(32) int8_t bytes[32];
-            for (int64_t j = 0; j < 32; j += 16) {
-                const F32 code = round(F32::load(group + i + j) / F32::all(divisor)) + F32::all(8.0f);
-                store_bytes(min(max(code, F32::zero()), F32::all(15.0f)), bytes + j);
-            }
-            for (int64_t j = 0; j < 16; ++j)
-                codes[j] = static_cast<uint8_t>(bytes[2 * j] | bytes[2 * j + 1] << 4);
+            const __m128i first = _mm_maddubs_epi16(bytes_at(i), pairs);
+            const __m128i second = _mm_maddubs_epi16(bytes_at(i + 16), pairs);
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm_packus_epi16(first, second));
         }
         *scales++ = half;
     }
@@ -99,7 +116,8 @@ void quantize_block(const QuantizeArgs& a, int64_t block) {
                           static_cast<uint8_t*>(all.scale) + row * row_scale};
         (bytes ? quantize_row8<T> : quantize_row4<T>)(a, source_row(first + row, a.half), out);
     }
-    uint8_t* out = static_cast<uint8_t*>(a.out) + first * (row_codes + row_scale);
+    const int64_t row_bytes = row_codes + row_scale + (bytes ? 0 : 4);  // see pack.cpp
+    uint8_t* out = static_cast<uint8_t*>(a.out) + first * row_bytes;
     pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, 0, a.group, a.format, 1});
 }
 

@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 4;
+constexpr int32_t INTERFACE = 5;
 
 struct bf16 {
     uint16_t bits;
@@ -57,6 +57,7 @@ enum class Format : int32_t {
     int8 = 2,  // these as linear_int.h tells; k is a multiple of 32
     int4 = 3,
     int4_zeros = 4,  // with zero points; without them they are 8
+    int4_spread = 5,  // without, of a weight behind Hadamard matrices of 32, as its rows have to be
 };
 
 struct LinearArgs {
@@ -74,8 +75,6 @@ struct LinearArgs {
     int32_t threads;
 };
 
-constexpr int64_t MOST_GROUP = 256;
-
 // Where a row of a packed weight comes from: with halves by turns 16 rows from each.
 inline int64_t source_row(int64_t row, int64_t half) {
     return half ? row / 32 * 16 + row / 16 % 2 * half + row % 16 : row;
@@ -85,9 +84,9 @@ struct QuantizeArgs {
     const void* weight;    // [n, k], k a multiple of 32
     void* out;             // what pack_weight makes of the codes and scales
     int64_t n, k, half;    // half: of rows by turns (see source_row), else 0
-    int32_t group;         // of four-bit weights: a multiple of 32 up to MOST_GROUP
+    int32_t group;         // of four-bit weights: a multiple of 32
     Dtype dtype;           // of weight
-    Format format;         // int8 or int4
+    Format format;         // int8 or int4_spread
     int32_t threads;
 };
 

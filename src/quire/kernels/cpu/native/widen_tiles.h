@@ -1,21 +1,37 @@
-// Weights of four bits on their way into tiles of bfloat16. Included inside a namespace, behind
-// dot512.h; linear_int.h tells how they are packed.
+// Weights of four bits on their way into tiles, of bytes or of bfloat16. Included inside a namespace,
+// behind dot512.h; linear_int.h tells how they are packed.
 //
 // Where a product's rows are many, this costs less than its sums in whole numbers, one for each
-// 32 k's and their scales, which tiles cannot make at their speed. It also rounds less: weights and
-// activations to 8 binary digits each, not activations to 127 steps.
+// 32 k's and their scales, which tiles cannot make at their speed. Bytes have one scale for each
+// output and so one for each row of activations, which Hadamard matrices are for: of a weight that
+// is not behind them, bfloat16 is made.
 
 constexpr int64_t NIBBLES_AHEAD = 1536;  // how far before its use a line is asked for
 
 inline bool has_zeros(const LinearArgs& a) { return a.format == Format::int4_zeros; }
 
-// `count` k's of 32 outputs, and where they begin.
+// `count` k's of 32 outputs, and where they begin: behind the scales of bytes, if there are any.
 inline int64_t bytes_of_nibbles(const LinearArgs& a, int64_t count) {
     return count * 16 + (count + a.group - 1) / a.group * (has_zeros(a) ? 96 : 64);
 }
 inline const uint8_t* nibbles_at(const LinearArgs& a, int64_t output, int64_t k) {
+    const int64_t scales = a.format == Format::int4_spread ? 128 : 0;
     return static_cast<const uint8_t*>(a.weight) +
-           output / 32 * bytes_of_nibbles(a, a.k) + k / a.group * bytes_of_nibbles(a, a.group);
+           output / 32 * (scales + bytes_of_nibbles(a, a.k)) + scales +
+           k / a.group * bytes_of_nibbles(a, a.group);
+}
+
+// Each 32 of `count` k's: use(group, codes, i), of a group's scales, of the codes and of k's before.
+template <typename Use>
+inline void each_chunk(const LinearArgs& a, int64_t output, int64_t k, int64_t count, Use use) {
+    const int64_t group_bytes = bytes_of_nibbles(a, a.group), header = group_bytes - a.group * 16;
+    const uint8_t* group = nibbles_at(a, output, k);
+    for (int64_t i = 0, inside = k % a.group; i < count; i += 32) {
+        const uint8_t* codes = group + header + inside * 16;
+        for (int64_t line = 0; line < 9; ++line) prefetch(codes + NIBBLES_AHEAD + line * 64);
+        use(group, codes, i);
+        if ((inside += 32) == a.group) inside = 0, group += group_bytes;
+    }
 }
 
 // 32 k's of 16 outputs, four lines of eight k's: a tile. What `scale` multiplies and then `offset`
@@ -39,21 +55,58 @@ inline void widen_tile(const uint8_t* codes, F32 scale, F32 offset, uint8_t* out
 }
 
 // `count` k's of 32 outputs into tiles for each 32 k's: of the first 16 outputs, of the others.
-inline void widen_nibbles(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
-                          uint8_t* out) {
-    const int64_t group_bytes = bytes_of_nibbles(a, a.group), header = group_bytes - a.group * 16;
-    const uint8_t* group = nibbles_at(a, output, k);
-    for (int64_t inside = k % a.group; count > 0; count -= 32) {
-        const uint8_t* codes = group + header + inside * 16;
-        for (int64_t line = 0; line < 9; ++line) prefetch(codes + NIBBLES_AHEAD + line * 64);
-        for (int half = 0; half < 2; ++half, out += 1024) {
+inline void widen_to_pairs(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
+                           uint8_t* out) {
+    each_chunk(a, output, k, count, [&](const uint8_t* group, const uint8_t* codes, int64_t i) {
+        for (int half = 0; half < 2; ++half) {
             const F32 scale = load_half(group + half * 32);
             const __m128i points = _mm_loadu_si128(
                 reinterpret_cast<const __m128i*>(group + 64 + half * 16));
             const F32 point = has_zeros(a) ? F32{_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(points))}
                                            : F32::all(8.0f);
-            widen_tile(codes + half * 64, scale, F32::zero() - point * scale, out);
+            widen_tile(codes + half * 64, scale, F32::zero() - point * scale,
+                       out + i * 64 + half * 1024);
         }
-        if ((inside += 32) == a.group) inside = 0, group += group_bytes;
+    });
+}
+
+// Eight k's of 16 outputs: two lines of four. A code times its output's `factor`, and the offset,
+// is 256 times a byte: its upper half in 16 bits.
+inline void widen_line(const uint8_t* codes, __m512i factor, __m512i offset, uint8_t* out) {
+    const __m512i line = _mm512_loadu_si512(codes), lowest = _mm512_set1_epi16(15);
+    const auto numbers = [&](auto shift) __attribute__((always_inline)) {
+        const __m512i code = _mm512_and_si512(_mm512_srli_epi16(line, shift.value), lowest);
+        return _mm512_add_epi16(_mm512_mullo_epi16(code, factor), offset);
+    };
+    each<2>(BODY(four) {
+        const __m512i even = _mm512_srli_epi16(numbers(Number<four * 4>()), 8);
+        const __m512i odd = numbers(Number<four * 4 + 8>());
+        _mm512_storeu_si512(out + four * 64,
+                            _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, odd));
+    });
+}
+
+// The same into tiles of bytes, 128 added, for each 64 k's. A factor is a group's scale over that of
+// the output's bytes, with eight binary digits behind the point: -8 times the largest is ±127.
+inline void widen_to_bytes(const LinearArgs& a, int64_t output, int64_t k, int64_t count,
+                           uint8_t* out) {
+    const uint8_t* const scales = nibbles_at(a, output, 0) - 128;
+    F32 inverse[2];
+    for (int half = 0; half < 2; ++half) {
+        const float* const scale = reinterpret_cast<const float*>(scales) + half * 16;
+        inverse[half] = F32::all(256.0f) / F32::load(scale);
     }
+    each_chunk(a, output, k, count, [&](const uint8_t* group, const uint8_t* codes, int64_t i) {
+        for (int half = 0; half < 2; ++half) {
+            const F32 quotient = load_half(group + half * 32) * inverse[half];
+            const __m512i lower = _mm512_cvtps_epi32(quotient.v);
+            const __m512i factor =
+                _mm512_mask_blend_epi16(0xaaaaaaaa, lower, _mm512_slli_epi32(lower, 16));
+            const __m512i offset =  // of a code of 8, with what rounds to the nearest
+                _mm512_sub_epi16(_mm512_set1_epi16(128 * 256 + 128), _mm512_slli_epi16(factor, 3));
+            uint8_t* const tile = out + i / 64 * 2048 + i % 64 * 16 + half * 1024;
+            for (int eight = 0; eight < 4; ++eight)
+                widen_line(codes + half * 64 + eight * 128, factor, offset, tile + eight * 128);
+        }
+    });
 }
