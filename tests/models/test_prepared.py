@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,13 +18,14 @@ from quire.hub import resolve_model
 from quire.kernels.dispatch import kernels_for
 from quire.layers.linear import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
-from quire.models import loader, prepared
+from quire.models import loader, prepared, writing
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import read_header
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mapped import MappedFile
-from quire.models.prepared import PreparedWeights, prepared_weights, write_tensors
-from quire.models.prepared_files import make_room, newest_file
+from quire.models.prepared import PreparedWeights, _Ending, prepared_weights
+from quire.models.prepared_files import make_room, newest_file, product_bytes
+from quire.models.writing import write_tensors
 from quire.quantization.scheme import scheme_of
 
 
@@ -197,10 +199,55 @@ def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Pat
     assert set(tmp_path.iterdir()) == {new, mine}
 
 
-def test_a_process_that_ends_leaves_nothing_unfinished(tmp_path: Path) -> None:
-    file, ending = tmp_path / f"{'f' * 32}.safetensors", threading.Event()
-    ending.set()
-    PreparedWeights(file)._save({"weight": torch.ones(4)}, ending)
+def file_of(folder: Path) -> PreparedWeights:
+    return PreparedWeights(folder / f"{'f' * 32}.safetensors")
+
+
+def test_a_process_that_ends_makes_a_file_whole_or_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, nobody = {"weight": torch.ones(4)}, threading.Thread(target=int)
+    nobody.start()
+    interrupted, hurried = _Ending(), _Ending()
+    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
+    interrupted.wait_for(nobody)
+    file_of(tmp_path)._save(tensors, set(), interrupted)
     assert not list(tmp_path.iterdir())
-    PreparedWeights(file)._save({"weight": torch.ones(4)}, threading.Event())
-    assert list(tmp_path.iterdir()) == [file]
+    monkeypatch.delattr(sys, "last_type")
+    hurried.wait_for(nobody)
+    file_of(tmp_path)._save(tensors, set(), hurried)
+    assert list(tmp_path.iterdir()) == [file_of(tmp_path).file]
+
+
+def test_what_each_step_reads_is_written_in_whole_large_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table comes behind, so that a row of it brings no large page into memory."""
+    tensors = {
+        "table": torch.zeros(3, 64),
+        "odd": torch.zeros(7, dtype=torch.int8),
+        "first": torch.zeros(1000, 64),
+        "second": torch.zeros(1000, 64),
+    }
+    file, sizes, writev = tmp_path / "file", list[int](), os.writev
+    monkeypatch.setattr(writing, "_PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(writing, "_SMALL_BYTES", 1 << 9)
+
+    def noted(fd: int, parts: list[memoryview]) -> int:
+        sizes.append(sum(map(len, parts)))
+        return writev(fd, parts)
+
+    monkeypatch.setattr(os, "writev", noted)
+    assert write_tensors(file, tensors, {"table"})
+    entries = read_header(file)
+    assert [entry.name for entry in entries] == ["first", "second", "table", "odd"]
+    assert product_bytes(file) == entries[2].offset
+    whole = product_bytes(file) // (1 << 17)
+    assert sizes == [1 << 17] * whole + [product_bytes(file) % (1 << 17), 512, 256 + 7]
+    assert product_bytes(tmp_path / "none") == 0
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "writev", lambda *_: 3)
+    with pytest.raises(OSError, match="No space"):
+        write_tensors(tmp_path / "file", {"weight": torch.ones(4)})

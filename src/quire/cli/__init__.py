@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
+        sys.last_type = KeyboardInterrupt  # as without us: what runs at the end may want to know
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
         _discard_output()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.footprint import is_on_gpu
-from quire.models.prepared_files import newest_file
+from quire.models.large_pages import read_in_large_pages
+from quire.models.prepared_files import newest_file, product_bytes
 
 
 def give_head_start(config: EngineConfig) -> None:
@@ -51,6 +52,7 @@ def read_ahead(config: EngineConfig) -> list[Path]:
         try:
             if sys.platform != "darwin":  # which has no such call
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            read_in_large_pages(file, product_bytes(path))
         finally:
             os.close(file)
     return found

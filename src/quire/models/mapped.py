@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.models.checkpoint import TensorEntry
+from quire.models.large_pages import ask_for_large_pages
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -21,11 +22,15 @@ DTYPES = {
 
 
 class MappedFile:
-    """A file whose header has been checked. Raises OSError if it cannot be opened."""
+    """A file whose header has been checked. Raises OSError if it cannot be opened.
 
-    def __init__(self, path: Path) -> None:
+    large: of how many bytes, from its begin, large pages are asked for.
+    """
+
+    def __init__(self, path: Path, large: int = 0) -> None:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        ask_for_large_pages(self._map, min(large, len(self._map)))
 
     def tensor(self, entry: TensorEntry) -> Tensor:
         """A view, which keeps the mapping; what is written to it stays in this process."""

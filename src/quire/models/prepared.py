@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import logging
+import math
 import os
 import shutil
+import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,27 +27,29 @@ from quire.config import ModelConfig
 from quire.errors import CheckpointError
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kernels.dispatch import describe
+from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.parameter import LoadedModule
 from quire.models.checkpoint import read_header
-from quire.models.mapped import DTYPES, MappedFile
+from quire.models.mapped import MappedFile
 from quire.models.prepared_files import (
     checkpoint_key,
     digest_of,
     file_name,
     make_room,
     prepared_folder,
+    product_bytes,
     unfinished_name,
 )
+from quire.models.writing import bring_to_disk, write_tensors
 
 logger = logging.getLogger(__name__)
 
 LAYOUT = 4  # to be raised when the packed form of any layer changes, or its rounding
 WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
+PATIENCE = 10.0  # seconds that an ending process takes at most; a gigabyte takes 0.15 to 3
 _CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
-_PIECE_BYTES = 16 << 20  # written at a time
-_ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -77,7 +81,7 @@ class PreparedWeights:
             return None
         try:
             entries = read_header(self.file)
-            mapped = MappedFile(self.file)
+            mapped = MappedFile(self.file, product_bytes(self.file))
             tensors = {entry.name: mapped.tensor(entry) for entry in entries}
             if tensors.pop(_CHECK).item() != check_of(tensors):
                 raise LookupError("its numbers are not those that were written")
@@ -96,17 +100,19 @@ class PreparedWeights:
         num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
         if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
             return None  # oneDNN's form cannot be written
-        ending = threading.Event()
-        thread = threading.Thread(target=self._save, args=(tensors, ending), name="quire-prepared")
+        ending = _Ending()
+        thread = threading.Thread(
+            target=self._save, args=(tensors, _tables(model), ending), name="quire-prepared"
+        )
         thread.daemon = True
         thread.start()
-        atexit.register(_end, thread, ending)
+        atexit.register(ending.wait_for, thread)
         return thread
 
-    def _save(self, tensors: dict[str, Tensor], ending: threading.Event) -> None:
+    def _save(self, tensors: dict[str, Tensor], tables: set[str], ending: _Ending) -> None:
         """Under a name of its own first, so that nobody ever sees half a file.
 
-        ending: of the process, which then waits for no more than what is being written.
+        A process that ends leaves it to the system to bring the file to its disk.
         """
         folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
         unfinished = unfinished_name(self.file)
@@ -117,7 +123,8 @@ class PreparedWeights:
                 logger.info("prepared weights are not kept: %s is nearly full", folder)
                 return
             whole = tensors | {_CHECK: torch.tensor([check_of(tensors)])}
-            if write_tensors(unfinished, whole, ending):
+            if write_tensors(unfinished, whole, tables, ending.stops):
+                bring_to_disk(unfinished, ending.has_begun)
                 unfinished.replace(self.file)
             else:
                 unfinished.unlink()
@@ -127,41 +134,35 @@ class PreparedWeights:
                 unfinished.unlink()
 
 
-def _end(thread: threading.Thread, ending: threading.Event) -> None:
-    """A thread that is still at work when the interpreter leaves would take the process down."""
-    ending.set()
-    thread.join()
+class _Ending:
+    """Of the process: a file that is being written is then made whole, or given up at once."""
 
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._latest = math.inf
 
-def write_tensors(
-    path: Path, tensors: dict[str, Tensor], ending: threading.Event | None = None
-) -> bool:
-    """A safetensors file whose tensors can be used where they are mapped; whether it is whole.
+    def has_begun(self) -> bool:
+        """Whether nothing is to be waited for but the writing itself."""
+        return self._latest < math.inf
 
-    ending: once it is set, no more is written.
-    """
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % 64 != 0)
-    header: dict[str, object] = {}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]
-        }  # fmt: skip
-    text = json.dumps(header).encode()
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in ordered:
-            data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
-            for begin in range(0, len(data), _PIECE_BYTES):
-                if ending is not None and ending.is_set():
-                    return False
-                file.write(data[begin : begin + _PIECE_BYTES].data)
-        file.flush()
-        os.fsync(file.fileno())
-    return True
+    def stops(self, share: float) -> bool:
+        """Whether a file of which that share is written will not be whole in time, at its pace."""
+        now = time.monotonic()
+        rest = (now - self._begin) * (1 / share - 1) if share else 0
+        return now + rest > self._latest
+
+    def wait_for(self, thread: threading.Thread) -> None:
+        """At the interpreter's end, which a thread at work would make a crash.
+
+        Who has pressed Ctrl-C waits for no more than a piece of the file.
+        """
+        interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+        self._latest = -math.inf if interrupted else time.monotonic() + PATIENCE
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            self._latest = -math.inf
+            thread.join()
 
 
 def check_of(tensors: dict[str, Tensor]) -> int:
@@ -184,6 +185,15 @@ def _kept(model: nn.Module) -> dict[str, Tensor]:
         if isinstance(module, LoadedModule):
             found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
     return found
+
+
+def _tables(model: nn.Module) -> set[str]:
+    """Which of them serve look-ups."""
+    return {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, VocabParallelEmbedding)
+    }
 
 
 def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ torch tells, the form that this processor's kernels read.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -16,7 +17,9 @@ from quire.config import ModelConfig
 from quire.processes import is_alive
 from quire.version import __version__
 
+PRODUCT_BYTES = "product_bytes"  # in a file's header, of the tensors that each step reads
 _SUFFIX = ".safetensors"
+_LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
 _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
 _QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
@@ -67,6 +70,17 @@ def newest_file(config: ModelConfig, path: Path) -> Path | None:
         return max(files, key=lambda file: file.stat().st_mtime, default=None)
     except OSError:
         return None  # one went meanwhile
+
+
+def product_bytes(file: Path) -> int:
+    """How much of a file, from its begin, each step reads; 0 if that cannot be told."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, _LARGEST_HEADER)))
+        return 8 + length + int(header["__metadata__"][PRODUCT_BYTES])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0  # who maps it will say what is wrong
 
 
 def make_room(folder: Path, limit: int) -> None:
