@@ -80,8 +80,8 @@ def hopper_decode_kernel(
     """As `decode_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
     FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else 16)
-    ring = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, TILE, HEAD_DIM], k_desc.layout)
-    full, empty = barriers(SLOTS, 1), barriers(SLOTS, 1)
+    smem = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, TILE, HEAD_DIM], k_desc.layout)
+    ring = (smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
     q_smem = gl.allocate_shared_memory(k_desc.dtype, [2 * GROUPS, HEAD_DIM], k_desc.layout)
     p_smem = gl.allocate_shared_memory(
         gl.float16 if FP8 else k_desc.dtype, [2 * GROUPS, TILE], gl.NVMMASharedLayout(128, 16, 2)
@@ -92,31 +92,29 @@ def hopper_decode_kernel(
     gl.warp_specialize(
         [
             (_attend, (
-                q_ptr, out_ptr, ring, full, empty, q_smem, p_smem, query_start_ptr, requests,
+                q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests,
                 shared, partial_ptr, counter_ptr, num_requests, num_tokens, scale, stride_q_token,
                 stride_q_head, stride_out_token, min_units, plan_is_fresh, opens_early,
-                NUM_KV_HEADS, GROUP, GROUPS, HEAD_DIM, WINDOW, SLOTS, PDL, HAS_SHARED, MEMBERS)),
+                NUM_KV_HEADS, GROUP, GROUPS, HEAD_DIM, WINDOW, PDL, HAS_SHARED, MEMBERS)),
             (fetch, (
-                k_desc, v_desc, ring, full, empty, block_table_ptr, requests, stride_table,
-                plan_is_fresh,
-                NUM_KV_HEADS, BLOCK_SIZE, WINDOW, SLOTS, PDL, HAS_SHARED, MEMBERS)),
+                k_desc, v_desc, ring, block_table_ptr, requests, stride_table, plan_is_fresh,
+                NUM_KV_HEADS, BLOCK_SIZE, WINDOW, PDL, HAS_SHARED, MEMBERS)),
         ],
         [1],
         [32],
     )  # fmt: skip
-    invalidate(full)
-    invalidate(empty)
+    invalidate(ring[1])
+    invalidate(ring[2])
 
 
 @gluon.jit
 def _attend(
-    q_ptr, out_ptr, ring, full, empty, q_smem, p_smem, query_start_ptr, requests, shared,
-    partial_ptr, counter_ptr,
+    q_ptr, out_ptr, ring, q_smem, p_smem, query_start_ptr, requests, shared, partial_ptr,
+    counter_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_out_token, min_units,
     plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WINDOW: gl.constexpr, SLOTS: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr,
-    MEMBERS: gl.constexpr,
+    WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """What a program computes: its crew's run of tiles for one key head, request by request."""
     seq_lens_ptr, tiles_ptr, runs_ptr, places_ptr, lens_ptr = requests
@@ -159,8 +157,8 @@ def _attend(
             stride_q_head, GROUP, GROUPS, HEAD_DIM,
         )  # fmt: skip
         result, weight = attend_to_keys(
-            ring, full, empty, at, q_smem, p_smem, factor * scale, begin - first_tile,
-            stop - first_tile, oldest, seq_len, HEAD_DIM, GROUPS, SLOTS,
+            ring, at, q_smem, p_smem, factor * scale, begin - first_tile, stop - first_tile,
+            oldest, seq_len, HEAD_DIM, GROUPS,
         )  # fmt: skip
         at += stop - begin
         if HAS_SHARED:

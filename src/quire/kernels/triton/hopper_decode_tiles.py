@@ -22,6 +22,7 @@ from quire.kernels.triton.fp8_cache import WIDENING
 from quire.kernels.triton.gluon_names import barrier, seen_as
 from quire.kernels.triton.hopper_attend import LIFT, exp2
 from quire.kernels.triton.hopper_queries import halved
+from quire.kernels.triton.hopper_work import await_tile
 
 
 @gluon.constexpr_function
@@ -58,8 +59,8 @@ def leave_query(q, q_smem):
 
 @gluon.jit
 def attend_to_keys(
-    ring, full, empty, at, q_smem, p_smem, row_scale, tile_begin, tile_end, oldest, seq_len,
-    HEAD_DIM: gl.constexpr, GROUPS: gl.constexpr, SLOTS: gl.constexpr,
+    ring, at, q_smem, p_smem, row_scale, tile_begin, tile_end, oldest, seq_len,
+    HEAD_DIM: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Online softmax over some of a request's tiles: (the mean of v [GROUPS, D], log2 of its weight
     [GROUPS]), by layouts of their own.
@@ -67,15 +68,17 @@ def attend_to_keys(
     at: of the first tile. row_scale [GROUPS]: of each query's scores, times log2(e). Every tile
     holds at least one visible key, so the maximum is finite.
     """
-    TILE: gl.constexpr = ring.shape[1]
+    smem, _, empty = ring
+    TILE: gl.constexpr = smem.shape[1]
     COLUMNS: gl.constexpr = 2 * GROUPS
-    BYTES: gl.constexpr = ring.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = smem.dtype.primitive_bitwidth // 8
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 // BYTES])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     WORDS: gl.constexpr = HEAD_DIM * BYTES // 2  # of 16 bits: a number, or a pair of codes
     words = seen_as(
-        ring, gl.int16, [2 * SLOTS, TILE, WORDS], gl.NVMMASharedLayout(min(128, 2 * WORDS), 16, 2)
-    )
+        smem, gl.int16, [smem.shape[0], TILE, WORDS],
+        gl.NVMMASharedLayout(min(128, 2 * WORDS), 16, 2),
+    )  # fmt: skip
     s = _summed(gl.zeros([TILE, COLUMNS], gl.float32, SCORES))
     acc = _summed(gl.zeros([HEAD_DIM, COLUMNS], gl.float32, SUMS))
     QUERIES: gl.constexpr = gl.SliceLayout(0, s.type.layout)
@@ -84,16 +87,15 @@ def attend_to_keys(
     m = gl.full([GROUPS], float("-inf"), gl.float32, QUERIES)
     start = oldest // TILE
     for tile in range(start + tile_begin, start + tile_end):
-        slot = at % SLOTS
-        mbarrier.wait(full.index(slot), at // SLOTS & 1)
+        slot = await_tile(ring, at)
         values = words.index(2 * slot + 1)
         first, behind = oldest - tile * TILE, seq_len - tile * TILE
         if (first > 0) | (behind < TILE):
             _clear_unseen(values, first, behind)
         if BYTES == 2:
-            values = ring.index(2 * slot + 1)
+            values = smem.index(2 * slot + 1)
         acc, s, m = _add_tile(
-            ring.index(2 * slot), values, empty.index(slot), q_smem, p_smem, row_scale,
+            smem.index(2 * slot), values, empty.index(slot), q_smem, p_smem, row_scale,
             acc, s, m, first, behind, SCORES, SUMS,
         )  # fmt: skip
         at += 1

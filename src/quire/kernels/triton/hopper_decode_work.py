@@ -3,7 +3,7 @@
 Owns in which order a program goes through its run of tiles, as a `Plan` gives it, and how the ring
 is filled. A crew of programs, one for each key head, goes through the same run side by side: heads
 of a token lie next to each other in memory, which is quicker if it is asked for them together.
-Tile `at` of all that a program fetches is in slot at % SLOTS.
+Tile `at` of all that a program fetches is in slot at % SLOTS, its keys in front of its values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from quire.kernels.triton.gluon_names import fetch_box
-from quire.kernels.triton.hopper_work import rows_of
+from quire.kernels.triton.hopper_work import await_room, rows_of
 
 
 @gluon.jit
@@ -54,15 +54,16 @@ def oldest_key(
 
 @gluon.jit
 def fetch(
-    k_desc, v_desc, ring, full, empty, block_table_ptr, requests, stride_table, plan_is_fresh,
+    k_desc, v_desc, ring, block_table_ptr, requests, stride_table, plan_is_fresh,
     NUM_KV_HEADS: gl.constexpr, BLOCK_SIZE: gl.constexpr, WINDOW: gl.constexpr,
-    SLOTS: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
+    PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """Keep the ring filled: a tile of keys and its values in each slot.
 
     Of what is read only each request's newest key comes from the kernel in front, and the plan may.
     """
-    TILE: gl.constexpr = ring.shape[1]
+    smem, full, _ = ring
+    TILE: gl.constexpr = smem.shape[1]
     BOX: gl.constexpr = k_desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
     BITS: gl.constexpr = k_desc.dtype.primitive_bitwidth
@@ -87,10 +88,9 @@ def fetch(
             if PDL:
                 if (start + tile + 1) * TILE >= seq_len:
                     gdc_wait()
-            slot = at % SLOTS
-            mbarrier.wait(empty.index(slot), (at // SLOTS & 1) ^ 1)
+            slot = await_room(ring, at)
             mbarrier.expect(full.index(slot), 2 * TILE * HEAD_DIM * BITS // 8)
-            keys, values = ring.index(2 * slot), ring.index(2 * slot + 1)
+            keys, values = smem.index(2 * slot), smem.index(2 * slot + 1)
             for box in gl.static_range(TILE // BOX):
                 corner = [rows[box], head * HEAD_DIM]
                 fetch_box(k_desc, corner, full.index(slot), keys.slice(box * BOX, BOX))

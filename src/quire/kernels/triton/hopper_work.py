@@ -94,7 +94,7 @@ def widen(
     while num_queries > 0:
         begin, _, _, end = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
         for _ in range(end - begin):
-            code_slot, slot = await_tile(codes, at), _await_room(values, at)
+            code_slot, slot = await_tile(codes, at), await_room(values, at)
             _widen_tile(codes[0].index(code_slot), values[0].index(slot), TILE)
             mbarrier.arrive(values[1].index(slot), count=1)
             mbarrier.arrive(codes[2].index(code_slot), count=1)
@@ -129,7 +129,7 @@ def await_tile(ring, at):
 
 
 @gluon.jit
-def _await_room(ring, at):
+def await_room(ring, at):
     """The slot that tile `at` is to be put in, once it is free."""
     _, _, empty = ring
     SLOTS: gl.constexpr = empty.shape[0]
@@ -144,7 +144,7 @@ def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
     BOX: gl.constexpr = desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = desc.block_type.shape[1]
     smem, full, _ = ring
-    slot = _await_room(ring, at)
+    slot = await_room(ring, at)
     tile, filled = smem.index(slot), full.index(slot)
     mbarrier.expect(filled, TILE * HEAD_DIM * desc.dtype.primitive_bitwidth // 8)
     for box in gl.static_range(TILE // BOX):
