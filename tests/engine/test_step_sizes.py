@@ -78,7 +78,8 @@ def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
     mixed, decode = sizes.of(130, 3, True), sizes.of(5, 5, False)
     assert not graphs.replays(mixed)
     graphs.record_all(lambda size: cleared.append(size.num_tokens))
-    assert work.rehearsed == cleared == [200, 192, 128, 64, 32, 16, 8, 4, 2, 1]
+    layers = [200, 192, 128, 64, 32, 16]  # each for any prompts and for short ones
+    assert work.rehearsed == cleared == [*sorted(2 * layers, reverse=True), 8, 4, 2, 1]
     work.launched.clear()
     assert graphs.replays(mixed)
     tensors = graphs.run(mixed, lambda: work.launched.append(("wishes", 0)))
@@ -99,6 +100,21 @@ def test_steps_that_share_prefixes_have_recordings_of_their_own() -> None:
     assert graphs.replays(sizes.of(5, 5, False, has_shared=True))
     assert graphs.replays(sizes.of(5, 5, False))
     assert not any(size.has_shared for size in cleared if size.has_prefills)
+
+
+def test_short_prompts_have_recordings_of_their_own_in_some_sizes() -> None:
+    work, sizes = Work(), StepSizes(8, 1600, pads_mixed=True)
+    cleared: list[StepSize] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    graphs.record_all(cleared.append)
+    assert {size.num_tokens for size in cleared if size.has_few_keys} == set(sizes.short_mixed)
+    assert len(graphs._recordings) == sizes.num_graphs
+    few, any_other = sizes.of(130, 3, True, has_few_keys=True), sizes.of(130, 3, True)
+    assert few.has_few_keys
+    assert few.num_tokens == any_other.num_tokens == 192
+    assert graphs.replays(few)
+    assert sizes.of(1400, 3, True, has_few_keys=True) == sizes.of(1400, 3, True)
+    assert not sizes.of(5, 5, False, has_few_keys=True).has_few_keys
 
 
 def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:

@@ -83,9 +83,25 @@ def test_any_mixture_of_chunks(
         assert out[~chunk].isnan().all()
 
 
+SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111, 128])]
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_step_of_short_prompts(
+    shape: tuple[int, int, int, int, int | None], kept: torch.dtype
+) -> None:
+    for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
+        query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
+        assert layout.has_few_keys == is_short
+        out = attention.attention(query, k_cache, v_cache, layout, shape[2] ** -0.5, shape[4])
+        assert (out - expected).norm() / expected.norm() < 6e-3, (queries, lens)
+
+
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
+    assert not isinstance(attention.prefill_way(query, served, has_few_keys=True), HopperConfig)
     assert isinstance(attention.prefill_way(query, served), HopperConfig)
     assert isinstance(attention.prefill_way(query.half(), served.half()), HopperConfig)
     assert not isinstance(

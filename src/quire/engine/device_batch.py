@@ -142,6 +142,7 @@ class DeviceBatch:
             slot_mapping=inputs[2],
             has_decodes=True,
             has_prefills=size.has_prefills,
+            has_few_keys=size.has_few_keys,
             shared=self._shared_prefixes(step, size),
         )
         return DeviceStep(input_ids=inputs[0], positions=inputs[1], layout=layout)

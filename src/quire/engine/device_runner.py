@@ -33,6 +33,7 @@ from quire.engine.step_sizes import StepSizes
 from quire.engine.step_wishes import StepWishes, WantedScores
 from quire.engine.step_work import DeviceDraw, ModelWork
 from quire.kernels.dispatch import Kernels
+from quire.kernels.layout import have_few_keys
 from quire.sampling.arrays import Ints
 from quire.sampling.device_wishes import DRAWN, EXHAUSTED
 
@@ -124,12 +125,14 @@ class DeviceRunner:
         rows = order.rows[due]
         num_tokens = int(order.query_start[-1])
         has_prefills, has_shared = num_tokens > len(order.rows), self._batch.take(order)
-        size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared)
+        lengths = _lengths(order)
+        has_few_keys = has_prefills and have_few_keys(np.diff(order.query_start), lengths)
+        size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared, has_few_keys)
         self._batch.send(order, size, due, np.where(self._wishes.among(rows), -1, rows))
         tensors = self._graphs.run(size, partial(self._take_wishes, entered))
         if self._wishes.read_answers(rows):
             self._settle()  # while the device is busy
-        self._wishes.draw(tensors, size.num_samples, rows, _lengths(order)[due])
+        self._wishes.draw(tensors, size.num_samples, rows, lengths[due])
         step = PendingStep(
             plan, order, due, rows,
             tenancies=self._running.batch.tenancies[rows],

@@ -22,9 +22,9 @@ from quire.engine.step_sizes import StepSize, StepSizes
 
 logger = logging.getLogger(__name__)
 
-# A decode of so many tokens, without and with prefixes that are shared; layers of so many; draws
-# for so many samples.
-Part = tuple[Literal["decode", "shared decode", "layers", "draw"], int]
+# A decode of so many tokens, without and with prefixes that are shared; layers of so many, for any
+# prompts and for short ones; draws for so many samples.
+Part = tuple[Literal["decode", "shared decode", "layers", "short layers", "draw"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class StepGraphs:
             return self._work.finish(hidden, size.num_samples)
         tensors = None
         for part in _parts_of(size):
-            if part[0] != "layers":
+            if not _is_layers(part):
                 before_draw()
             tensors = self._recordings[part].replay()
         assert tensors is not None
@@ -123,6 +123,7 @@ class StepGraphs:
         parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
         parts += [("shared decode", count) for count in self._sizes.shared_decodes]
         parts += [("layers", count) for count in self._sizes.mixed]
+        parts += [("short layers", count) for count in self._sizes.short_mixed]
         parts.sort(key=lambda part: part[1], reverse=True)
         return parts + [("draw", count) for count in reversed(self._sizes.samples)]
 
@@ -137,7 +138,7 @@ class StepGraphs:
             assert self._hidden is not None, "layers come first"
             return self._work.finish(self._hidden, count)
         hidden = self._work.forward(_size_of(part), is_rehearsal=is_rehearsal)
-        if kind != "layers":
+        if not _is_layers(part):
             return self._work.finish(hidden, count)
         if self._hidden is None:  # the largest comes first
             self._hidden = torch.empty_like(hidden)
@@ -148,11 +149,23 @@ class StepGraphs:
 def _parts_of(size: StepSize) -> list[Part]:
     """In the order of their launches."""
     if size.has_prefills:
-        return [("layers", size.num_tokens), ("draw", size.num_samples)]
+        layers: Part = ("short layers" if size.has_few_keys else "layers", size.num_tokens)
+        return [layers, ("draw", size.num_samples)]
     return [("shared decode" if size.has_shared else "decode", size.num_tokens)]
 
 
 def _size_of(part: Part) -> StepSize:
     """The step that a part begins with."""
     kind, count = part
-    return StepSize(count, count, has_prefills=kind == "layers", has_shared=kind == "shared decode")
+    return StepSize(
+        count,
+        count,
+        has_prefills=_is_layers(part),
+        has_shared=kind == "shared decode",
+        has_few_keys=kind == "short layers",
+    )
+
+
+def _is_layers(part: Part) -> bool:
+    """Whether draws are another part."""
+    return part[0] in ("layers", "short layers")

@@ -19,6 +19,9 @@ _MIXED = [
     16, 32, *range(64, 385, 64), *range(512, 1537, 128), 1792, 2048, 2304,
     *range(2560, 6145, 512), 7168, 8192,
 ]  # fmt: skip
+# Of those, the ones that are recorded once more for prompts with few keys: up to here all, as a
+# layer's attention is a greater part of small steps, and what a burst of such prompts fills.
+_MOST_SHORT, _BURSTS = 384, (512, 1024, 2048)
 _LEAST_SHARING = 4  # requests with the same beginning, see shared_prefixes.py
 _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
@@ -28,13 +31,15 @@ class StepSize:
     """What a step's kernels are launched for; with the same size the same kernels serve any step.
 
     num_tokens: T; num_samples: S, rows of logits; has_prefills: False where each request has one
-    token; has_shared: whether, of such a step, some requests begin with the same blocks.
+    token; has_shared: whether, of such a step, some requests begin with the same blocks;
+    has_few_keys: whether, of any other, all prompts are short (see `BatchLayout`).
     """
 
     num_tokens: int
     num_samples: int
     has_prefills: bool
     has_shared: bool = False
+    has_few_keys: bool = False
 
 
 class StepSizes:
@@ -57,16 +62,22 @@ class StepSizes:
         self.decodes = _up_to(max_num_seqs, _DECODES)
         self.shared_decodes = [n for n in self.decodes if shares_prefixes and n >= _LEAST_SHARING]
         self.mixed = _up_to(min(max_num_tokens, _MIXED[-1]), _MIXED) if pads_mixed else []
+        self.short_mixed = [n for n in self.mixed if n <= _MOST_SHORT or n in _BURSTS]
         self.samples = _up_to(max_num_seqs, _SAMPLES)
 
     @property
     def num_graphs(self) -> int:
         """All that are recorded: whole decodes, and the two parts of other steps."""
         decodes = len(self.decodes) + len(self.shared_decodes)
-        return decodes + len(self.mixed) + len(self.samples)
+        return decodes + len(self.mixed) + len(self.short_mixed) + len(self.samples)
 
     def of(
-        self, num_tokens: int, num_samples: int, has_prefills: bool, has_shared: bool = False
+        self,
+        num_tokens: int,
+        num_samples: int,
+        has_prefills: bool,
+        has_shared: bool = False,
+        has_few_keys: bool = False,
     ) -> StepSize:
         """The size that a step of so many tokens runs at."""
         if not has_prefills:
@@ -74,7 +85,9 @@ class StepSizes:
             return StepSize(padded, padded, has_prefills=False, has_shared=has_shared)
         if self.mixed and num_tokens <= self.mixed[-1]:
             num_tokens = _next(num_tokens, self.mixed)
-        return StepSize(num_tokens, _next(num_samples, self.samples), has_prefills=True)
+            has_few_keys = has_few_keys and num_tokens in self.short_mixed
+        num_samples = _next(num_samples, self.samples)
+        return StepSize(num_tokens, num_samples, has_prefills=True, has_few_keys=has_few_keys)
 
 
 def _up_to(most: int, sizes: list[int]) -> list[int]:

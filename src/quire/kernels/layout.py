@@ -26,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
 SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of
+FEW_KEYS = 128  # of a prompt, for which other kernels may be quicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class BatchLayout:
     slot_mapping: Tensor  # int64 [T], where each token's key and value go; -1 for nowhere
     has_decodes: bool  # whether some request may have one query token
     has_prefills: bool  # whether some request may have more
+    has_few_keys: bool = False  # whether those that have more have FEW_KEYS at most
     shared: SharedPrefixes | None = None  # where it may pay
     query_lens_host: list[int] = field(default_factory=list)  # B
     seq_lens_host: list[int] = field(default_factory=list)  # B
@@ -124,6 +126,7 @@ class BatchLayout:
             slot_mapping=mapping,
             has_decodes=num_decodes > 0,
             has_prefills=num_decodes < len(query_lens),
+            has_few_keys=have_few_keys(query_lens, seq_lens),
             query_lens_host=query_lens.tolist(),
             seq_lens_host=seq_lens.tolist(),
             block_size=block_size,
@@ -160,6 +163,11 @@ class FlatTokens:
         # position of each token: its place in the batch, moved to where its request goes on
         positions = np.arange(num_tokens) - np.repeat(starts[1:] - seq_lens, query_lens)
         return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
+
+
+def have_few_keys(query_lens: Ints, seq_lens: Ints) -> bool:
+    """Whether kernels may count on it that prompts, cached prefixes included, are short."""
+    return bool((seq_lens[query_lens > 1] <= FEW_KEYS).all())
 
 
 def _first_slots(lens: np.ndarray, block_table: np.ndarray, block_size: int) -> list[int | None]:

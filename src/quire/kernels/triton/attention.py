@@ -32,6 +32,7 @@ from quire.kernels.triton.tuning import (
     opens_early,
     padded_head_dim,
     prefill_config,
+    short_config,
 )
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
@@ -60,7 +61,7 @@ def attention(
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
     decode = decode_way(query, k_cache)
-    prefill = prefill_way(query, k_cache)
+    prefill = prefill_way(query, k_cache, has_few_keys=layout.has_few_keys)
     window, tokens = sliding_window or 0, prefill.tokens(group)
     key = ("triton attention", window, decode, tokens)
     is_fresh = not layout.knows(key)
@@ -187,9 +188,17 @@ def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeCon
     return decode_config(k_cache, len(query))
 
 
-def prefill_way(query: Tensor, k_cache: Tensor) -> PrefillConfig | HopperConfig:
-    """How prefill attention is cut; for Hopper in its own way, where that serves the operands."""
+def prefill_way(
+    query: Tensor, k_cache: Tensor, *, has_few_keys: bool = False
+) -> PrefillConfig | HopperConfig:
+    """How prefill attention is cut; for Hopper in its own way, where that serves the operands.
+
+    has_few_keys: see `BatchLayout`. Hopper's kernel has one program on a multiprocessor, which
+    waits for each step of a short prompt; of the other several have different prompts meanwhile.
+    """
     group = query.shape[1] // k_cache.shape[2]
+    if has_few_keys:
+        return short_config(k_cache, group)
     if group <= 64 and _hopper_serves(query, k_cache):
         return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
     return prefill_config(k_cache, group)

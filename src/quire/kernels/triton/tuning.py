@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -366,6 +366,15 @@ def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
     tile = 2**14 // (padded_head_dim(k_cache) * max(2, k_cache.dtype.itemsize))
     rows = max(64, 1 << (group - 1).bit_length())
     return PrefillConfig(rows=rows, tile=max(16, min(64, tile)), stages=2, warps=rows // 16)
+
+
+def short_config(k_cache: Tensor, group: int) -> PrefillConfig:
+    """By rule, for prompts of up to 128 keys, such that more programs have room: in FP8 no second
+    tile on its way, else tiles of half the keys."""
+    usual = prefill_config(k_cache, group)
+    if k_cache.dtype.itemsize == 1:
+        return replace(usual, stages=1)
+    return replace(usual, tile=min(usual.tile, 32))
 
 
 def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
