@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_shapes import MODELS, Model
 from gpu_timing import (
     DEVICE,
     DTYPE,
-    MODELS,
     SHARED_MEMORY,
     Budget,
-    Model,
     brief,
     copies_beyond_cache,
     differs,
@@ -30,8 +29,8 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import attention as triton_attention
-from quire.kernels.triton import tuning
-from quire.kernels.triton.tuning import (
+from quire.kernels.triton import attention_tuning
+from quire.kernels.triton.attention_tuning import (
     DecodeConfig,
     HopperConfig,
     HopperDecodeConfig,
@@ -110,7 +109,7 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
             rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
             if not rows:
                 continue
-            rule = asdict(tuning.decode_config(caches[0][0], len(lens)))
+            rule = asdict(attention_tuning.decode_config(caches[0][0], len(lens)))
             rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
             best, num_bytes = rows[0], kv_bytes(model, lens, kept)
             share = num_bytes / best["us"] * 1e6 / args.bandwidth
@@ -165,9 +164,9 @@ PREFILLS: list[tuple[str, list[int], list[int]]] = [
 def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | HopperConfig]:
     """The kernel of all GPUs, and Hopper's with each half of the queries or of the keys."""
     return {
-        "all GPUs": tuning.prefill_config(k_cache, group),
-        "queries": tuning.hopper_config(k_cache, split=False),
-        "keys": tuning.hopper_config(k_cache, split=True),
+        "all GPUs": attention_tuning.prefill_config(k_cache, group),
+        "queries": attention_tuning.hopper_config(k_cache, split=False),
+        "keys": attention_tuning.hopper_config(k_cache, split=True),
     }
 
 

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_products import Way, case_of, compiled_as, few, num_sms, run_once, time_alone, ways_of
-from gpu_timing import (
-    CACHE,
-    DEVICE,
-    DTYPE,
-    MODELS,
-    SHAPES,
-    Budget,
-    Model,
-    brief,
-    precompile,
-    time_graph,
-    time_ways,
-)
+from gpu_products import case_of, compiled_as, few, num_sms, run_once, time_alone
+from gpu_shapes import MODELS, SHAPES, Model
+from gpu_timing import CACHE, DEVICE, DTYPE, Budget, brief, precompile, time_graph, time_ways
 from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Normed
+from quire.kernels.operands import Normed, Turning
+from quire.kernels.triton import tuning
+from quire.kernels.triton.rotary import rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
     Fp8Weight,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
     skinny_gemm_silu,
+    skinny_gemm_turned,
 )
-from quire.kernels.triton.tuning import way_from
+from quire.kernels.triton.ways import Way, way_from, ways_for
 from quire.quantization.fp8 import FORM
 
 Ways = dict[str, Way]
-SMALL = Model(1024, 8, 4, 128, 1024, 1024, 2)  # is compiled like the models
+
+
+def ways_of(m: int, n: int, k: int, itemsize: int) -> list[Way]:
+    """The choice, and all others worth trying."""
+    usual = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
+    return list(dict.fromkeys([usual, *ways_for(m, n, k, itemsize, num_sms())]))
+
+
+MOST = 256  # rows of a chain
 
 
 def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -54,22 +54,22 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         for m in few(args.rows, size)
         for name in args.models
     ]
-    precompile(run_way_once, list(way_cases(cases)), args.workers, budget)
+    precompile(run_way_once, list(way_cases(cases, args.products)), args.workers, budget)
     for m, name, itemsize in () if args.compile else cases:
         if budget.left < 1:
             print("out of time")
             break
         model = MODELS[name]
-        found = ways_between(name, itemsize, m)
-        n, k = model.products()["head"]
-        ways = ways_of(m, n, k, itemsize, num_sms())
-        found["head"], library = time_alone(m, n, k, itemsize, ways, f"{m} {name} head {itemsize}")
+        found = ways_between(name, itemsize, m, args.products)
         beside = {
             product: time_fused(model, m, itemsize, product, way_from(rows[0]["config"]))
             for product, rows in found.items()
-            if product != "head" and rows
         }
-        beside["head"] = found["head"][0]["us"], library
+        if "head" in args.products:
+            n, k = model.products()["head"]
+            ways, label = ways_of(m, n, k, itemsize), f"{m} {name} head {itemsize}"
+            found["head"], library = time_alone(m, n, k, itemsize, ways, label)
+            beside["head"] = found["head"][0]["us"], library
         for product, (alone, library) in beside.items():
             (n, k), rows = model.products()[product], found[product]
             print(
@@ -85,21 +85,23 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
             )  # fmt: skip
 
 
-def ways_between(name: str, itemsize: int, m: int) -> dict[str, list[dict[str, Any]]]:
-    """Of each product of a layer: its ways, by the time of all four, the quickest first.
+def ways_between(
+    name: str, itemsize: int, m: int, wanted: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Of the products of a layer: ways, by the time of all four, the quickest first.
 
     Each is timed with the best that is known of the others, and so all are twice.
     """
     model, layers = MODELS[name], tuned_layers(name, itemsize)
     first = rows_for(model, m)
     ways = {
-        product: ways_of(m, *model.products()[product], itemsize, num_sms())
+        product: ways_of(m, *model.products()[product], itemsize)
         for product in ("gate_up", "down", "o", "qkv")
     }
     usual: Ways = {product: choice[0] for product, choice in ways.items()}
     expected = run_chain(model, layers, first, usual)
     found: dict[str, list[dict[str, Any]]] = {}
-    for product in 2 * list(ways):
+    for product in 2 * [product for product in ways if product in wanted]:
 
         def calls(way: Way, product: str = product) -> list[functools.partial[Tensor]]:
             return [functools.partial(run_chain, model, layers, first, usual | {product: way})]
@@ -144,31 +146,40 @@ def time_fused(model: Model, m: int, itemsize: int, product: str, way: Way) -> t
     return time_graph(calls), time_graph(case.library)
 
 
-def way_cases(cases: list[tuple[int, str, int]]) -> Iterator[tuple[int, int, int, int, str, Way]]:
-    """What is to be compiled: rows, N, K, bytes of a weight's numbers, product, way."""
+def way_cases(
+    cases: list[tuple[int, str, int]], products: Sequence[str]
+) -> Iterator[tuple[int, int, int, int, str, Way, str]]:
+    """What is to be compiled: rows, N, K, bytes of a weight's numbers, product, way, model."""
     wanted = {}
     for m, name, itemsize in cases:
         for product, (n, k) in MODELS[name].products().items():
-            for way in ways_of(m, n, k, itemsize, num_sms()):
+            for way in ways_of(m, n, k, itemsize) if product in products else ():
                 key = compiled_as(m, n, k, way, num_sms()), itemsize, product
-                wanted[key] = m, n, k, itemsize, product, way
+                turning = name if product == "qkv" else ""
+                wanted[key, turning] = m, n, k, itemsize, product, way, name
     return iter(wanted.values())
 
 
-def run_way_once(m: int, n: int, k: int, itemsize: int, product: str, way: Way) -> None:
+def run_way_once(m: int, n: int, k: int, itemsize: int, product: str, way: Way, name: str) -> None:
     """For what it leaves in the cache of compiled kernels: a head, or a small model's layers."""
     if product == "head":
         run_once(m, n, k, itemsize, way)
         return
-    layer = small_weights(itemsize)
-    run_chain(SMALL, [layer, layer], rows_for(SMALL, m), {product: way})
+    model = small(MODELS[name])
+    layer = small_weights(model, itemsize)
+    run_chain(model, [layer, layer], rows_for(model, m), {product: way})
     torch.cuda.synchronize()
 
 
+def small(model: Model) -> Model:
+    """One that is compiled like it."""
+    return Model(1024, 8, model.kv_heads, model.head_dim, 1024, 1024, 2)
+
+
 @functools.cache
-def small_weights(itemsize: int) -> dict[str, Any]:
+def small_weights(model: Model, itemsize: int) -> dict[str, Any]:
     """Once for each process."""
-    return chain_weights(SMALL, itemsize)
+    return chain_weights(model, itemsize)
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -223,6 +234,13 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
             name: Fp8Weight(*FORM.make(w, kernels_for(DEVICE))) for name, w in weights.items()
         }
     weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
+    kept = reference.FP8 if itemsize == 1 else DTYPE
+    weights["caches"] = torch.zeros(
+        2, MOST // 16, 16, model.kv_heads, model.head_dim, device=DEVICE
+    ).to(kept)
+    weights["angles"] = torch.zeros(2, MOST, model.head_dim, device=DEVICE, dtype=DTYPE)
+    weights["angles"][0] = 1.0  # heads are turned by nothing
+    weights["slots"] = torch.arange(MOST, device=DEVICE)
     return weights
 
 
@@ -231,13 +249,26 @@ def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: W
     x: Any = first
     residual, way = first, ways.get
     for w in layers:
-        qkv = skinny_gemm(x, w["qkv"], config=way("qkv"))
-        heads = qkv[:, : model.heads * model.head_dim]
+        heads = turned(model, x, w, way("qkv")).flatten(1)
         x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5, config=way("o"))
         hidden = skinny_gemm_silu(x, w["gate_up"], config=way("gate_up"))
         x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5, config=way("down"))
         residual = x.residual
     return residual
+
+
+def turned(model: Model, x: Any, w: dict[str, Any], way: Way | None) -> Tensor:
+    """Queries, in one launch where tiles hold whole heads, else in two."""
+    m, (n, k) = len(x.rows if isinstance(x, Normed) else x), model.products()["qkv"]
+    itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
+    turning = Turning(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
+    if way is None:
+        inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
+    else:
+        inside = way if tuning.holds_whole(way, n, *heads) else None
+    if inside is not None:
+        return skinny_gemm_turned(x, w["qkv"], turning, inside)
+    return rotary_write_kv(*turning.operands(skinny_gemm(x, w["qkv"], config=way)))
 
 
 def rows_for(model: Model, m: int) -> Tensor:

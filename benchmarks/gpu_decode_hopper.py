@@ -8,10 +8,11 @@ import statistics
 from typing import Any
 
 from gpu_attention import DECODES, KEPT, attention_inputs, decode_calls, kv_bytes
-from gpu_timing import MODELS, REPLAYS, Budget, Model, capture, differs, precompile, replay
+from gpu_shapes import MODELS, Model
+from gpu_timing import REPLAYS, Budget, capture, differs, precompile, replay
 
-from quire.kernels.triton import tuning
-from quire.kernels.triton.tuning import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton import attention_tuning
+from quire.kernels.triton.attention_tuning import DecodeConfig, HopperDecodeConfig
 
 # as saturated engines have them, before those of other benchmarks
 CASES = [
@@ -46,9 +47,11 @@ def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[s
         model = MODELS[name]
         query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
         k_cache = caches[0][0]
-        rule = tuning.hopper_decode_config(k_cache, model.heads // model.kv_heads, len(lens))
+        rule = attention_tuning.hopper_decode_config(
+            k_cache, model.heads // model.kv_heads, len(lens)
+        )
         ways: dict[str, DecodeConfig | HopperDecodeConfig] = {
-            "all GPUs": tuning.decode_config(k_cache, len(lens)),
+            "all GPUs": attention_tuning.decode_config(k_cache, len(lens)),
             **{cut_name(way): way for way in [rule, *cuts(model, kept)]},
         }
         calls = {way: decode_calls(query, caches, layout, ways[way]) for way in ways}

@@ -26,7 +26,8 @@ from gpu_decode_hopper import decode_hopper
 from gpu_layers import layers
 from gpu_products import write_table
 from gpu_rows import rows, write_rows
-from gpu_timing import MODELS, SHAPES, Budget
+from gpu_shapes import MODELS, PRODUCTS, SHAPES
+from gpu_timing import Budget
 from gpu_unseen import unseen
 
 PARTS = {
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-2])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
+    parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=PRODUCTS)
     parser.add_argument("--rows", nargs="+", type=int, default=[64, 16, 1, 8, 32])
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from gpu_attention import KEPT, kv_bytes
 from gpu_chains import chain_weights
-from gpu_timing import DEVICE, DTYPE, MODELS, REPLAYS, Budget, Model, capture, precompile, replay
+from gpu_shapes import MODELS, Model
+from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, replay
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import (
-    DEVICE,
-    DTYPE,
-    SHARED_MEMORY,
-    copies_beyond_cache,
-    time_graph,
-    time_ways,
-)
+from gpu_timing import DEVICE, DTYPE, copies_beyond_cache, time_graph, time_ways
 from torch import Tensor
 
 from quire.kernels import reference
@@ -27,55 +19,9 @@ from quire.kernels.triton import fp8, tuning
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.hopper_rows import multiply_rows
 from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
-from quire.kernels.triton.tuning import RingConfig, SkinnyConfig
-from quire.kernels.triton.workspace import NUM_PARTIALS
+from quire.kernels.triton.ways import RingConfig, Way
 
 TABLE = Path(tuning.__file__).parent / "tuned.json"
-
-
-Way = SkinnyConfig | RingConfig
-SPLITS = (1, 2, 3, 4, 5, 6, 8)
-CUTS = ((128, 1), (64, 2))  # rows of a tile, and tiles of a step
-
-
-def ways_of(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
-    """The choice, the ring's rule, and what has programs for half of the multiprocessors or more.
-
-    At most two on each, or as many as there are tiles.
-    """
-    ways: list[Way] = [
-        tuning.product_config(m, n, k, itemsize, num_sms, hopper=True),
-        tuning.ring_rule(m, n, k, itemsize, num_sms),
-    ]
-    for (block_n, tiles), split in itertools.product(CUTS, SPLITS):
-        programs = -(-n // block_n) * split
-        if split > 1 and not num_sms / 2 <= programs <= 2 * num_sms:
-            continue
-        if 2 * programs * block_n * max(16, m) > NUM_PARTIALS and split > 1:
-            continue
-        rounds = -(-programs // num_sms)
-        warps = 8 if m > 16 and block_n == 128 else 4
-        ways += [
-            RingConfig(block_n, places(m, block_n, each) // tiles, split, tiles, warps)
-            for each in ((1, 2, 3) if split == 1 else (1, 2))
-            if (split == 1 and each <= rounds + 1) or each >= rounds
-        ]
-        if itemsize == 2 and m > 4 and block_n == 64:
-            ways.append(SkinnyConfig(block_n, 128, 5, split))
-    if itemsize == 2 and m > 4:
-        ways += [SkinnyConfig(64, 128, 4, 1, tma=True), SkinnyConfig(128, 64, 4, 1, tma=True)]
-    return list(dict.fromkeys(ways))
-
-
-def places(m: int, block_n: int, on_each: int) -> int:
-    """Of 128 bytes of the rows of W and x in a ring, so many programs being on a multiprocessor.
-
-    Up to 16 rows of x that a program rounds itself take some 8 KiB, beside W's.
-    """
-    rounded = m <= 16
-    block_m = 0 if rounded else 1 << (m - 1).bit_length()
-    room = SHARED_MEMORY // on_each - 1024 * (10 if rounded else 2)
-    return min(10, room // (128 * (block_n + block_m)))
 
 
 def few(rows: list[int], itemsize: int) -> list[int]:

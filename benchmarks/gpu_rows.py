@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import statistics
 from dataclasses import asdict
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 import torch
 from gpu_chains import chain_weights, rows_for, tuned_layers
 from gpu_products import num_sms, save_table
+from gpu_shapes import SHAPES, Model
 from gpu_timing import (
     DEVICE,
     DTYPE,
     REPLAYS,
-    SHAPES,
-    SHARED_MEMORY,
     Budget,
-    Model,
     capture,
     precompile,
     replay,
@@ -37,32 +34,10 @@ from quire.kernels.triton.elementwise import (
     silu_and_mul_fp8,
 )
 from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.tuning import RingConfig
-from quire.kernels.triton.workspace import NUM_PARTIALS
+from quire.kernels.triton.ways import RingConfig, rows_ways_for
 
 Ways = dict[str, RingConfig | None]  # by products; None: the library's
 PRODUCTS = ("gate_up", "down", "o", "qkv")
-CUTS = ((64, 1, 4), (64, 2, 4), (128, 1, 8))  # rows of a tile, tiles of a step, warps
-
-
-def ways_of(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
-    """Those of the rule, and those with one to three programs on most multiprocessors."""
-    ways = [tuning.rows_rule(m, n, k, 1, num_sms)] if m <= 128 else []
-    block_m = 1 << (m - 1).bit_length()
-    for (block_n, tiles, warps), on_each, split in itertools.product(CUTS, (1, 2, 3), range(1, 9)):
-        programs = -(-n // block_n) * split
-        places = (SHARED_MEMORY // on_each - 1152) // (128 * (block_m + block_n))
-        stages = min(10, places) // tiles
-        fills = 0.6 * num_sms <= programs <= on_each * num_sms
-        room = split == 1 or programs * block_n * block_m <= NUM_PARTIALS
-        if (
-            stages > 1
-            and k >= 512 * split
-            and room
-            and (fills or (split == 1 and programs > on_each * num_sms))
-        ):
-            ways.append(RingConfig(block_n, stages, split, tiles, warps))
-    return list(dict.fromkeys(ways))
 
 
 def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -75,7 +50,7 @@ def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         (1 << (m - 1).bit_length(), way): (m, way)
         for name, m in cases
         for product in PRODUCTS
-        for way in ways_of(m, *SHAPES[name].products()[product], num_sms())
+        for way in rows_ways_for(m, *SHAPES[name].products()[product], num_sms())
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
     for name, m in () if args.compile else cases:
@@ -110,7 +85,9 @@ def ways_between(name: str, m: int) -> dict[str, dict[str, Any]]:
             return [functools.partial(run_rows, model, layers, first, usual | {product: way})]
 
         label = f"{m} {name} {product}"
-        ways = time_ways(ways_of(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0)
+        ways = time_ways(
+            rows_ways_for(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0
+        )
         for way in ways:
             way["us"] /= len(layers)
         library = time_graph(calls(None), least_us=0) / len(layers)

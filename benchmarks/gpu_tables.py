@@ -69,27 +69,26 @@ def gpu_rows(result: Result) -> str:
 
 
 def gpu_unseen(result: Result) -> str:
-    """What rules choose for shapes that the tables leave out, beside the best of all ways."""
-    from gpu_timing import HELD_OUT, UNSEEN
-    from gpu_unseen import of_choice
+    """What is chosen for shapes that nobody tuned, beside the best of all ways."""
+    from gpu_neighbours import judged
 
-    above: dict[tuple[int, int, bool], list[float]] = {}
-    for row in result["unseen"]:
-        us, best = of_choice(row, result["num_sms"])
-        case = row["itemsize"], row["m"], row["model"] in HELD_OUT
-        above.setdefault(case, []).append(us / best - 1)
-    columns = {False: ", ".join(UNSEEN), True: f"measured later: {', '.join(HELD_OUT)}"}
-    columns = {group: columns[group] for group in sorted({case[2] for case in above})}
+    groups = judged(result["num_sms"])
+    names = {
+        "left": "one model left out at a time", "later": "not in the table", "heads": "and heads",
+    }  # fmt: skip
     lines = [
         "By how much the choice takes longer than the best way, mean and worst product:",
         "",
-        f"| weights | rows | {' | '.join(columns.values())} |",
-        f"|---|---|{'---|' * len(columns)}",
+        f"| weights | rows | {' | '.join(names.values())} |",
+        f"|---|---|{'---|' * len(names)}",
     ]
-    for itemsize, m in sorted({case[:2] for case in above}):
-        found = [above[itemsize, m, group] for group in columns]
-        told = [f"{sum(each) / len(each):.1%}, {max(each):.1%}" for each in found]
-        lines.append(f"| {'FP8' if itemsize == 1 else 'bf16'} | {m} | {' | '.join(told)} |")
+    cases = {(row["itemsize"], row["m"]) for found in groups.values() for row, _ in found}
+    for case in sorted(cases):
+        cells = ["FP8" if case[0] == 1 else "bf16", str(case[1])]
+        for group in names:
+            above = [x for row, x in groups[group] if (row["itemsize"], row["m"]) == case]
+            cells.append(f"{sum(above) / len(above):.1%}, {max(above):.1%}" if above else "")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -169,11 +168,11 @@ def _hopper_cell(row: Result | None, bandwidth: float) -> str:
     """By the cut that the engine takes now; of a case for which there was time."""
     from gpu_decode_hopper import cut_name
 
-    from quire.kernels.triton import tuning
+    from quire.kernels.triton import attention_tuning
 
     if row is None:
         return ""
-    way = tuning.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
+    way = attention_tuning.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
     us = row["us"][cut_name(way)]
     return f"{us:.1f}, {row['bytes'] / us * 1e6 / bandwidth:.0%} ({row['us']['all GPUs']:.1f})"
 
@@ -213,9 +212,13 @@ def _tflops(row: Result, us: float) -> str:
 
 def _prefill_way(row: Result) -> str:
     """The name of the way that the engine takes on a GPU with 132 multiprocessors."""
-    from quire.kernels.triton import tuning
+    from quire.kernels.triton import attention_tuning
 
-    return "keys" if tuning.hopper_rule(_cache(row), row["tokens"], 4, 132).split else "queries"
+    return (
+        "keys"
+        if attention_tuning.hopper_rule(_cache(row), row["tokens"], 4, 132).split
+        else "queries"
+    )
 
 
 def _cache(row: Result) -> Any:
@@ -231,9 +234,9 @@ def _cache(row: Result) -> Any:
 
 def _decode_us(row: Result) -> float:
     """Microseconds of the way that the engine takes."""
-    from quire.kernels.triton import tuning
+    from quire.kernels.triton import attention_tuning
 
-    way = asdict(tuning.decode_config(_cache(row), int(row["batch"].split()[0])))
+    way = asdict(attention_tuning.decode_config(_cache(row), int(row["batch"].split()[0])))
     return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
 
 

@@ -1,6 +1,6 @@
 """Timing on a GPU: graphs of launches over more data than the cache holds, medians of replays.
 
-Also the models whose shapes are timed, and compiling beforehand in many processes.
+Also compiling beforehand in many processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -24,54 +24,6 @@ SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its pro
 CACHE = 256 * 2**20  # bytes; several times the L2 of any GPU here
 REPLAYS = 7
 Way = TypeVar("Way")
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The shapes of a model's products, and of its attention."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    layers: int
-
-    def products(self) -> dict[str, tuple[int, int]]:
-        """Name → (n, k)."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return {
-            "qkv": (qkv, self.hidden),
-            "o": (self.hidden, self.heads * self.head_dim),
-            "gate_up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
-            "head": (self.vocab, self.hidden),
-        }
-
-
-MODELS = {
-    "8b": Model(4096, 32, 8, 128, 14336, 128256, 32),
-    "1b": Model(2048, 32, 8, 64, 8192, 128256, 16),
-}
-# Whose shapes are left out of the tables, so that rules are judged by them.
-UNSEEN = {
-    "qwen2.5-7b": Model(3584, 28, 4, 128, 18944, 152064, 28),
-    "phi-3-mini": Model(3072, 32, 32, 96, 8192, 32064, 32),
-    "qwen3-4b": Model(2560, 32, 8, 128, 9728, 151936, 36),
-    "llama-3.2-3b": Model(3072, 24, 8, 128, 8192, 128256, 28),
-    "mistral-nemo-12b": Model(5120, 32, 8, 128, 14336, 131072, 40),
-    "qwen2.5-1.5b": Model(1536, 12, 2, 128, 8960, 151936, 28),
-    "gemma-2-9b": Model(3584, 16, 8, 256, 14336, 256000, 42),
-    "qwen3-14b": Model(5120, 40, 8, 128, 17408, 151936, 40),
-}
-# Measured once the rules stood; one thing was mended since, see docs/log.md.
-HELD_OUT = {
-    "exaone-3.5-2.4b": Model(2560, 32, 8, 80, 7168, 102400, 30),
-    "starcoder2-7b": Model(4608, 36, 4, 128, 18432, 49152, 32),
-    "gemma-3-12b": Model(3840, 16, 8, 256, 15360, 262208, 48),
-}
-SHAPES = MODELS | UNSEEN | HELD_OUT
 
 
 class Budget:

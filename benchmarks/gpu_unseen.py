@@ -1,4 +1,4 @@
-"""Times what rules choose for products of models that the tables leave out, beside other ways."""
+"""Times all ways of models' products: of those that choices follow from, and of those left out."""
 
 from __future__ import annotations
 
@@ -7,30 +7,14 @@ import functools
 from typing import Any
 
 import gpu_rows
-from gpu_products import (
-    Way,
-    case_of,
-    compiled_as,
-    num_sms,
-    product_calls,
-    run_once,
-    ways_of,
-)
-from gpu_timing import (
-    HELD_OUT,
-    MODELS,
-    SHAPES,
-    UNSEEN,
-    Budget,
-    brief,
-    precompile,
-    time_by_turns,
-    time_ways,
-)
+from gpu_heads import HEAD_DIM, run_heads_once, time_heads
+from gpu_products import Way, case_of, compiled_as, num_sms, product_calls, run_once
+from gpu_shapes import HELD_OUT, MODELS, SHAPES, TIMED
+from gpu_timing import Budget, brief, precompile, time_by_turns, time_ways
 
 from quire.kernels.triton import fp8, tuning
 from quire.kernels.triton.skinny_gemm import MAX_ROWS
-from quire.kernels.triton.tuning import way_from
+from quire.kernels.triton.ways import rows_ways_for, way_from, ways_for
 
 AGAIN = 3  # ways that are timed again, beside the choice and the library's
 Case = tuple[int, str, str, int, int, int]  # rows, model, product, N, K, bytes of a number of W
@@ -38,7 +22,7 @@ Case = tuple[int, str, str, int, int, int]  # rows, model, product, N, K, bytes 
 
 def unseen(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Every product of the models alone, at several numbers of rows."""
-    models = [name for name in args.models if name not in MODELS] or [*UNSEEN, *HELD_OUT]
+    models = args.models if args.models != list(MODELS) else [*TIMED, *HELD_OUT]
     cases = [
         (m, model, product, n, k, itemsize)
         for m in args.rows
@@ -46,6 +30,7 @@ def unseen(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
         if m <= MAX_ROWS or has_rows(m, itemsize)
         for model in models
         for product, (n, k) in SHAPES[model].products().items()
+        if product in args.products
     ]
     compile_ways(cases, args.workers, budget)
     for case in () if args.compile else cases:
@@ -58,9 +43,10 @@ def unseen(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
         results.append(row)
         us, best = of_choice(row, num_sms())
         ways = [f"{way['us']:.2f} {brief(way['config'])}" for way in row["ways"][:2]]
+        heads = [f"{way['us']:.2f} {brief(way)}" for way in row.get("heads", ())[:2]]
         print(
             f"unseen {model} {product:8} {8 * itemsize:2} bits m={m:2} [{n}, {k}] {us:7.2f} us "
-            f"{us / best - 1:+.1%}  library {row['library_us']:.2f}  {', '.join(ways)}",
+            f"{us / best - 1:+.1%}  library {row['library_us']:.2f}  {', '.join(ways + heads)}",
             flush=True,
         )
 
@@ -69,15 +55,26 @@ def compile_ways(cases: list[Case], workers: int, budget: Budget) -> None:
     """In other processes, each kernel once."""
     few: dict[Any, tuple[Any, ...]] = {}
     many: dict[Any, tuple[Any, ...]] = {}
-    for m, _, _, n, k, itemsize in cases:
-        for way in ways_for(m, n, k, itemsize):
+    heads: dict[Any, tuple[Any, ...]] = {}
+    for m, model, product, n, k, itemsize in cases:
+        for way in candidates(m, n, k, itemsize):
             if has_rows(m, itemsize):
                 many[1 << (m - 1).bit_length(), way] = m, way
-            else:
-                key = compiled_as(m, n, k, way, num_sms()), itemsize
-                few[key] = m, n, k, itemsize, way
+                continue
+            key = compiled_as(m, n, k, way, num_sms()), itemsize
+            few[key] = m, small(n), k, itemsize, way
+            if turns(m, model, product, itemsize):
+                heads[n, itemsize] = m, n, itemsize, None
+                if way.block_n % HEAD_DIM == 0:
+                    heads[key] = m, n, itemsize, way
     precompile(run_once, list(few.values()), workers, budget)
     precompile(gpu_rows.run_once, list(many.values()), workers, budget)
+    precompile(run_heads_once, list(heads.values()), workers, budget)
+
+
+def small(n: int) -> int:
+    """Fewer rows of W that make the same kernel."""
+    return n if n < 2**14 else 2**13 + n % 2**13
 
 
 def has_rows(m: int, itemsize: int) -> bool:
@@ -85,29 +82,46 @@ def has_rows(m: int, itemsize: int) -> bool:
     return itemsize == 1 and m > fp8.FEW
 
 
-def ways_for(m: int, n: int, k: int, itemsize: int) -> list[Way]:
-    """All that are timed."""
+def turns(m: int, model: str, product: str, itemsize: int) -> bool:
+    """Whether a layer could turn heads inside of this product, by some of its ways."""
+    return product == "qkv" and SHAPES[model].head_dim == HEAD_DIM and not has_rows(m, itemsize)
+
+
+def candidates(m: int, n: int, k: int, itemsize: int) -> list[Way]:
+    """All ways that are timed."""
     if has_rows(m, itemsize):
-        return [*gpu_rows.ways_of(m, n, k, num_sms())]
-    return ways_of(m, n, k, itemsize, num_sms())
+        return [*rows_ways_for(m, n, k, num_sms())]
+    return ways_for(m, n, k, itemsize, num_sms())
 
 
-def choice(m: int, product: str, n: int, k: int, itemsize: int, num_sms: int) -> Way | None:
+def choice(row: dict[str, Any], num_sms: int) -> Way | None:
     """What the engine takes; None: the library's, which fuses nothing and so serves heads alone."""
+    shape = m, n, k, itemsize = row["m"], row["n"], row["k"], row["itemsize"]
     if has_rows(m, itemsize):
         return tuning.rows_config(m, n, k, num_sms)
-    if product == "head" and tuning.library_is_faster(m, n, k, itemsize, num_sms, hopper=True):
+    if row["product"] == "head" and tuning.library_is_faster(*shape, num_sms, hopper=True):
         return None
-    return tuning.product_config(m, n, k, itemsize, num_sms, hopper=True)
+    return tuning.product_config(*shape, num_sms, hopper=True)
+
+
+def choice_of_heads(row: dict[str, Any], num_sms: int) -> tuple[bool, Way]:
+    """Whether the engine turns heads inside of the product, and the way."""
+    shape = row["m"], row["n"], row["k"], row["itemsize"]
+    model = SHAPES[row["model"]]
+    way = tuning.turned_config(*shape, num_sms, model.kv_heads, model.head_dim, hopper=True)
+    if way is not None:
+        return True, way
+    return False, tuning.product_config(*shape, num_sms, hopper=True)
 
 
 def of_choice(row: dict[str, Any], num_sms: int) -> tuple[float, float]:
     """Microseconds of the choice, and of the best that the engine could have chosen."""
-    m, itemsize, ways = row["m"], row["itemsize"], row["ways"]
-    taken = choice(m, row["product"], row["n"], row["k"], itemsize, num_sms)
-    us = {way_from(way["config"]): way["us"] for way in ways} | {None: row["library_us"]}
-    by_library = row["product"] == "head" or has_rows(m, itemsize)
-    return us[taken], min(ways[0]["us"], row["library_us"] if by_library else ways[0]["us"])
+    if "heads" in row:
+        both = {(way["inside"], way_from(way["config"])): way["us"] for way in row["heads"]}
+        return both[choice_of_heads(row, num_sms)], min(both.values())
+    us = {way_from(way["config"]): way["us"] for way in row["ways"]} | {None: row["library_us"]}
+    by_library = row["product"] == "head" or has_rows(row["m"], row["itemsize"])
+    return us[choice(row, num_sms)], min(us[way] for way in us if way or by_library)
 
 
 def time_case(case: Case) -> dict[str, Any]:
@@ -116,12 +130,17 @@ def time_case(case: Case) -> dict[str, Any]:
     given = case_of(m, n, k, itemsize)
     make = functools.partial(product_calls, given)
     label = f"{m} {model} {product} {itemsize}"
-    rows = time_ways(ways_for(m, n, k, itemsize), make, given.expected, label, least_us=200)
+    asked = {"model": model, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize}
+    taken = choice(asked, num_sms())
+    ways = list(dict.fromkeys([*candidates(m, n, k, itemsize), *([taken] if taken else [])]))
+    rows = time_ways(ways, make, given.expected, label, least_us=200)
     near = [way_from(row["config"]) for row in rows[:AGAIN]]
-    taken = choice(m, product, n, k, itemsize, num_sms())
     calls: dict[Any, Any] = {way: make(way) for way in [*near, taken] if way}
     again = time_by_turns(calls | {None: given.library})
     for row in rows:
         row["us"] = again.get(way_from(row["config"]), row["us"])
     rows.sort(key=lambda row: (way_from(row["config"]) not in again, row["us"]))
-    return {"library_us": again[None], "ways": rows}
+    found = {"library_us": again[None], "ways": rows}
+    if turns(m, model, product, itemsize):
+        found["heads"] = time_heads(given, m, itemsize, rows, choice_of_heads(asked, num_sms()))
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.triton import attention
-from quire.kernels.triton.tuning import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton.attention_tuning import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.workspace import workspace
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -12,7 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, Normed
 from quire.kernels.triton.fp8 import FEW
 from quire.kernels.triton.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
-from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.ways import RingConfig
 from quire.kernels.triton.workspace import workspace
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import attention
-from quire.kernels.triton.tuning import DecodeConfig, HopperConfig, hopper_config
+from quire.kernels.triton.attention_tuning import DecodeConfig, HopperConfig, hopper_config
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [

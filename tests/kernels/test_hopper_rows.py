@@ -12,7 +12,7 @@ from quire.kernels.reference import FP8
 from quire.kernels.triton import elementwise, fp8, hopper_rows
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.ways import RingConfig
 from quire.kernels.triton.workspace import workspace
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

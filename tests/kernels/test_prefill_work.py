@@ -9,7 +9,7 @@ import torch
 
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton.attention import _most_query_tiles, make_plan
-from quire.kernels.triton.tuning import DecodeConfig
+from quire.kernels.triton.attention_tuning import DecodeConfig
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

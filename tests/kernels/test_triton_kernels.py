@@ -27,6 +27,7 @@ from quire.kernels.triton.attention import (
     decode_attention,
     make_plan,
 )
+from quire.kernels.triton.attention_tuning import DecodeConfig
 from quire.kernels.triton.skinny_gemm import (
     Fp8Weight,
     interleave_gate_up,
@@ -35,7 +36,8 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.tuning import DecodeConfig, SkinnyConfig, skinny_rule
+from quire.kernels.triton.tuning import skinny_rule
+from quire.kernels.triton.ways import SkinnyConfig
 from quire.kernels.triton.workspace import launches_early, workspace
 
 ON_GPU = torch.cuda.is_available()

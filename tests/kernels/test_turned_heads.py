@@ -19,12 +19,8 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm,
     skinny_gemm_turned,
 )
-from quire.kernels.triton.tuning import (
-    RingConfig,
-    SkinnyConfig,
-    product_config,
-    turned_config,
-)
+from quire.kernels.triton.tuning import product_config, turned_config
+from quire.kernels.triton.ways import RingConfig, SkinnyConfig
 from quire.kernels.triton.workspace import workspace
 
 ON_GPU = torch.cuda.is_available()

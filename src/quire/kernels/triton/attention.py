@@ -16,12 +16,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.decode_attention import decode_attention_kernel
-from quire.kernels.triton.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.prefill_work import WORK_FIELDS, prefill_work_kernel
-from quire.kernels.triton.shared_attention import SharedParts, shared_attention
-from quire.kernels.triton.sharing import owner, run_begin
-from quire.kernels.triton.tuning import (
+from quire.kernels.triton.attention_tuning import (
     DecodeConfig,
     HopperConfig,
     HopperDecodeConfig,
@@ -34,6 +29,11 @@ from quire.kernels.triton.tuning import (
     prefill_config,
     short_config,
 )
+from quire.kernels.triton.decode_attention import decode_attention_kernel
+from quire.kernels.triton.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.prefill_work import WORK_FIELDS, prefill_work_kernel
+from quire.kernels.triton.shared_attention import SharedParts, shared_attention
+from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 _LOG2_E = 1.4426950408889634

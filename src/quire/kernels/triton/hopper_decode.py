@@ -15,12 +15,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
+from quire.kernels.triton.attention_tuning import HopperDecodeConfig
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_decode_parts import leave_or_merge, with_shared_part
 from quire.kernels.triton.hopper_decode_tiles import attend_to_keys, leave_query, load_query
 from quire.kernels.triton.hopper_decode_work import fetch, first_row, oldest_key, row_behind
-from quire.kernels.triton.tuning import HopperDecodeConfig
 from quire.kernels.triton.workspace import workspace
 
 _NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_early"]

@@ -17,13 +17,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from quire.kernels.triton.attention_tuning import HopperConfig
 from quire.kernels.triton.hopper_attend import attend
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_queries import ROWS
 from quire.kernels.triton.hopper_work import fetch, widen
 from quire.kernels.triton.prefill_work import WORK_FIELDS
-from quire.kernels.triton.tuning import HopperConfig
 from quire.kernels.triton.workspace import workspace
 
 

@@ -23,7 +23,7 @@ from quire.kernels.triton.gluon_names import barrier, store_box
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper_ring import ask_rows, ask_weight, multiply_tiles
-from quire.kernels.triton.tuning import RingConfig
+from quire.kernels.triton.ways import RingConfig
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns that an instruction multiplies

@@ -22,9 +22,9 @@ from torch import Tensor
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import Rows
 from quire.kernels.triton.attention import Plan, make_plan, prefill_attention
+from quire.kernels.triton.attention_tuning import prefill_config
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.skinny_gemm import multiplies_fp8
-from quire.kernels.triton.tuning import prefill_config
 from quire.kernels.triton.workspace import workspace
 
 

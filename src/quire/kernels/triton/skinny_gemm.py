@@ -16,12 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.operands import Fp8Weight, Normed, Turning
 from quire.kernels.triton.attention import has_ring
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
-from quire.kernels.triton.tuning import (
-    RingConfig,
-    SkinnyConfig,
-    product_config,
-    turned_config,
-)
+from quire.kernels.triton.tuning import product_config, turned_config
+from quire.kernels.triton.ways import RingConfig, SkinnyConfig
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 MAX_ROWS = 64

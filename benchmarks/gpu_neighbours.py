@@ -1,0 +1,165 @@
+"""The table of shapes with the times of all ways: makes it, and judges what is chosen by it.
+
+python benchmarks/gpu_neighbours.py            # leave one model out: by how much choices are behind
+python benchmarks/gpu_neighbours.py --table    # makes the table, from the results of gpu_unseen.py
+python benchmarks/gpu_neighbours.py --fit      # finds the scales (minutes)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import record
+from gpu_shapes import HELD_OUT, TIMED
+from gpu_unseen import has_rows, of_choice
+
+from quire.kernels.triton import neighbours, tuning
+from quire.kernels.triton.ways import Way, rows_ways_for, way_from, ways_for
+
+TABLE = Path(neighbours.__file__).parent / "timed.json"
+TOLD = ("model", "product", "m", "n", "k", "itemsize")
+NUM_SMS = 132  # of the GPU that the results are of
+Rows = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--fit", action="store_true")
+    args = parser.parse_args()
+    rows = [row for row in recorded() if row["model"] in TIMED]
+    if args.table:
+        write_table(rows)
+    if args.fit:
+        neighbours.COSTS = costs(rows)
+        neighbours.SCALES = fitted(rows)
+    print(f"costs {neighbours.COSTS}, scales {neighbours.SCALES}")
+    for name, found in judged().items():
+        for m, itemsize in sorted({(row["m"], row["itemsize"]) for row, _ in found}):
+            above = [x for row, x in found if (row["m"], row["itemsize"]) == (m, itemsize)]
+            mean = sum(above) / len(above)
+            print(f"{name} {8 * itemsize:2} bits m={m:3} mean {mean:.2%}, at most {max(above):.1%}")
+        for row, x in sorted(found, key=lambda each: -each[1])[:8]:
+            print(
+                f"{x:.1%}", *(row[key] for key in ("model", "product", "m", "n", "k", "itemsize"))
+            )
+
+
+def recorded() -> Rows:
+    """Products with the times of all ways, of all result files; the last if one is in several."""
+    found = {}
+    for file in sorted(record.RESULTS.glob("gpu_unseen*.json")):
+        for row in json.loads(file.read_text())["unseen"]:
+            found[tuple(row[key] for key in ("model", "product", "m", "itemsize"))] = row
+    return list(found.values())
+
+
+def write_table(rows: Rows) -> None:
+    """Keep the times of all ways of each shape, the last if there are several."""
+    ways: dict[str, int] = {}
+    kept: dict[tuple[int, ...], dict[str, Any]] = {}
+    for row in rows:
+        shape = {key: row[key] for key in ("m", "itemsize", "n", "k")}
+        worth = worth_trying(row)
+        found = {}
+        for way in row["ways"]:
+            if way_from(way["config"]) in worth:
+                index = ways.setdefault(json.dumps(way["config"]), len(ways))
+                found[index] = float(f"{way['us']:.4g}")
+        given = {"ways": sorted(found), "us": [found[index] for index in sorted(found)]}
+        kept[tuple(shape.values())] = shape | given
+    lines = ",\n".join(json.dumps(row) for _, row in sorted(kept.items()))
+    kinds = ",\n".join(ways)
+    TABLE.write_text(f'{{"num_sms": {NUM_SMS}, "ways": [\n{kinds}\n], "shapes": [\n{lines}\n]}}\n')
+    neighbours.timed.cache_clear()
+
+
+def worth_trying(row: dict[str, Any]) -> set[Way]:
+    """The ways that a choice is among."""
+    m, n, k, itemsize = row["m"], row["n"], row["k"], row["itemsize"]
+    if has_rows(m, itemsize):
+        return {*rows_ways_for(m, n, k, NUM_SMS)}
+    return {*ways_for(m, n, k, itemsize, NUM_SMS)}
+
+
+def judged(num_sms: int = NUM_SMS) -> dict[str, list[tuple[dict[str, Any], float]]]:
+    """By how much what is chosen takes longer than the best, of products that nobody tuned.
+
+    left: of the models of the table, leaving out one at a time; later: of others; heads: of their
+    products that make heads, with what it takes to turn these.
+    """
+    tuned = {(row["n"], row["k"]) for row in tuning.measured()["skinny_gemm"]}
+    rows = [row for row in recorded() if (row["n"], row["k"]) not in tuned]
+    later: Rows = [row for row in rows if row["model"] in HELD_OUT]
+    alone = [{key: row[key] for key in row if key != "heads"} for row in later]
+    heads = [row for row in later if "heads" in row]
+    return {"left": left_out([row for row in rows if row["model"] in TIMED])} | {
+        name: [(row, us / best - 1) for row in group for us, best in [of_choice(row, num_sms)]]
+        for name, group in (("later", alone), ("heads", heads))
+    }
+
+
+def left_out(rows: Rows) -> list[tuple[dict[str, Any], float]]:
+    """By how much what is chosen takes longer than the best, a model's own shapes left out."""
+    shapes: dict[str, set[tuple[int, int]]] = {}
+    for row in rows:
+        shapes.setdefault(row["model"], set()).add((row["n"], row["k"]))
+    above = []
+    for row in rows:
+        us = {way_from(way["config"]): way["us"] for way in row["ways"]}
+        worth = [way for way in us if way in worth_trying(row)]
+        if not worth:
+            continue
+        given = (row[key] for key in ("m", "n", "k", "itemsize"))
+        expected = neighbours.expected_us(*given, NUM_SMS, worth, shapes[row["model"]])
+        best = min(us.values())
+        if row["product"] == "head" or has_rows(row["m"], row["itemsize"]):
+            best = min(best, row["library_us"])
+        above.append((row, us[min(worth, key=lambda way: expected[way])] / best - 1))
+    return above
+
+
+def costs(rows: Rows) -> tuple[float, ...]:
+    """Of the formula's terms: least squares of relative errors, above all of ways near the best."""
+    known, weights = [], []
+    for row in rows:
+        shape = (row[key] for key in ("m", "n", "k", "itemsize"))
+        m, n, k, itemsize = shape
+        best = min(way["us"] for way in row["ways"])
+        for us, way in ((way["us"], way_from(way["config"])) for way in row["ways"]):
+            weight = math.exp((1 - us / best) / 0.6)
+            terms = neighbours.terms(m, n, k, itemsize, NUM_SMS, way)
+            known.append([weight * term / us for term in terms])
+            weights.append(weight)
+    found = np.linalg.lstsq(np.array(known), np.array(weights), rcond=None)[0]
+    return tuple(float(f"{cost:.3g}") for cost in found)
+
+
+def fitted(rows: Rows) -> tuple[float, ...]:
+    """Scales, each halved or doubled as long as that brings choices nearer to the best."""
+    scales, best, better = neighbours.SCALES, score(rows), True
+    while better:
+        better = False
+        for part, factor in ((part, factor) for part in range(len(scales)) for factor in (0.5, 2)):
+            tried = tuple(s * factor if i == part else s for i, s in enumerate(scales))
+            neighbours.SCALES = tried  # type: ignore[assignment]
+            found = score(rows)
+            if found < best:
+                scales, best, better = tried, found, True
+                print(f"{best:.4f} {scales}", flush=True)
+    return scales
+
+
+def score(rows: Rows) -> float:
+    """The mean of what choices are behind, and the root of the mean of squares."""
+    above = [x for _, x in left_out(rows)]
+    return sum(above) / len(above) + math.sqrt(sum(x * x for x in above) / len(above))
+
+
+if __name__ == "__main__":
+    main()

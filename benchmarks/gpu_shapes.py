@@ -1,0 +1,76 @@
+"""The models whose shapes are timed: the tables' own, those with all ways, those left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The shapes of a model's products, and of its attention."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    layers: int
+
+    def products(self) -> dict[str, tuple[int, int]]:
+        """Name → (n, k)."""
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return {
+            "qkv": (qkv, self.hidden),
+            "o": (self.hidden, self.heads * self.head_dim),
+            "gate_up": (2 * self.intermediate, self.hidden),
+            "down": (self.hidden, self.intermediate),
+            "head": (self.vocab, self.hidden),
+        }
+
+
+PRODUCTS = ("qkv", "o", "gate_up", "down", "head")
+MODELS = {
+    "8b": Model(4096, 32, 8, 128, 14336, 128256, 32),
+    "1b": Model(2048, 32, 8, 64, 8192, 128256, 16),
+}
+# Whose products were timed in all ways: what is chosen for other shapes follows from these.
+TIMED = {
+    "qwen2.5-7b": Model(3584, 28, 4, 128, 18944, 152064, 28),
+    "phi-3-mini": Model(3072, 32, 32, 96, 8192, 32064, 32),
+    "qwen3-4b": Model(2560, 32, 8, 128, 9728, 151936, 36),
+    "llama-3.2-3b": Model(3072, 24, 8, 128, 8192, 128256, 28),
+    "mistral-nemo-12b": Model(5120, 32, 8, 128, 14336, 131072, 40),
+    "qwen2.5-1.5b": Model(1536, 12, 2, 128, 8960, 151936, 28),
+    "gemma-2-9b": Model(3584, 16, 8, 256, 14336, 256000, 42),
+    "qwen3-14b": Model(5120, 40, 8, 128, 17408, 151936, 40),
+    "exaone-3.5-2.4b": Model(2560, 32, 8, 80, 7168, 102400, 30),
+    "starcoder2-7b": Model(4608, 36, 4, 128, 18432, 49152, 32),
+    "gemma-3-12b": Model(3840, 16, 8, 256, 15360, 262208, 48),
+    "qwen2.5-0.5b": Model(896, 14, 2, 64, 4864, 151936, 24),
+    "qwen3-0.6b": Model(1024, 16, 8, 128, 3072, 151936, 28),
+    "qwen2.5-3b": Model(2048, 16, 2, 128, 11008, 151936, 36),
+    "minicpm-2b": Model(2304, 36, 36, 64, 5760, 122752, 40),
+    "gemma-3-4b": Model(2560, 8, 4, 256, 10240, 262208, 34),
+    "phi-4-14b": Model(5120, 40, 10, 128, 17920, 100352, 40),
+    "like-open-llama-3b": Model(3200, 32, 32, 100, 8704, 32000, 26),  # which has 8,640
+    "qwen1.5-1.8b": Model(2048, 16, 16, 128, 5504, 151936, 24),
+    "gemma-7b": Model(3072, 16, 16, 256, 24576, 256000, 28),
+    "pythia-410m": Model(1024, 16, 16, 64, 4096, 50304, 24),
+    "gpt2-large": Model(1280, 20, 20, 64, 5120, 50304, 36),
+    "minicpm-1b": Model(1536, 24, 8, 64, 3840, 73440, 52),
+    "gemma-3-1b": Model(1152, 4, 1, 256, 6912, 262144, 26),
+}
+# Looked at once what is chosen stood.
+HELD_OUT = {
+    "glm-4-9b": Model(4096, 32, 2, 128, 13696, 151552, 40),
+    "olmo-2-7b": Model(4096, 32, 32, 128, 11008, 100352, 32),
+    "granite-3.1-8b": Model(4096, 32, 8, 128, 12800, 49152, 40),
+    "falcon3-7b": Model(3072, 12, 4, 256, 23040, 131072, 28),
+    "stablelm-2-1.6b": Model(2048, 32, 32, 64, 5632, 100352, 24),
+    "mistral-small-24b": Model(5120, 32, 8, 128, 32768, 131072, 40),
+    "danube3-4b": Model(3840, 32, 8, 120, 10240, 32000, 24),
+    "internlm2-20b": Model(6144, 48, 8, 128, 16384, 92544, 48),
+    "tinyllama-1.1b": Model(2048, 32, 4, 64, 5632, 32000, 22),
+}
+SHAPES = MODELS | TIMED | HELD_OUT

@@ -1,0 +1,124 @@
+"""How long ways of a product take for a shape that nobody tuned: by a formula, and as shapes alike.
+
+The formula knows what bounds a way: a launch, the bytes of W, those that the busiest multiprocessor
+reads, how often a ring is filled, the parts that programs add up. It is some 10 % off, and alike
+where ways give multiprocessors work alike: by how much is the mean of what was timed, weighted by a
+Gaussian of the distance (Nadaraya and Watson's kernel regression). Constants are those that
+benchmarks/gpu_neighbours.py finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+from quire.kernels.triton.ways import RingConfig, Way, way_from
+
+Place = tuple[float, float, float, float]
+Shape = tuple[int, int]  # n, k
+COSTS = (1.96, 0.205, 3.27, 0.366, 1.32)  # microseconds for each of `terms`
+SCALES = (80.0, 10.0, 32.0, 128.0)  # what a distance of 1 in each part of a place weighs
+# What nothing alike was timed of is presumed to take 10 % longer; counts as much as this.
+PRESUMED, WEIGHT = 0.1, 1e-3
+
+
+def expected_us(
+    m: int,
+    n: int,
+    k: int,
+    itemsize: int,
+    num_sms: int,
+    ways: Iterable[Way],
+    without: Collection[Shape] = (),
+) -> dict[Way, float]:
+    """Microseconds of each way for x [m, k] and W [n, k], m being a number of rows that was timed.
+
+    without: shapes not to look at.
+    """
+    known = _known(m, itemsize)
+    found = {}
+    for way in ways:
+        programs, columns, split, filled = place(n, k, num_sms, way)
+        total, weights = WEIGHT * PRESUMED, WEIGHT
+        for there, shape, ratio in known.get(_kind(way), ()):
+            far = (
+                SCALES[0] * (programs - there[0]) ** 2
+                + SCALES[1] * (columns - there[1]) ** 2
+                + SCALES[2] * (split - there[2]) ** 2
+                + SCALES[3] * (filled - there[3]) ** 2
+            )
+            if far < 40 and shape not in without:
+                weight = math.exp(-far / 2)
+                total, weights = total + weight * ratio, weights + weight
+        found[way] = _by_formula(m, n, k, itemsize, num_sms, way) * math.exp(total / weights)
+    return found
+
+
+def terms(m: int, n: int, k: int, itemsize: int, num_sms: int, way: Way) -> tuple[float, ...]:
+    """What the formula knows: one, megabytes of W, those of the busiest multiprocessor, how often a
+    program fills its ring, parts of 32 KiB that are added up."""
+    split = max(1, way.split)
+    programs = -(-n // way.block_n) * split / num_sms
+    busiest = math.ceil(programs) if programs < 4 else programs
+    read = k / split * itemsize  # bytes of a row
+    step = 128 * way.tiles if isinstance(way, RingConfig) else way.block_k * itemsize
+    parts = split * way.block_n * max(8, 1 << (m - 1).bit_length()) / 2**13 if split > 1 else 0.0
+    mega = itemsize / 1e6 * n * k
+    return 1.0, mega, busiest * read * way.block_n / 1e6, read / (step * way.stages), parts
+
+
+def _by_formula(m: int, n: int, k: int, itemsize: int, num_sms: int, way: Way) -> float:
+    known = terms(m, n, k, itemsize, num_sms, way)
+    return sum(cost * term for cost, term in zip(COSTS, known, strict=True))
+
+
+def place(n: int, k: int, num_sms: int, way: Way) -> Place:
+    """Where a way stands: programs on a multiprocessor, columns of each and how many share a tile,
+    all three as logarithms, and how much of the last round of programs has work."""
+    split = max(1, way.split)
+    programs = -(-n // way.block_n) * split / num_sms
+    filled = programs / math.ceil(programs)
+    return math.log(programs), math.log(k / split), math.log(split), filled
+
+
+def _kind(way: Way) -> Way:
+    """What two ways have in common that differ in how many programs share a tile."""
+    return replace(way, split=0)
+
+
+@functools.cache
+def rows_timed(m: int, itemsize: int) -> int:
+    """The nearest number of rows from m upwards that ways were timed for."""
+    return int(
+        min(row["m"] for row in timed()["shapes"] if row["itemsize"] == itemsize and row["m"] >= m)
+    )
+
+
+@functools.cache
+def _known(m: int, itemsize: int) -> dict[Way, list[tuple[Place, Shape, float]]]:
+    """Of each kind of way: places, the shapes that they are of, logarithms of time by formula's."""
+    table = timed()
+    ways, num_sms = [way_from(config) for config in table["ways"]], table["num_sms"]
+    known: dict[Way, list[tuple[Place, Shape, float]]] = {}
+    for row in table["shapes"]:
+        if (row["m"], row["itemsize"]) != (m, itemsize):
+            continue
+        n, k = row["n"], row["k"]
+        for way, us in zip((ways[index] for index in row["ways"]), row["us"], strict=True):
+            ratio = math.log(us / _by_formula(m, n, k, itemsize, num_sms, way))
+            found = known.setdefault(_kind(way), [])
+            found.append((place(n, k, num_sms, way), (n, k), ratio))
+    return known
+
+
+@functools.cache
+def timed() -> dict[str, Any]:
+    """The table of shapes with the times of their ways, from benchmarks/gpu_neighbours.py."""
+    text = (resources.files("quire.kernels.triton") / "timed.json").read_text()
+    table: dict[str, Any] = json.loads(text)
+    return table
