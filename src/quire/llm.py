@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from quire.engine.startup import start_engine
 from quire.errors import InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
+
+Item = TypeVar("Item")
 
 
 class LLM:
@@ -70,9 +72,9 @@ class LLM:
         `error` and no outputs.
         Raises InvalidRequestError before anything runs, EngineError if a request fails.
         """
-        prompt_list = read_prompts(prompts)
-        encoders = [partial(_as_it_is, prompt) for prompt in prompt_list]
-        return self._answer("prompt", encoders, sampling_params, use_tqdm, raise_errors)
+        return self._answer(
+            "prompt", read_prompts(prompts), _as_it_is, sampling_params, use_tqdm, raise_errors
+        )
 
     def embed(
         self,
@@ -113,27 +115,37 @@ class LLM:
         Raises as `generate` does.
         """
         encode = partial(self.tokenizer.encode_chat, **template_kwargs)
-        encoders = [partial(encode, each) for each in read_conversations(messages)]
-        return self._answer("messages", encoders, sampling_params, use_tqdm, raise_errors)
+        return self._answer(
+            "messages",
+            read_conversations(messages),
+            encode,
+            sampling_params,
+            use_tqdm,
+            raise_errors,
+        )
 
     def _answer(
         self,
         field: str,
-        encoders: Sequence[Callable[[], Prompt]],
+        items: Sequence[Item],
+        encode: Callable[[Item], Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         raise_errors: bool,
     ) -> list[RequestOutput]:
-        """field: the argument that the prompts came in, for errors. encoders: one makes each."""
+        """field: the argument that the items came in, for errors. encode: makes each a prompt."""
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
-        wishes, count = one_for_each(sampling, len(encoders)), len(encoders) if raise_errors else 1
-        for place, (encode, params) in enumerate(zip(encoders, wishes, strict=True)):
+        wishes, count = one_for_each(sampling, len(items)), len(items) if raise_errors else 1
+        for place, (item, params) in enumerate(zip(items, wishes, strict=True)):
             ids.append(self._next_id())
             try:
                 with told_of(field, place, count):
-                    prepared.append(self._inputs.prepare(ids[-1], encode(), params, stream=False))
+                    prepared.append(
+                        self._inputs.prepare(ids[-1], encode(item), params, stream=False)
+                    )
             except InvalidRequestError as error:
-                if raise_errors or error.param != field:  # a wish is wrong, for all alike
+                is_items = (error.param or "").partition("[")[0] == field  # else a wish is wrong
+                if raise_errors or not is_items:
                     raise
                 refused[ids[-1]] = _failed(ids[-1], error)
             if params.structured_outputs is not None:

@@ -197,6 +197,9 @@ def test_a_failed_prompt_leaves_the_others_their_answers(
     assert (first.error, refused.outputs, last.error) == (None, [], None)
     assert isinstance(refused.error, ContextLengthError)
     assert str(refused.error).startswith("prompt: 3000 tokens")
+    chats = [[{"role": "user"}], [{"role": "user", "content": "hi"}]]
+    refused, answered = llm.chat(chats, GREEDY, use_tqdm=False, raise_errors=False)
+    assert (type(refused.error), answered.error) == (InvalidRequestError, None)
     with pytest.raises(InvalidRequestError, match="stop_token_ids"):  # wrong for all of them
         llm.generate(
             prompts, SamplingParams(stop_token_ids=[9999]), use_tqdm=False, raise_errors=False
