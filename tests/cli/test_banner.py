@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from quire.cli.banner import key_in_shell, ready_text
+from quire.core.request import RequestLimits
+from quire.engine.info import EngineInfo
 from quire.server.settings import ServerSettings
 
 
@@ -23,6 +25,22 @@ def header(settings: ServerSettings, *, from_environment: bool, **variables: str
     words = done.stdout.split("|")
     assert words[0] == "http://127.0.0.1:1/v1/chat/completions"
     return next((word for word in words if word.startswith("Authorization")), "")
+
+
+def test_phases_add_up() -> None:
+    """What is not the engine's time has a name, too."""
+    limits = RequestLimits(max_model_len=1, max_kv_tokens=1, vocab_size=1, max_num_seqs=1)
+    facts: dict[str, Any] = {
+        "dtype": "",
+        "device": "cpu",
+        "num_blocks": 1,
+        "block_size": 1,
+        "kv_cache_bytes": 1,
+    }
+    spent = {"imports": 0.7, "weights": 0.5}
+    info = EngineInfo(model_name="m", limits=limits, eos_token_ids=[], seconds=spent, **facts)
+    text = ready_text([info], [], "http://127.0.0.1:1", 2.0, key="")
+    assert "after 2.0 s (processes 0.8 s, imports 0.7 s, weights 0.5 s)" in text
 
 
 @pytest.mark.parametrize("keys", ["sesame", "sesame,other", "a key with spaces", "$x`y"])

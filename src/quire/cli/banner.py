@@ -16,7 +16,9 @@ def ready_text(
     """The whole text. on_demand: the models that are not loaded yet. key: of `key_in_shell`."""
     auth = f' -H "Authorization: Bearer {key}"' if key else ""
     spent = infos[0].seconds if len(infos) == 1 else {}
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items())
+    if spent:
+        spent = {"processes": max(0.0, seconds - sum(spent.values()))} | spent
+    phases = ", ".join(f"{name} {each:.1f} s" for name, each in spent.items())
     after = f"{seconds:.1f} s{f' ({phases})' if phases else ''}"
     lines = [
         f"Quire {__version__} is ready at {url} after {after}",
