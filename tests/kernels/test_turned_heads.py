@@ -12,6 +12,7 @@ from twins import normal, turning_case
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Turning
+from quire.kernels.triton import tuning
 from quire.kernels.triton.rotary import rotary_write_kv
 from quire.kernels.triton.skinny_gemm import (
     has_ring,
@@ -145,3 +146,16 @@ def test_tiles_hold_whole_heads(
         assert way == usual
     if m == 1 and head_dim in (64, 128):
         assert way is not None or usual.block_n > kv_heads * head_dim
+
+
+def test_heads_are_turned_apart_where_that_is_expected_to_be_quicker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape, heads = (8, 5120, 3072, 1, 132), (8, 128)
+    choose = tuning.turned_config.__wrapped__
+    assert product_config(*shape, hopper=True).block_n == 64  # half a head
+    assert choose(*shape, *heads, hopper=True).block_n == 128
+    monkeypatch.setattr(tuning, "_TURNING", -1.0)
+    assert choose(*shape, *heads, hopper=True) is None
+    assert choose(*shape, 8, 64, hopper=True) == product_config(*shape, hopper=True)
+    assert choose(8, 6144, 4096, 2, 132, *heads, hopper=True) is None  # tuned
