@@ -156,15 +156,21 @@ PREFILLS: list[tuple[str, list[int], list[int]]] = [
     ("200 on 1750", [200], [1950]),
     ("16 x 128 on 1024", [128] * 16, [1152] * 16),
     ("64 on 4000", [64], [4064]),
-    ("128", [128], [128]),
+    ("1 x 15", [15], [15]),
+    ("128 x 15", [15] * 128, [15] * 128),
+    ("1 x 64", [64], [64]),
     ("32 x 64", [64] * 32, [64] * 32),
+    ("1 x 128", [128], [128]),
+    ("16 x 128", [128] * 16, [128] * 16),
 ]
 
 
 def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | HopperConfig]:
-    """The kernel of all GPUs, and Hopper's with each half of the queries or of the keys."""
+    """The kernel of all GPUs, also as it is cut for few keys, and Hopper's with each half of the
+    queries or of the keys."""
     return {
         "all GPUs": attention_tuning.prefill_config(k_cache, group),
+        "few keys": attention_tuning.short_config(k_cache, group),
         "queries": attention_tuning.hopper_config(k_cache, split=False),
         "keys": attention_tuning.hopper_config(k_cache, split=True),
     }
@@ -173,7 +179,8 @@ def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | Hoppe
 def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     """Prefill attention, also on cached prefixes; cuDNN's beside it."""
     shapes = list(itertools.product(args.models, KEPT))
-    cases = [(name, kept, way) for name, kept in shapes for way in ("all GPUs", "queries", "keys")]
+    ways = ("all GPUs", "few keys", "queries", "keys")
+    cases = [(name, kept, way) for name, kept in shapes for way in ways]
     precompile(run_prefill, cases, args.workers, budget)
     for label, queries, lens in PREFILLS:
         for name, kept in shapes:
@@ -187,7 +194,10 @@ def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, An
             pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
             row = {"model": name, "kept": kept, "batch": label, "tokens": sum(queries),
                    "flops": 4 * pairs * model.heads * model.head_dim, "us": {}}  # fmt: skip
+            row["has_few_keys"] = layout.has_few_keys
             for way, config in prefill_ways(caches[0][0], model.heads // model.kv_heads).items():
+                if way == "few keys" and not layout.has_few_keys:
+                    continue
                 calls = prefill_calls(query, caches[:1], layout, config)
                 error = "" if expected is None else differs(calls[0](), expected)
                 if error:

@@ -37,7 +37,7 @@ def cut_name(way: HopperDecodeConfig) -> str:
 
 
 def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Both kernels as they are cut by rule, and other cuts of Hopper's."""
+    """Both kernels as they are cut by rule, and Hopper's as for other numbers, and otherwise."""
     shapes = list(itertools.product(args.models, KEPT))
     cases = [(name, kept, way) for name, kept in shapes for way in cuts(MODELS[name], kept)]
     precompile(run_once, cases, args.workers, budget)
@@ -47,12 +47,14 @@ def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[s
         model = MODELS[name]
         query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
         k_cache = caches[0][0]
-        rule = attention_tuning.hopper_decode_config(
-            k_cache, model.heads // model.kv_heads, len(lens)
+        group = model.heads // model.kv_heads
+        rule, *others = (
+            attention_tuning.hopper_decode_config(k_cache, group, n)
+            for n in (len(lens), 1, 16, 64, 1024)
         )
         ways: dict[str, DecodeConfig | HopperDecodeConfig] = {
             "all GPUs": attention_tuning.decode_config(k_cache, len(lens)),
-            **{cut_name(way): way for way in [rule, *cuts(model, kept)]},
+            **{cut_name(way): way for way in [rule, *others, *cuts(model, kept)]},
         }
         calls = {way: decode_calls(query, caches, layout, ways[way]) for way in ways}
         expected = calls["all GPUs"][0]()

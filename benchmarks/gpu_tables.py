@@ -187,7 +187,8 @@ def gpu_prefill(result: Result) -> str:
         "| | 8b bf16 | 8b fp8 | library | 1b bf16 | 1b fp8 | library |",
         "|---|---|---|---|---|---|---|",
     ]
-    rows = {(row["batch"], row["model"], row["kept"]): row for row in result["prefill"]}
+    long = [row for row in result["prefill"] if not row["has_few_keys"]]
+    rows = {(row["batch"], row["model"], row["kept"]): row for row in long}
     for batch in dict.fromkeys(batch for batch, *_ in rows):
         cells = [batch]
         for model in ("8b", "1b"):
@@ -195,7 +196,14 @@ def gpu_prefill(result: Result) -> str:
             library = rows[batch, model, "bf16"]["library_us"]
             cells.append(_tflops(rows[batch, model, "bf16"], library) if library else "")
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    title = "Of prompts with up to 128 keys, us a layer; in brackets by Hopper's kernel:"
+    short = [row for row in result["prefill"] if row["has_few_keys"]]
+    return "\n".join([*lines, "", _by_batch(title, short, _short_cell)])
+
+
+def _short_cell(row: Result | None) -> str:
+    """Of a case for which there was time."""
+    return f"{row['us']['few keys']:.1f} ({row['us'][_prefill_way(row)]:.1f})" if row else ""
 
 
 def _prefill_cell(row: Result | None) -> str:
@@ -211,7 +219,7 @@ def _tflops(row: Result, us: float) -> str:
 
 
 def _prefill_way(row: Result) -> str:
-    """The name of the way that the engine takes on a GPU with 132 multiprocessors."""
+    """Which half Hopper's kernel has on a GPU with 132 multiprocessors."""
     from quire.kernels.triton import attention_tuning
 
     return (

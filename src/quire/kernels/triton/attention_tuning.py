@@ -82,13 +82,21 @@ def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> Hopper
     """By rule, the best on the whole when measured: 96 KiB on their way to a multiprocessor.
 
     With few requests one program there has all of it, in tiles of 32 KiB, so that few parts are to
-    be merged; three of them, or two if heads take more registers, hide each other's softmax.
+    be merged; of one or two in 16 bits with 64 dimensions smaller ones, as each program else has a
+    single one. Three programs, or two if heads take more registers, hide each other's softmax. With
+    many requests, which are often short, no tile has more than 64 keys.
     """
-    row_bytes = 2 * int(k_cache.shape[3]) * k_cache.dtype.itemsize  # of a key and its value
-    few = num_tokens <= (16 if k_cache.dtype.itemsize == 2 else 1)
+    itemsize = k_cache.dtype.itemsize
+    row_bytes = 2 * int(k_cache.shape[3]) * itemsize  # of a key and its value
+    if num_tokens <= 2 and itemsize == 2 and row_bytes == 256:
+        return HopperDecodeConfig(per_sm=1, slots=4, tile=64)
+    few = num_tokens <= (16 if itemsize == 2 else 4)
     if few or row_bytes == 512:
         return HopperDecodeConfig(per_sm=1, slots=3, tile=min(128, 2**15 // row_bytes))
-    return HopperDecodeConfig(per_sm=3 if group <= 8 else 2, slots=2, tile=2**14 // row_bytes)
+    per_sm = 3 if group <= 8 else 2
+    if num_tokens >= 256 and row_bytes == 128:
+        return HopperDecodeConfig(per_sm, slots=3, tile=64)
+    return HopperDecodeConfig(per_sm, slots=2, tile=2**14 // row_bytes)
 
 
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
