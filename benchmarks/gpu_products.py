@@ -76,7 +76,7 @@ def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
 @functools.cache
 def numbers(itemsize: int) -> Tensor:
     """To cut weights from."""
-    flat = torch.randn(2**30, device=DEVICE).to(DTYPE)
+    flat = torch.randn(3 * 2**29, device=DEVICE).to(DTYPE)
     return flat if itemsize == 2 else flat.to(reference.FP8)
 
 

@@ -21,8 +21,8 @@ from quire.kernels.triton.ways import RingConfig, Way, way_from
 
 Place = tuple[float, float, float, float]
 Shape = tuple[int, int]  # n, k
-COSTS = (1.96, 0.205, 3.27, 0.366, 1.32)  # microseconds for each of `terms`
-SCALES = (80.0, 10.0, 32.0, 128.0)  # what a distance of 1 in each part of a place weighs
+COSTS = (1.91, 0.205, 2.81, 0.456, 1.33)  # microseconds for each of `terms`
+SCALES = (160.0, 10.0, 64.0, 64.0)  # what a distance of 1 in each part of a place weighs
 # What nothing alike was timed of is presumed to take 10 % longer; counts as much as this.
 PRESUMED, WEIGHT = 0.1, 1e-3
 
