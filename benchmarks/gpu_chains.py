@@ -183,7 +183,7 @@ def small_weights(model: Model, itemsize: int) -> dict[str, Any]:
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """All layers' products with norms, residuals and SiLU fused; attention is left out."""
+    """All layers' products with norms, residuals and SiLU fused, heads turned; no attention."""
     cases = [
         (name, m, size)
         for size in args.itemsizes
