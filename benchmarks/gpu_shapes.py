@@ -75,13 +75,24 @@ TIMED = {
     "danube3-4b": Model(3840, 32, 8, 120, 10240, 32000, 24),
     "internlm2-20b": Model(6144, 48, 8, 128, 16384, 92544, 48),
     "tinyllama-1.1b": Model(2048, 32, 4, 64, 5632, 32000, 22),
-}
-# In no table: looked at once what is chosen stood.
-HELD_OUT = {
     "gemma-3-27b": Model(5376, 32, 16, 128, 21504, 262208, 62),
     "yi-34b": Model(7168, 56, 8, 128, 20480, 64000, 60),
     "qwen3-1.7b": Model(2048, 16, 8, 128, 6144, 151936, 28),
     "gemma-2-2b": Model(2304, 8, 4, 256, 9216, 256000, 26),
     "mobilellm-600m": Model(1152, 18, 6, 64, 3072, 32000, 40),
+    "command-r-35b": Model(8192, 64, 64, 128, 22528, 256000, 40),
+    "qwen2.5-72b": Model(8192, 64, 8, 128, 29568, 152064, 80),
+    "nemotron-4-15b": Model(6144, 48, 8, 128, 24576, 256000, 32),
+    "gemma-2-27b": Model(4608, 32, 16, 128, 36864, 256000, 46),
+    "smollm3-3b": Model(2048, 16, 4, 128, 11008, 128256, 36),
+}
+# In no table: looked at once what is chosen stood.
+HELD_OUT = {
+    "llama-3.1-70b": Model(8192, 64, 8, 128, 28672, 128256, 80),
+    "exaone-3.5-32b": Model(5120, 40, 8, 128, 27392, 102400, 64),
+    "yi-9b": Model(4096, 32, 4, 128, 11008, 64000, 48),
+    "olmo-2-13b": Model(5120, 40, 40, 128, 13824, 100352, 40),
+    "smollm2-1.7b": Model(2048, 32, 32, 64, 8192, 49152, 24),
+    "codestral-22b": Model(6144, 48, 8, 128, 16384, 32768, 56),
 }
 SHAPES = MODELS | TIMED | HELD_OUT
