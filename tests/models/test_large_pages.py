@@ -20,6 +20,7 @@ def test_the_begin_of_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with path.open("rb") as file:
         assert read_in_large_pages(file.fileno(), 2 * LARGE_PAGE + 5)
         assert read_in_large_pages(file.fileno(), 0)
+        assert not read_in_large_pages(file.fileno(), 4 * LARGE_PAGE)  # which the file has not
         monkeypatch.setattr(large_pages, "_POPULATE_READ", 10_000)  # as an older system knows none
         assert not read_in_large_pages(file.fileno(), LARGE_PAGE)
 

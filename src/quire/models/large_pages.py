@@ -35,7 +35,11 @@ def read_in_large_pages(file: int, num_bytes: int) -> bool:
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for begin in range(0, num_bytes, _WINDOW):
         length = min(_WINDOW, num_bytes - begin)
-        with mmap.mmap(file, length, access=mmap.ACCESS_COPY, offset=begin) as window:
+        try:
+            window = mmap.mmap(file, length, access=mmap.ACCESS_COPY, offset=begin)
+        except (OSError, ValueError):  # it cannot be mapped, or is shorter than its header says
+            return False
+        with window:
             ask_for_large_pages(window, length)
             address = ctypes.addressof(ctypes.c_char.from_buffer(window))
             if advise(address, length, _POPULATE_READ) != 0:

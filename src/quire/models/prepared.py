@@ -158,11 +158,11 @@ class _Ending:
         """
         interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
         self._latest = -math.inf if interrupted else time.monotonic() + PATIENCE
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            self._latest = -math.inf
-            thread.join()
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                self._latest = -math.inf
 
 
 def check_of(tensors: dict[str, Tensor]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def file_name(checkpoint: str, form: str) -> str:
 
 
 def unfinished_name(file: Path) -> Path:
-    """What it is called while this process writes it."""
-    return file.with_suffix(f".{os.getpid()}.tmp")
+    """What it is called while this thread writes it: two engines of a process may do so at once."""
+    return file.with_suffix(f".{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def newest_file(config: ModelConfig, path: Path) -> Path | None:
