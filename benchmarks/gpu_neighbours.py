@@ -90,12 +90,14 @@ def worth_trying(row: dict[str, Any]) -> set[Way]:
 def judged(num_sms: int = NUM_SMS) -> dict[str, list[tuple[dict[str, Any], float]]]:
     """By how much what is chosen takes longer than the best, of products that nobody tuned.
 
-    left: of the models of the table, leaving out one at a time; later: of others; heads: of their
-    products that make heads, with what it takes to turn these, where doing so inside saves that.
+    left: of the models of the table, leaving out one at a time; later: of others, but for shapes
+    that the table has of another model; heads: of their products that make heads, with what it
+    takes to turn these, where doing so inside saves that.
     """
     tuned = {(row["n"], row["k"]) for row in tuning.measured()["skinny_gemm"]}
     rows = [row for row in recorded() if (row["n"], row["k"]) not in tuned]
-    later: Rows = [row for row in rows if row["model"] in HELD_OUT]
+    known = {(row["n"], row["k"]) for row in neighbours.timed()["shapes"]}
+    later: Rows = [r for r in rows if r["model"] in HELD_OUT and (r["n"], r["k"]) not in known]
     alone = [{key: row[key] for key in row if key != "heads"} for row in later]
     heads = [row for row in later if "heads" in row and (row["itemsize"] == 1 or row["m"] <= 4)]
     return {"left": left_out([row for row in rows if row["model"] in TIMED])} | {

@@ -86,7 +86,8 @@ TIMED = {
     "gemma-2-27b": Model(4608, 32, 16, 128, 36864, 256000, 46),
     "smollm3-3b": Model(2048, 16, 4, 128, 11008, 128256, 36),
 }
-# In no table: looked at once what is chosen stood.
+# In no table, though other models of it may have the same shapes: looked at once what is chosen
+# stood.
 HELD_OUT = {
     "llama-3.1-70b": Model(8192, 64, 8, 128, 28672, 128256, 80),
     "exaone-3.5-32b": Model(5120, 40, 8, 128, 27392, 102400, 64),
