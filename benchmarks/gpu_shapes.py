@@ -94,6 +94,5 @@ HELD_OUT = {
     "yi-9b": Model(4096, 32, 4, 128, 11008, 64000, 48),
     "olmo-2-13b": Model(5120, 40, 40, 128, 13824, 100352, 40),
     "smollm2-1.7b": Model(2048, 32, 32, 64, 8192, 49152, 24),
-    "codestral-22b": Model(6144, 48, 8, 128, 16384, 32768, 56),
 }
 SHAPES = MODELS | TIMED | HELD_OUT
