@@ -341,12 +341,12 @@ class AsyncEngine:
             logger.exception("a step's results could not be delivered")
             self.on_failure("the engine's results could not be delivered; restart the server")
             return
-        if processed.aborts:
-            self._link.send(AbortRequests(request_ids=processed.aborts))
         for request_id, output in processed.outputs.items():
             self._put(request_id, output)
         for request_id, failure in processed.failures.items():
             self._put(request_id, failure)
+        if processed.aborts:  # at the end: sending may bring the next step
+            self._link.send(AbortRequests(request_ids=processed.aborts))
 
     def on_down(self, has_begun: Callable[[Iterable[str]], set[str]]) -> None:
         """The engine process has died, and another one is being started.

@@ -1,0 +1,70 @@
+"""The front's end of an engine, over a link without one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.config import EngineConfig
+from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.client import AsyncEngine
+from quire.engine.link import Listener
+from quire.engine.null import start_null_engine
+from quire.hub import tokenizer_folder
+from quire.tokenizer.tokenizer import Tokenizer
+
+CONFIG = EngineConfig.from_options(load_format="null", num_blocks=100)
+TOKENIZER = Tokenizer.from_folder(tokenizer_folder(CONFIG))
+
+
+class EagerLink:
+    """Brings the next step while an abort is being sent, as a socket does that is read then."""
+
+    client = "front"
+    is_alive, last_work, silent_seconds = True, 0.0, 0.0
+
+    def __init__(self, *steps: StepOutput) -> None:
+        self._steps = list(steps)
+
+    def attach(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def send(self, message: EngineMessage) -> None:
+        if isinstance(message, AbortRequests) and self._steps:
+            self._listener.on_step(self._steps.pop(0))
+
+    async def close(self) -> None:
+        pass
+
+
+def step(**token_ids: int) -> StepOutput:
+    """A token for each of these requests, which are the engine's first and second, a and b."""
+    names = {"a": "a-1/0", "b": "b-2/0"}
+    deltas = [RequestDelta(request_id=names[n], token_ids=[i]) for n, i in token_ids.items()]
+    return StepOutput(deltas=deltas, stats=EngineStats())
+
+
+def test_a_step_that_comes_while_one_is_told_is_told_behind_it() -> None:
+    """A stop string ends the first answer, whose abort goes out while the step is told."""
+    last, second, third = (TOKENIZER.encode(text)[0] for text in ("one", "two", "four"))
+    stops = SamplingParams(max_tokens=9, stop=[TOKENIZER.token_text(last)])
+
+    async def main() -> None:
+        _, info = start_null_engine(CONFIG)
+        engine = AsyncEngine(EagerLink(step(b=third)), TOKENIZER, info, 0)
+        streams = [
+            engine.generate([5], stops, request_id="a"),
+            engine.generate([5], SamplingParams(max_tokens=9), request_id="b"),
+        ]
+        readers = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await asyncio.sleep(0.0)  # until they are sent
+        await asyncio.sleep(0.0)
+        engine.on_step(step(a=last, b=second))
+        ended, other = [(await reader).outputs[0] for reader in readers]
+        assert ended.finish_reason == "stop"
+        assert other.token_ids == [second, third]
+        for stream in streams:
+            await stream.aclose()
+        await engine.close()
+
+    asyncio.run(main())
