@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput
+from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput, Watch
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ from quire.engine import ipc
 from quire.engine.client import AsyncEngine
 from quire.engine.control import Control, ForgetClient
 from quire.engine.info import EngineInfo
-from quire.engine.ipc import EngineSocket, ProcessLink
+from quire.engine.ipc import EngineSocket, ProcessLink, Sent
 from quire.engine.null import start_null_engine
 from quire.engine.process import EngineProcess
 from quire.engine.status_page import StatusPage, create_page
@@ -321,6 +321,27 @@ def test_who_only_watches_has_the_figures_of_all(tmp_path: Path) -> None:
         await watcher.close()
 
     run(tmp_path, scenario)
+
+
+def test_a_view_waits_for_a_client_that_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for no other before this one is there."""
+    engine = Engine(tmp_path, 0, is_running=False)
+    sent: list[StepOutput] = []
+    outcomes = [Sent.FULL, Sent.OK, Sent.OK]
+
+    def send(_client: bytes, step: StepOutput) -> Sent:
+        sent.append(step)
+        return outcomes.pop(0)
+
+    arrived = [[(b"front", [Watch()])], []]
+    monkeypatch.setattr(engine.socket, "receive", lambda _patience: arrived.pop(0))
+    monkeypatch.setattr(engine.socket, "send", send)
+    engine.process.turn(0.0)
+    engine.process.turn(0.0)
+    assert [step.view is not None for step in sent] == [True, True]
+    engine.socket.close()
 
 
 def test_requests_of_a_dead_client_are_aborted(tmp_path: Path) -> None:

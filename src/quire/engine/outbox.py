@@ -8,14 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.core.messages import RequestDelta
+from quire.core.messages import EngineView, RequestDelta
 
 
 class Outbox:
-    """One client's news. `ready` is what can be sent, at most one entry for each request."""
+    """One client's news.
+
+    ready: what can be sent, at most one entry for each request. is_watching: whether the client
+    has asked for the next view; view: which is here until it is sent.
+    """
 
     def __init__(self) -> None:
         self.ready: dict[str, RequestDelta] = {}
+        self.is_watching = False
+        self.view: EngineView | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self.ready) or self.view is not None
+
+    def clear(self) -> None:
+        """All of it has been sent."""
+        self.ready.clear()
+        self.view = None
 
     def put(self, delta: RequestDelta) -> None:
         """Add a step's news of one request."""
@@ -57,6 +73,12 @@ class Clients:
                 if delta.finish_reason is not None:
                     del self._owners[delta.request_id]
 
+    def show(self, view: EngineView) -> None:
+        """Tell those who watch; a newer view takes the place of one that is not sent yet."""
+        for outbox in self._outboxes.values():
+            if outbox.is_watching:
+                outbox.is_watching, outbox.view = False, view
+
     def forget(self, client: bytes) -> list[str]:
         """Drop a client; returns its requests, which nobody waits for any more."""
         outbox = self._outboxes.pop(client, None)
@@ -68,4 +90,4 @@ class Clients:
     def waiting(self, *, everyone: bool = False) -> list[tuple[bytes, Outbox]]:
         """Clients that can be told something, or all of them."""
         pairs = self._outboxes.items()
-        return [(client, outbox) for client, outbox in pairs if outbox.ready or everyone]
+        return [(client, outbox) for client, outbox in pairs if outbox.has_news or everyone]

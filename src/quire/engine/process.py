@@ -112,7 +112,6 @@ class EngineProcess:
         self._epoch, self._num_restarts = epoch, num_restarts
         self._stats = self._stamped(core.stats)
         self._told_at = 0.0  # when everyone last got stats
-        self._watchers: set[bytes] = set()  # clients that have asked for the next view
         core.on_begin = self._page.note_begun
 
     def run(self) -> None:
@@ -133,7 +132,8 @@ class EngineProcess:
             step = core.step()
             self._clients.put(step.deltas)
             self._stats = self._stamped(step.stats)
-            self._show(step)
+            if step.view is not None:
+                self._clients.show(step.view)
         self._tell()
 
     def _stamped(self, stats: EngineStats) -> EngineStats:
@@ -143,8 +143,7 @@ class EngineProcess:
 
     def _handle(self, client: bytes, message: EngineMessage) -> None:
         if isinstance(message, Watch):
-            self._watchers.add(client)
-            self._clients.know(client)
+            self._clients.know(client).is_watching = True
         if isinstance(message, AddRequest) and not self._clients.add(client, message.request_id):
             self._socket.num_bad_frames += 1
         else:
@@ -158,13 +157,6 @@ class EngineProcess:
         if orphans := self._clients.forget(client):
             self._core.handle(AbortRequests(request_ids=orphans))
 
-    def _show(self, step: StepOutput) -> None:
-        if step.view is not None:
-            news = StepOutput(deltas=[], stats=step.stats, view=step.view)
-            for client in self._watchers:
-                self._socket.send(client, news)
-            self._watchers.clear()
-
     def _tell(self) -> None:
         """Send each client one frame with what is ready for it; now and then one without news."""
         self._stats.num_bad_frames = self._socket.num_bad_frames
@@ -173,10 +165,11 @@ class EngineProcess:
         if everyone:
             self._told_at = now
         for client, outbox in self._clients.waiting(everyone=everyone):
-            news = StepOutput(deltas=list(outbox.ready.values()), stats=self._stats)
+            deltas = list(outbox.ready.values())
+            news = StepOutput(deltas=deltas, stats=self._stats, view=outbox.view)
             match self._socket.send(client, news):
                 case Sent.OK:
-                    outbox.ready.clear()
+                    outbox.clear()
                 case Sent.GONE:
                     self._forget(client)
                 case Sent.FULL:  # it is joined to what comes next
