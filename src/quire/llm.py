@@ -162,12 +162,12 @@ class LLM:
     ) -> dict[str, RequestOutput]:
         """Results by request id. what: they are, for the progress bar."""
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
-        for request in prepared:
-            outputs.add(request, time.monotonic())
-            for message in request.messages:
-                self._core.handle(message)
         answers: dict[str, RequestOutput] = {}
         try:
+            for request in prepared:
+                outputs.add(request, time.monotonic())
+                for message in request.messages:
+                    self._core.handle(message)
             with _Progress(what, len(prepared), shown=use_tqdm) as progress:
                 progress.show(0, self.stats)
                 while outputs.num_unfinished:

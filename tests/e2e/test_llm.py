@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.core.messages import AddRequest, EngineMessage
 from quire.errors import (
     CheckpointError,
     ConfigError,
@@ -250,3 +251,21 @@ def test_wrong_entries_of_a_list_are_named(llm: LLM) -> None:
         llm.generate([[5], [-1]], GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="tools: this model's chat template has no place"):
         llm.chat([user], tools=[{"type": "function"}], use_tqdm=False)
+
+
+def test_ctrl_c_while_prompts_are_added_leaves_nothing_behind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, added = llm._core.handle, list[AddRequest]()
+
+    def interrupted(message: EngineMessage) -> None:
+        if isinstance(message, AddRequest):
+            if added:
+                raise KeyboardInterrupt
+            added.append(message)
+        handle(message)
+
+    monkeypatch.setattr(llm._core, "handle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6], [7, 8]], GREEDY, use_tqdm=False)
+    assert llm.stats.num_waiting == 0
