@@ -55,6 +55,14 @@ class InvalidRequestError(UserError):
         self.code = code
 
 
+def invalid_value(field: str, problem: str, *, where: str | None = None) -> InvalidRequestError:
+    """The refusal of a field's value. problem: what is wrong with it, and how to mend it.
+
+    where: the place inside the field, such as messages[2].role.
+    """
+    return InvalidRequestError(f"{where or field}: {problem}", param=field, code="invalid_value")
+
+
 class ContextLengthError(InvalidRequestError):
     """Prompt and answer together can never fit the model's context or the KV cache."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 
 Pooling = Literal["mean", "last"]
 POOLINGS: tuple[str, ...] = get_args(Pooling)
@@ -35,16 +35,18 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
-            raise _wrong("pooling", f"{reprlib.repr(self.pooling)}; give 'mean' or 'last'")
+            raise invalid_value(
+                "pooling", f"it is {reprlib.repr(self.pooling)}; give 'mean' or 'last'"
+            )
         if not isinstance(self.normalize, bool):
-            raise _wrong("normalize", f"{reprlib.repr(self.normalize)}; give true or false")
+            raise invalid_value(
+                "normalize", f"it is {reprlib.repr(self.normalize)}; give true or false"
+            )
         if self.dimensions is not None and not _is_count(self.dimensions):
-            raise _wrong("dimensions", f"{reprlib.repr(self.dimensions)}; give 1 or more, or none")
+            raise invalid_value(
+                "dimensions", f"it is {reprlib.repr(self.dimensions)}; give 1 or more, or none"
+            )
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: it is {problem}", param=field, code="invalid_value")

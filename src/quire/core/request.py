@@ -12,7 +12,7 @@ import msgspec
 from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.errors import ContextLengthError, InvalidRequestError
+from quire.errors import ContextLengthError, invalid_value
 
 NO_WISHES = SamplingParams(max_tokens=None)  # of requests that draw no tokens
 MAX_CHARS_PER_TOKEN = 64  # a token rarely stands for more
@@ -181,11 +181,10 @@ class RequestLimits:
         Raises InvalidRequestError or ContextLengthError with the numbers and the fix.
         """
         if not self.generates:
-            raise InvalidRequestError(
-                "model: this one has no head to draw tokens with; ask it for embeddings, or serve "
-                "a model for text generation",
-                param="model",
-                code="invalid_value",
+            raise invalid_value(
+                "model",
+                "this one has no head to draw tokens with; ask it for embeddings, or serve a model "
+                "for text generation",
             )
         self._check_prompt(prompt_token_ids)
         if sampling.stop_token_ids:
@@ -223,11 +222,10 @@ class RequestLimits:
                 "shorten it"
             )
         if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
-            raise InvalidRequestError(
-                f"dimensions: {pooling.dimensions} is more than the {self.hidden_size} that this "
-                "model's embeddings have; lower it, or leave it out",
-                param="dimensions",
-                code="invalid_value",
+            raise invalid_value(
+                "dimensions",
+                f"{pooling.dimensions} is more than the {self.hidden_size} that this model's "
+                "embeddings have; lower it, or leave it out",
             )
 
     def check_chars(self, num_chars: int, param: str = "prompt") -> None:
@@ -245,17 +243,13 @@ class RequestLimits:
         self._check_token_ids("output_token_ids", message.output_token_ids)
         room = self.max_model_len - len(message.prompt_token_ids)
         if begun >= (room if wanted is None else min(room, wanted)):
-            raise InvalidRequestError(
-                f"output_token_ids: {begun} tokens leave nothing to answer; send fewer",
-                param="output_token_ids",
-                code="invalid_value",
+            raise invalid_value(
+                "output_token_ids", f"{begun} tokens leave nothing to answer; send fewer"
             )
 
     def _check_prompt(self, token_ids: list[int]) -> None:
         if not token_ids:
-            raise InvalidRequestError(
-                "prompt: it is empty; give at least one token", param="prompt", code="invalid_value"
-            )
+            raise invalid_value("prompt", "it is empty; give at least one token")
         self._check_token_ids("prompt", token_ids)
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
@@ -265,18 +259,11 @@ class RequestLimits:
         except msgspec.ValidationError:
             pass
         if set(map(type, token_ids)) != {int}:
-            raise InvalidRequestError(
-                f"{field}: token ids are integers; give text, or a list of integers",
-                param=field,
-                code="invalid_value",
-            )
-        if not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            raise InvalidRequestError(
-                f"{field}: token ids go from 0 to {self.vocab_size - 1}; "
-                f"got {min(token_ids)} to {max(token_ids)}",
-                param=field,
-                code="invalid_value",
-            )
+            raise invalid_value(field, "token ids are integers; give text, or a list of integers")
+        low, high = min(token_ids), max(token_ids)
+        if low < 0 or high >= self.vocab_size:
+            known = f"token ids go from 0 to {self.vocab_size - 1}"
+            raise invalid_value(field, f"{known}; got {low} to {high}")
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 
 __all__ = ["SamplingParams", "StructuredOutputs"]
 
@@ -74,7 +74,7 @@ class SamplingParams(
         _check_types(self, given)
         _check_ranges(self, given)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _wrong(
+            raise invalid_value(
                 "min_tokens", f"{self.min_tokens} is above max_tokens ({self.max_tokens}); lower it"
             )
 
@@ -123,10 +123,6 @@ _DEFAULTS = tuple(
 )
 
 
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -145,17 +141,17 @@ def _check_types(params: SamplingParams, given: list[str]) -> None:
         if value is None and field in _OPTIONAL:
             continue
         if field in INT_RANGES and not _is_int(value):
-            raise _wrong(field, f"{_shown(value)} is not an integer; give one")
+            raise invalid_value(field, f"{_shown(value)} is not an integer; give one")
         if field in FLOAT_RANGES and not _is_number(value):
-            raise _wrong(field, f"{_shown(value)} is not a number; give one")
+            raise invalid_value(field, f"{_shown(value)} is not a number; give one")
         if field in _BOOLS and not isinstance(value, bool):
-            raise _wrong(field, f"{_shown(value)} is not true or false; give one")
+            raise invalid_value(field, f"{_shown(value)} is not true or false; give one")
     _check_words("stop", params.stop, MAX_STOP_STRINGS)
     _check_words("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_token_ids("stop_token_ids", params.stop_token_ids)
     _check_token_ids("kept_token_ids", params.kept_token_ids)
     if not isinstance(params.structured_outputs, StructuredOutputs | None):
-        raise _wrong("structured_outputs", "give StructuredOutputs(...), or None")
+        raise invalid_value("structured_outputs", "give StructuredOutputs(...), or None")
 
 
 def _shown(value: Any) -> str:
@@ -167,22 +163,22 @@ def _shown(value: Any) -> str:
 
 def _check_words(field: str, words: Any, most: int) -> None:
     if not isinstance(words, list):
-        raise _wrong(field, "give a list of strings")
+        raise invalid_value(field, "give a list of strings")
     if len(words) > most:
-        raise _wrong(field, f"{len(words)} strings; give at most {most}")
+        raise invalid_value(field, f"{len(words)} strings; give at most {most}")
     for word in words:
         if not isinstance(word, str):
-            raise _wrong(field, f"{_shown(word)} is not a string; give strings")
+            raise invalid_value(field, f"{_shown(word)} is not a string; give strings")
         if not 1 <= len(word) <= MAX_WORD_CHARS:
             problem = f"a string of {len(word)} characters; give strings of 1 to {MAX_WORD_CHARS}"
-            raise _wrong(field, problem)
+            raise invalid_value(field, problem)
 
 
 def _check_token_ids(field: str, token_ids: Any) -> None:
     if not isinstance(token_ids, list) or len(token_ids) > MAX_TOKEN_IDS:
-        raise _wrong(field, f"give a list of at most {MAX_TOKEN_IDS} token ids")
+        raise invalid_value(field, f"give a list of at most {MAX_TOKEN_IDS} token ids")
     if not all(map(_is_token_id, token_ids)):
-        raise _wrong(field, "give token ids, 0 or above")
+        raise invalid_value(field, "give token ids, 0 or above")
 
 
 def _check_ranges(params: SamplingParams, given: list[str]) -> None:
@@ -190,11 +186,11 @@ def _check_ranges(params: SamplingParams, given: list[str]) -> None:
         low, high = _RANGES.get(field, (False, True))
         value = getattr(params, field)
         if value is not None and not low <= value <= high:  # also refuses NaN
-            raise _wrong(field, f"{_shown(value)} is out of range; give {low} to {high}")
+            raise invalid_value(field, f"{_shown(value)} is out of range; give {low} to {high}")
     if params.top_p == 0.0:
-        raise _wrong("top_p", "0 keeps no token; give a share in (0, 1]")
+        raise invalid_value("top_p", "0 keeps no token; give a share in (0, 1]")
     if params.repetition_penalty == 0.0:
-        raise _wrong(
+        raise invalid_value(
             "repetition_penalty", "0 is out of range; give a number above 0 and up to 100 (1: off)"
         )
     _check_logit_bias(params.logit_bias)
@@ -204,10 +200,12 @@ def _check_logit_bias(bias: dict[int, float] | None) -> None:
     if bias is None:
         return
     if not isinstance(bias, dict) or len(bias) > MAX_LOGIT_BIAS:
-        raise _wrong("logit_bias", f"give a map of at most {MAX_LOGIT_BIAS} token ids to numbers")
+        raise invalid_value(
+            "logit_bias", f"give a map of at most {MAX_LOGIT_BIAS} token ids to numbers"
+        )
     for token_id, value in bias.items():
         if not _is_token_id(token_id):
             problem = f"{_shown(token_id)} is not a token id; give ids of 0 or above"
-            raise _wrong("logit_bias", problem)
+            raise invalid_value("logit_bias", problem)
         if not _is_number(value) or not -100 <= value <= 100:  # also refuses NaN
-            raise _wrong("logit_bias", f"{_shown(value)} is out of range; give -100 to 100")
+            raise invalid_value("logit_bias", f"{_shown(value)} is out of range; give -100 to 100")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, invalid_value
 
 MAX_GRAMMAR_BYTES = 64 << 10  # of a JSON schema or a grammar, as UTF-8
 MAX_REGEX_BYTES = 4 << 10
@@ -98,7 +98,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def wrong(self, problem: str) -> InvalidRequestError:
         """A refusal. problem: what is wrong and how to mend it."""
-        return InvalidRequestError(f"{self.name}: {problem}", param=self.name, code="invalid_value")
+        return invalid_value(self.name, problem)
 
     def wrong_somewhere(self, problem: str) -> InvalidRequestError:
         """A refusal in the compiler's words, which may begin with where it is in a grammar."""
@@ -106,8 +106,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         field = (self.fields_of_lines or {}).get(int(at[1])) if at else None
         if at is None or field is None:
             return self.wrong(problem)
-        text = f"{field}: {problem[at.end() :]}"
-        return InvalidRequestError(text, param=field, code="invalid_value")
+        return invalid_value(field, problem[at.end() :])
 
     def _check_text(self) -> None:
         if isinstance(self.json, dict):
@@ -146,8 +145,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def _wrong_beside(self, name: str, problem: str) -> InvalidRequestError:
         """A refusal of a field that goes with the form's own."""
-        field = self.name.removesuffix(self.kind) + name
-        return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
+        return invalid_value(self.name.removesuffix(self.kind) + name, problem)
 
     def _check_choice(self) -> None:
         choice = self.choice

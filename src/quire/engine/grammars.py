@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from quire.core.request import Request
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.compiler import Compiler
 from quire.grammar.matcher import Matcher
 
@@ -49,10 +49,9 @@ class Grammars(Mapping[str, Matcher]):
         if self._compiler is None:
             raise wish.wrong("this engine has no tokenizer to keep to it; leave it out")
         if request.request_id in self._pending or request.request_id in self._ready:
-            raise InvalidRequestError(
-                f"request_id: {request.request_id!r} is running already; give each request its own",
-                param="request_id",
-                code="invalid_value",
+            raise invalid_value(
+                "request_id",
+                f"{request.request_id!r} is running already; give each request its own",
             )
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-matcher")

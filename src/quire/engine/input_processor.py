@@ -19,7 +19,7 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import NO_WISHES, RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.long_texts import encode_within
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.apart import Apart
 from quire.grammar.checker import CHECK_SECONDS, GrammarChecker, Here
 from quire.grammar.compiler import GrammarCompiler
@@ -186,15 +186,12 @@ class InputProcessor:
 
     def _check_priority(self, priority: int) -> None:
         if type(priority) is not int:
-            raise InvalidRequestError(
-                f"priority: {priority!r} is not an integer; give one", param="priority"
-            )
+            raise invalid_value("priority", f"{priority!r} is not an integer; give one")
         if priority != 0 and not self._limits.honours_priority:
-            raise InvalidRequestError(
-                "priority: requests are run in order of arrival here; leave it out, or start the "
-                "server with --scheduling-policy priority (LLM with scheduling_policy='priority')",
-                param="priority",
-                code="invalid_value",
+            raise invalid_value(
+                "priority",
+                "requests are run in order of arrival here; leave it out, or start the server with "
+                "--scheduling-policy priority (LLM with scheduling_policy='priority')",
             )
 
 
@@ -222,7 +219,7 @@ def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) ->
 
 def _check_salt(salt: str) -> None:
     if not isinstance(salt, str):
-        raise InvalidRequestError("cache_salt: it is not text; give a string", param="cache_salt")
+        raise invalid_value("cache_salt", "it is not text; give a string")
 
 
 def _signed64(value: int) -> int:

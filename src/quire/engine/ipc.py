@@ -21,7 +21,7 @@ from quire.engine.info import EngineInfo
 from quire.engine.link import Listener
 from quire.engine.outbox import Outbox
 from quire.engine.status_page import StatusPage
-from quire.errors import InvalidRequestError, QuireError
+from quire.errors import QuireError, invalid_value
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ class EngineConnection:
         """Pass a message on. Raises InvalidRequestError if it is too large for a frame."""
         data = self._encoder.encode(message)
         if len(data) > MAX_FRAME_BYTES // 2:
-            raise InvalidRequestError(
-                f"prompt: the request takes {len(data)} bytes; send a shorter one", param="prompt"
+            raise invalid_value(
+                "prompt", f"the request takes {len(data)} bytes; send a shorter one"
             )
         if self._num_bytes + len(data) > FLUSH_BYTES:
             self._flush()

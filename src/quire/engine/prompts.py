@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import Prompt
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}
 Prompts = Prompt | tuple[int, ...] | np.ndarray | Sequence[Prompt | tuple[int, ...] | np.ndarray]
@@ -29,31 +29,33 @@ def read_prompts(prompts: Prompts) -> list[Prompt]:
         return [found]
     if not isinstance(found, list):
         kind = type(prompts).__name__
-        raise _wrong("prompt", f"{kind} is not text, token ids or a list of them; give one")
+        raise invalid_value("prompt", f"{kind} is not text, token ids or a list of them; give one")
     if found and all(isinstance(item, int) for item in found):
         return [found]
     for place, item in enumerate(found):
         if not isinstance(item, str | list):
             problem = f"{type(item).__name__} is not text or a list of token ids; give either"
-            raise _wrong("prompt", problem, f"prompt[{place}]")
+            raise invalid_value("prompt", problem, where=f"prompt[{place}]")
     return found
 
 
 def read_conversations(messages: Conversation | Sequence[Conversation]) -> list[list[Message]]:
     """Each conversation as a list of messages. Raises InvalidRequestError."""
     if isinstance(messages, str):
-        raise _wrong("messages", f"text is no conversation; {_MESSAGES_FIX}, or use generate")
+        raise invalid_value(
+            "messages", f"text is no conversation; {_MESSAGES_FIX}, or use generate"
+        )
     if isinstance(messages, dict):
-        raise _wrong("messages", "one message is no list; put it into one: [message]")
+        raise invalid_value("messages", "one message is no list; put it into one: [message]")
     if not isinstance(messages, list | tuple):
         kind = type(messages).__name__
-        raise _wrong("messages", f"{kind} is not a conversation; {_MESSAGES_FIX}")
+        raise invalid_value("messages", f"{kind} is not a conversation; {_MESSAGES_FIX}")
     if any(isinstance(item, dict) for item in messages):
         return [list(messages)]
     for place, item in enumerate(messages):
         if not isinstance(item, list | tuple):
             problem = f"{type(item).__name__} is neither a message nor a list of messages; "
-            raise _wrong("messages", problem + _MESSAGES_FIX, f"messages[{place}]")
+            raise invalid_value("messages", problem + _MESSAGES_FIX, where=f"messages[{place}]")
     return [list(conversation) for conversation in messages]
 
 
@@ -68,14 +70,14 @@ def one_for_each(
     if not isinstance(sampling, list | tuple):
         kind = type(sampling).__name__
         problem = f"{kind} is no SamplingParams; give SamplingParams(...), or one for each prompt"
-        raise _wrong("sampling_params", problem)
+        raise invalid_value("sampling_params", problem)
     for place, params in enumerate(sampling):
         if not isinstance(params, SamplingParams):
             problem = f"{type(params).__name__} is no SamplingParams; give SamplingParams(...)"
-            raise _wrong("sampling_params", problem, f"sampling_params[{place}]")
+            raise invalid_value("sampling_params", problem, where=f"sampling_params[{place}]")
     if len(sampling) != count:
         problem = f"{len(sampling)} given for {count} prompts; give one, or one each"
-        raise _wrong("sampling_params", problem)
+        raise invalid_value("sampling_params", problem)
     return list(sampling)
 
 
@@ -86,7 +88,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def _wrong(field: str, problem: str, where: str | None = None) -> InvalidRequestError:
-    return InvalidRequestError(f"{where or field}: {problem}", param=field, code="invalid_value")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from quire.core.request import Request, RequestStatus
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.kvcache.manager import KVCacheManager
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.queue import WaitingQueue
@@ -44,10 +44,9 @@ class Batch:
         Raises InvalidRequestError if its id is that of a request that has not ended.
         """
         if request.request_id in self.requests:
-            raise InvalidRequestError(
-                f"request_id: {request.request_id!r} is running already; give each request its own",
-                param="request_id",
-                code="invalid_value",
+            raise invalid_value(
+                "request_id",
+                f"{request.request_id!r} is running already; give each request its own",
             )
         self.requests[request.request_id] = request
         self.waiting.push(request)

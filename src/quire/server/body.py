@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from quire.errors import InvalidRequestError
+from quire.errors import InvalidRequestError, invalid_value
 from quire.server.allowed_values import allowed_values
 from quire.server.http_errors import HttpError
 
@@ -247,7 +247,7 @@ def _wrong_value(problem: str, path: str, kind: Any, body: bytes) -> InvalidRequ
     if "`key` in" in where or inside.endswith("[...]"):
         field = field.removesuffix("[...]")
         shown = field + _wrong_key(body, kind, field)
-    return InvalidRequestError(f"{shown}: {what}; {fix}", param=field, code="invalid_value")
+    return invalid_value(field, f"{what}; {fix}", where=shown)
 
 
 def _wrong_key(body: bytes, kind: Any, field: str) -> str:

@@ -14,7 +14,7 @@ from quire.core.output import CompletionOutput
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.engine.long_texts import encode_within
-from quire.errors import ContextLengthError, InvalidRequestError
+from quire.errors import ContextLengthError, invalid_value
 from quire.server import protocol
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.field_names import SAME, FieldNames
@@ -134,10 +134,12 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
     if not use.shown:
         return
     if "tools" not in tokenizer.chat_variables:
-        raise _wrong("tools", "this model's chat template has no place for them; remove them")
+        raise invalid_value(
+            "tools", "this model's chat template has no place for them; remove them"
+        )
     if formats.tools is None:
         fix = "set tool_choice to none, or start the server with --tool-call-parser"
-        raise _wrong("tools", f"how this model writes calls is not known; {fix}")
+        raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
 def _rendered(request: protocol.ChatRequest, use: ToolUse, served: Served) -> str:
@@ -164,7 +166,9 @@ def _template_variables(
         return {"reasoning_effort": effort} | variables
     if "enable_thinking" in tokenizer.chat_variables:
         return {"enable_thinking": effort != "none"} | variables
-    raise _wrong("reasoning_effort", "this model's chat template does not read it; remove it")
+    raise invalid_value(
+        "reasoning_effort", "this model's chat template does not read it; remove it"
+    )
 
 
 def _reading(
@@ -215,7 +219,7 @@ def _with_grammar(
             control_token_id=tokenizer.control_token_id,
         )
     except NoGrammarError as error:
-        raise _wrong(field, str(error)) from None
+        raise invalid_value(field, str(error)) from None
     places = {tool.function.name: place for place, tool in enumerate(use.shown)}
     fields = [f"tools[{places[tool.function.name]}].function.parameters" for tool in use.allowed]
     lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
@@ -247,7 +251,3 @@ def _check_fit(num_tokens: int, sampling: SamplingParams, limits: RequestLimits)
     except ContextLengthError as error:
         text = str(error).replace("prompt:", "messages:", 1).replace("the prompt", "them")
         raise ContextLengthError(text, param="messages") from None
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

@@ -23,7 +23,7 @@ from quire.core.pooling_params import Pooling, PoolingParams
 from quire.core.request import NO_WISHES
 from quire.engine.input_processor import told_of
 from quire.engine.long_texts import encode_within
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds, protocol
 from quire.server.bounds import Int32, ShortText, TokenId
 from quire.server.engine_protocol import EngineProtocol, Prompt
@@ -172,10 +172,10 @@ def _inputs(data: bytes) -> list[str] | list[list[int]]:
         return [cast(list[int], given)]
     if kinds not in ({str}, {list}):
         text = "give a text, a list of texts, a list of token ids, or a list of such lists"
-        raise InvalidRequestError(f"input: {text}", param="input", code="invalid_value")
+        raise invalid_value("input", text)
     if len(given) > MAX_INPUTS:
-        text = f"input: {len(given)} of them; send at most {MAX_INPUTS} in one request"
-        raise InvalidRequestError(text, param="input", code="invalid_value")
+        problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"
+        raise invalid_value("input", problem)
     return cast(list[str] | list[list[int]], given)
 
 

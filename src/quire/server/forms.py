@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.structured_outputs import KINDS, StructuredOutputs
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds
 
 Schema = str | dict[str, Any]
@@ -111,14 +111,12 @@ def form_of(request: FormRequest) -> StructuredOutputs | None:
     pattern = request.guided_whitespace_pattern
     if pattern is not None and request.guided_json is None:
         field = "guided_whitespace_pattern"
-        text = f"{field}: it goes with guided_json; leave it out"
-        raise InvalidRequestError(text, param=field, code="invalid_value")
+        raise invalid_value(field, "it goes with guided_json; leave it out")
     if not asked:
         return None
     if len(asked) > 1:
         first, second = list(asked)[:2]
-        text = f"{second}: {first} asks for a form, too; give one of them"
-        raise InvalidRequestError(text, param=second, code="invalid_value")
+        raise invalid_value(second, f"{first} asks for a form, too; give one of them")
     ((field, fields),) = asked.items()
     return StructuredOutputs(**fields, field=field)
 

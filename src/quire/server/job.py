@@ -9,7 +9,7 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server.engine_protocol import Prompt
 from quire.server.labels import new_label
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
@@ -50,9 +50,8 @@ def make_job(
     id_prefix: of the reply's id, such as "cmpl-". Raises InvalidRequestError for too many answers.
     """
     if len(prompts) * sampling.n > MAX_CHOICES:
-        text = f"prompt: {len(prompts)} prompts with n={sampling.n} are too many answers for one "
-        text += f"request; send at most {MAX_CHOICES}"
-        raise InvalidRequestError(text, param="prompt", code="invalid_value")
+        problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
+        raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
     options = request.stream_options
     return Job(
         reply_id=f"{id_prefix}{new_label()}",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds, forms, protocol
 from quire.server.bounds import ShortText
 from quire.server.tools import (
@@ -217,7 +217,7 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> protocol.ChatRe
     """
     if request.messages[-1].role == "assistant":
         problem = "the last one is the assistant's, from which it cannot go on; end with the user's"
-        raise _wrong("messages", problem)
+        raise invalid_value("messages", problem)
     chat = protocol.ChatRequest(
         model=request.model,
         messages=list(_messages(request)),
@@ -241,10 +241,10 @@ def _add_thinking(
 ) -> None:
     if thinking.type == "enabled" or thinking.budget_tokens is not None:
         problem = "a budget cannot be kept to; leave it out, and give the type adaptive"
-        raise _wrong("thinking.budget_tokens", problem)
+        raise invalid_value("thinking.budget_tokens", problem)
     if thinking.type not in ("adaptive", "disabled"):
         problem = f"{thinking.type[:64]!r} is not supported; give adaptive or disabled"
-        raise _wrong("thinking.type", problem)
+        raise invalid_value("thinking.type", problem)
     if thinking.type == "disabled" or thinking.display == "omitted":
         chat.include_reasoning = False
     if thinking.type == "disabled" and "enable_thinking" in variables:
@@ -291,7 +291,9 @@ def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
                     texts = []
                 yield _result(block)
             case _:
-                raise _wrong(f"{where}[{place}].type", "only the assistant has this; remove it")
+                raise invalid_value(
+                    f"{where}[{place}].type", "only the assistant has this; remove it"
+                )
     if texts or not blocks:
         yield Message(role="user", content=texts)
 
@@ -318,7 +320,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 function = CalledFunction(name=block.name, arguments=arguments)
                 calls.append(ToolCall(id=block.id, function=function))
             case _:
-                raise _wrong(f"{where}[{place}].type", "only the user has this; remove it")
+                raise invalid_value(f"{where}[{place}].type", "only the user has this; remove it")
     message.content, message.tool_calls = texts or None, calls or None
     return message
 
@@ -341,11 +343,7 @@ def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
     if choice is None:
         return None
     if (choice.name is not None) != (choice.type == "tool"):
-        raise _wrong("tool_choice.name", "it goes with the type tool, and only with it")
+        raise invalid_value("tool_choice.name", "it goes with the type tool, and only with it")
     if choice.name is not None:
         return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
     return "required" if choice.type == "any" else choice.type
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.engine.control import ModelState
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server.http_errors import ANTHROPIC_VERSION
 from quire.server.served import Entry, ServedModels
 from quire.version import __version__
@@ -154,20 +154,16 @@ def _wish(query: Mapping[str, str]) -> _Wish:
     try:
         wish = msgspec.convert(dict(query), _Wish, strict=False)
     except msgspec.ValidationError:
-        raise _wrong("limit", "it is no integer from 1 to 1000; give one") from None
+        raise invalid_value("limit", "it is no integer from 1 to 1000; give one") from None
     if wish.after_id is not None and wish.before_id is not None:
-        raise _wrong("before_id", "it does not go with after_id; give one of them")
+        raise invalid_value("before_id", "it does not go with after_id; give one of them")
     return wish
 
 
 def _place(ids: list[str], field: str, model_id: str) -> int:
     if model_id not in ids:
-        raise _wrong(field, f"{model_id[:128]!r} is no model of the list; give its name")
+        raise invalid_value(field, f"{model_id[:128]!r} is no model of the list; give its name")
     return ids.index(model_id)
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
 
 
 def _longest(entry: Entry) -> int | None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds
 from quire.server.bounds import Int32, ShortText, TokenCount, TokenId
 from quire.server.forms import FormRequest, check_form_names, form_of
@@ -226,8 +226,8 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
         return [given]
     kinds = set(map(type, given))
     if kinds not in ({str}, {list}):
-        text = "prompt: give a text, a list of texts, a list of token ids, or a list of such lists"
-        raise InvalidRequestError(text, param="prompt", code="invalid_value")
+        forms = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise invalid_value("prompt", forms)
     return cast(list[str | list[int]], given)
 
 
@@ -250,18 +250,17 @@ def _check_prompt_alone(request: CompletionRequest) -> None:
         field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
     elif request.echo:
         return
-    raise InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
+    raise invalid_value(field, problem)
 
 
 def chat_sampling(request: ChatRequest) -> SamplingParams:
     """The caller's wishes for /v1/chat/completions. Raises InvalidRequestError."""
     if request.top_logprobs is not None and not request.logprobs:
-        text = "top_logprobs: it needs logprobs; set logprobs to true"
-        raise InvalidRequestError(text, param="top_logprobs", code="invalid_value")
+        raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
-        text = "max_completion_tokens: it differs from max_tokens; give one of them"
-        raise InvalidRequestError(text, param="max_completion_tokens", code="invalid_value")
+        problem = "it differs from max_tokens; give one of them"
+        raise invalid_value("max_completion_tokens", problem)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     max_tokens = limits.pop() if limits else None
     return _sampling(request, max_tokens, logprobs, request.prompt_logprobs)
@@ -277,16 +276,15 @@ def without(data: bytes, part: bytes) -> bytes:
 
 
 def _check_template_kwargs(variables: dict[str, Any]) -> None:
-    problem = None
+    problem, where = None, "chat_template_kwargs"
     if reserved := sorted(RESERVED_NAMES & set(variables)):
-        problem = f".{reserved[0]}: it cannot be set here; remove it"
+        problem, where = "it cannot be set here; remove it", f"{where}.{reserved[0]}"
     elif is_deeper(variables, MAX_TEMPLATE_KWARGS_DEPTH):
-        problem = f": nested more than {MAX_TEMPLATE_KWARGS_DEPTH} deep; flatten it"
+        problem = f"nested more than {MAX_TEMPLATE_KWARGS_DEPTH} deep; flatten it"
     elif (size := len(msgspec.json.encode(variables))) > MAX_TEMPLATE_KWARGS_BYTES:
-        problem = f": {size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
+        problem = f"{size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
     if problem is not None:
-        text = f"chat_template_kwargs{problem}"
-        raise InvalidRequestError(text, param="chat_template_kwargs", code="invalid_value")
+        raise invalid_value("chat_template_kwargs", problem, where=where)
 
 
 def _check_request_names(
@@ -299,11 +297,9 @@ def _check_request_names(
         known = StreamOptions.__struct_fields__
         body.check_names(options, known, STREAM_UNSUPPORTED, "stream_options.")
         if not request.stream:
-            text = "stream_options: it needs a stream; set stream to true"
-            raise InvalidRequestError(text, param="stream_options", code="invalid_value")
+            raise invalid_value("stream_options", "it needs a stream; set stream to true")
     if request.stream and request.prompt_logprobs is not None:
-        text = "prompt_logprobs: not sent in a stream; set stream to false"
-        raise InvalidRequestError(text, param="prompt_logprobs", code="invalid_value")
+        raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
 
 
 # fields that mean the same in a request and in SamplingParams

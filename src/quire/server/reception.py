@@ -17,7 +17,7 @@ from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import Options, StopWhen
-from quire.errors import InvalidRequestError, OverloadedError, QueueTimeoutError
+from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.server.admission import Admission, Capacity, Ticket
 from quire.server.body import first_headers
 from quire.server.body_memory import BodyMemory, BodySpace
@@ -241,9 +241,6 @@ def _asked_timeout(scope: Scope) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0.0 < seconds < math.inf:
-        raise InvalidRequestError(
-            f"{TIMEOUT_HEADER}: it is no positive number of seconds; give one, such as 30",
-            param=TIMEOUT_HEADER,
-            code="invalid_value",
-        )
+        problem = "it is no positive number of seconds; give one, such as 30"
+        raise invalid_value(TIMEOUT_HEADER, problem)
     return seconds

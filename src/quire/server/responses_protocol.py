@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds, forms, protocol
 from quire.server.bounds import ShortText
 from quire.server.tools import (
@@ -309,8 +309,8 @@ def _form(form: TextFormat | None) -> forms.ResponseFormat | None:
     if form is None:
         return None
     if (form.schema is not None) != (form.type == "json_schema"):
-        text = "text.format.schema: it goes with the type json_schema, and only with it"
-        raise InvalidRequestError(text, param="text.format.schema", code="invalid_value")
+        problem = "it goes with the type json_schema, and only with it"
+        raise invalid_value("text.format.schema", problem)
     if form.schema is not None:
         schema = forms.JsonSchema(name=form.name or "schema", schema=form.schema)
         return forms.JsonSchemaFormat(schema)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body, bounds, conversation, protocol
 from quire.server.served import Served, ServedModels
 from quire.server.tools import Tools, check_tool_names
@@ -102,7 +102,7 @@ def detokenize(data: bytes, models: ServedModels) -> DetokenizeReply:
         if not tokenizer.is_token(token_id):
             size = tokenizer.vocab_size
             problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
-            raise _wrong(f"tokens[{place}]", problem)
+            raise invalid_value(f"tokens[{place}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     return DetokenizeReply(text)
 
@@ -117,19 +117,15 @@ def _check_names(data: bytes, request: TokenizeRequest) -> None:
 
 def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
-        raise _wrong("prompt", "give either this or messages")
+        raise invalid_value("prompt", "give either this or messages")
     special = request.add_special_tokens
     if request.prompt is not None:
         for name in _CHAT_FIELDS:
             if getattr(request, name) is not None:
-                raise _wrong(name, "it belongs to messages, not to a prompt; remove it")
+                raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
         tokenizer = served.engine.tokenizer
         return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
     if special:
-        raise _wrong("add_special_tokens", "the chat template writes them; leave it out")
+        raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
     chat = protocol.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
     return conversation.encode(chat, served)
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

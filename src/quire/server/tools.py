@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body
 from quire.server.bounds import FunctionKind, one_of
 
@@ -110,9 +110,11 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
     if isinstance(choice, NamedChoice):
         return _named(tools, choice)
     if choice not in (None, "none", "auto", "required"):
-        raise _wrong("tool_choice", f"{choice[:64]!r}; give none, auto, required or a function")
+        raise invalid_value(
+            "tool_choice", f"{choice[:64]!r}; give none, auto, required or a function"
+        )
     if choice == "required" and not tools:
-        raise _wrong("tool_choice", "a call is required, but there are no tools; give tools")
+        raise invalid_value("tool_choice", "a call is required, but there are no tools; give tools")
     if choice == "none":
         return NO_TOOLS
     return ToolUse(tools, tools, must_call=choice == "required")
@@ -143,7 +145,7 @@ def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
     name = choice.function.name
     allowed = [tool for tool in tools if tool.function.name == name]
     if not allowed:
-        raise _wrong("tool_choice.function.name", f"{name!r} is none of the tools; give one")
+        raise invalid_value("tool_choice.function.name", f"{name!r} is none of the tools; give one")
     return ToolUse(tools, allowed, must_call=True, most_calls=1)
 
 
@@ -153,24 +155,26 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         where, function = f"tools[{place}]", tool.function
         _check_type(tool.type, f"{where}.type")
         if function.name in names:
-            raise _wrong(f"{where}.function.name", f"{function.name!r} is there twice; rename one")
+            raise invalid_value(
+                f"{where}.function.name", f"{function.name!r} is there twice; rename one"
+            )
         names.add(function.name)
         _check_schema(function.parameters or NO_PARAMETERS, f"{where}.function.parameters")
     size = len(msgspec.json.encode(tools)) if tools else 0
     if size > MAX_TOOLS_BYTES:
-        raise _wrong("tools", f"{size} bytes; send at most {MAX_TOOLS_BYTES}")
+        raise invalid_value("tools", f"{size} bytes; send at most {MAX_TOOLS_BYTES}")
 
 
 def _check_schema(schema: dict[str, Any], where: str) -> None:
     if is_deeper(schema, MAX_SCHEMA_DEPTH):
-        raise _wrong(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
+        raise invalid_value(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
     if schema.get("type", "object") != "object":
-        raise _wrong(f"{where}.type", "arguments are always an object; give object")
+        raise invalid_value(f"{where}.type", "arguments are always an object; give object")
 
 
 def _check_type(kind: str, where: str) -> None:
     if kind != "function":
-        raise _wrong(where, f"{kind[:64]!r} is not supported; give function")
+        raise invalid_value(where, f"{kind[:64]!r} is not supported; give function")
 
 
 def _described(function: Function) -> dict[str, Any]:
@@ -179,7 +183,3 @@ def _described(function: Function) -> dict[str, Any]:
         described["description"] = function.description
     described["parameters"] = function.parameters or NO_PARAMETERS
     return {"type": "function", "function": described}
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")

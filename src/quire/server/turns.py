@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 from quire.server import body
 from quire.server.bounds import FunctionKind, ShortText, TextKind, one_of
 from quire.server.tools import MAX_TOOLS
@@ -120,16 +120,18 @@ def check_message(message: Message, path: str) -> None:
     """Refuse what no template could make sense of. Raises InvalidRequestError."""
     role = message.role
     if role not in ROLES:
-        raise _wrong(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
+        raise invalid_value(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
     if message.content is None and role != "assistant":
-        raise _wrong(f"{path}content", "it is missing; give a string")
+        raise invalid_value(f"{path}content", "it is missing; give a string")
     if role != "assistant":
         for name in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(message, name):
-                raise _wrong(f"{path}{name}", f"a message of the role {role} has none; remove it")
+                raise invalid_value(
+                    f"{path}{name}", f"a message of the role {role} has none; remove it"
+                )
     if (message.tool_call_id is not None) != (role == "tool"):
         problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
-        raise _wrong(f"{path}tool_call_id", problem)
+        raise invalid_value(f"{path}tool_call_id", problem)
     for place, call in enumerate(message.tool_calls or ()):
         _check_type(call.type, "function", f"{path}tool_calls[{place}].type")
     if isinstance(message.content, list):
@@ -162,8 +164,4 @@ _LISTED = ", ".join(ROLES)
 
 def _check_type(kind: str, known: str, where: str) -> None:
     if kind != known:
-        raise _wrong(where, f"{kind[:64]!r} is not supported; give {known}")
-
-
-def _wrong(field: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{field}: {problem}", param=field, code="invalid_value")
+        raise invalid_value(where, f"{kind[:64]!r} is not supported; give {known}")

@@ -14,9 +14,9 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from quire.errors import CheckpointError, InvalidRequestError
+from quire.errors import CheckpointError, invalid_value
 from quire.tokenizer.folder import TOKEN_NAMES
-from quire.tokenizer.messages import TextMap, plain, prepare_messages, prepare_tools, wrong
+from quire.tokenizer.messages import TextMap, plain, prepare_messages, prepare_tools
 from quire.tokenizer.sandbox import Sandbox, TemplateLimitError
 
 _OWN_NAMES = frozenset(
@@ -75,10 +75,12 @@ class ChatTemplate:
             self._check_option_names(options)
         if type(add_generation_prompt) is not bool:
             kind = type(add_generation_prompt).__name__
-            raise wrong("add_generation_prompt", f"{kind} is not a bool; give True or False")
+            raise invalid_value(
+                "add_generation_prompt", f"{kind} is not a bool; give True or False"
+            )
         if tools and "tools" not in self.variables:
             problem = "this model's chat template has no place for them; remove them"
-            raise wrong("tools", problem)
+            raise invalid_value("tools", problem)
         prepared = prepare_messages(messages, map_text, self._names)
         if "tool_calls" not in self._names:
             _refuse_calls(prepared)
@@ -97,7 +99,7 @@ class ChatTemplate:
         for name in options:
             if name not in self.option_names:
                 readable = ", ".join(self.option_names) or "none"
-                raise wrong(
+                raise invalid_value(
                     "chat_template_kwargs",
                     f"{name!r} is no option of this model's chat template; it has: {readable}",
                 )
@@ -118,7 +120,7 @@ class ChatTemplate:
                 f"the model's chat template fails on them ({type(error).__name__}: {error}); send "
                 "them in another form"
             )
-        raise InvalidRequestError(f"messages: {problem}", param="messages", code="invalid_value")
+        raise invalid_value("messages", problem)
 
 
 def _refuse_calls(messages: list[dict[str, Any]]) -> None:
@@ -129,7 +131,7 @@ def _refuse_calls(messages: list[dict[str, Any]]) -> None:
                 "this model's chat template does not show earlier calls; tell of them in the "
                 "content, or give the model a template that reads tool_calls"
             )
-            raise wrong("messages", problem, where=f"messages[{place}].tool_calls")
+            raise invalid_value("messages", problem, where=f"messages[{place}].tool_calls")
 
 
 def _with_tools(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
-from quire.errors import InvalidRequestError
+from quire.errors import invalid_value
 
 TALKING_ROLES = ("system", "developer", "user", "assistant")
 ROLES = (*TALKING_ROLES, "tool", "function")
@@ -30,24 +30,21 @@ TextMap = Callable[[str], str]
 def check_text(text: str, param: str) -> None:
     """Refuse what is no Unicode text. Raises InvalidRequestError that names `param`."""
     if not isinstance(text, str):
-        raise wrong(param, f"{type(text).__name__} is not text; give a string")
+        raise invalid_value(param, f"{type(text).__name__} is not text; give a string")
     if text.isascii():
         return
     if BREAK in text:
-        raise wrong(param, "it holds U+FDD0, which is reserved for use inside programs; remove it")
+        raise invalid_value(
+            param, "it holds U+FDD0, which is reserved for use inside programs; remove it"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise wrong(
+        raise invalid_value(
             param,
             f"half of a surrogate pair, U+{ord(text[error.start]):04X}, at character "
             f"{error.start}; send whole characters",
         ) from error
-
-
-def wrong(param: str, problem: str, *, where: str | None = None) -> InvalidRequestError:
-    """The error for a field; where: the place inside it, such as messages[2].role."""
-    return InvalidRequestError(f"{where or param}: {problem}", param=param, code="invalid_value")
 
 
 def prepare_messages(
@@ -63,13 +60,13 @@ def prepare_messages(
     Raises InvalidRequestError (param "messages").
     """
     if not isinstance(messages, list | tuple) or not messages:
-        raise wrong("messages", "give a list with at least one message")
+        raise invalid_value("messages", "give a list with at least one message")
     return [_prepare(m, f"messages[{i}]", map_text, names) for i, m in enumerate(messages)]
 
 
 def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise wrong("messages", "give an object with role and content", where=where)
+        raise invalid_value("messages", "give an object with role and content", where=where)
     if message.keys() == _PLAIN_KEYS and type(message["content"]) is str:  # as most are
         check_text(message["content"], "messages")
         return {
@@ -88,7 +85,7 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
     if "content" in message:
         message["content"] = _joined(message["content"], f"{where}.content")
     elif role != "assistant":  # whose message may be tool calls alone
-        raise wrong("messages", "it is missing; give a string", where=f"{where}.content")
+        raise invalid_value("messages", "it is missing; give a string", where=f"{where}.content")
     if "tool_calls" in message:
         message["tool_calls"] = _with_parsed_arguments(message["tool_calls"], f"{where}.tool_calls")
     if not message.keys().isdisjoint(_REASONING_NAMES):
@@ -102,7 +99,9 @@ def _prepare(message: Any, where: str, map_text: TextMap, names: Collection[str]
 
 def _checked_role(role: Any, where: str) -> Any:
     if role not in ROLES:
-        raise wrong("messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role")
+        raise invalid_value(
+            "messages", f"{role!r}; give one of {', '.join(ROLES)}", where=f"{where}.role"
+        )
     return role
 
 
@@ -111,30 +110,32 @@ def _refuse_key(key: Any, where: str) -> NoReturn:
     near = difflib.get_close_matches(str(key)[:64], _USUAL_KEYS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "remove it"
     shown = str(key)[:64]
-    raise wrong("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
+    raise invalid_value("messages", f"unknown field; {hint}", where=f"{where}.{shown}")
 
 
 def _joined(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise wrong("messages", "give a string or a list of text parts", where=where)
+        raise invalid_value("messages", "give a string or a list of text parts", where=where)
     return "\n".join(_part_text(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind != "text":
-        raise wrong("messages", f"the type {kind!r} is not supported; only text is", where=where)
+        raise invalid_value(
+            "messages", f"the type {kind!r} is not supported; only text is", where=where
+        )
     if not isinstance(part.get("text"), str):
-        raise wrong("messages", "give a string", where=f"{where}.text")
+        raise invalid_value("messages", "give a string", where=f"{where}.text")
     text: str = part["text"]
     return text
 
 
 def _with_parsed_arguments(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise wrong("messages", "give a list of objects", where=where)
+        raise invalid_value("messages", "give a list of objects", where=where)
     return [_with_parsed(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
@@ -146,7 +147,7 @@ def _with_parsed(call: dict[str, Any], where: str) -> dict[str, Any]:
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError) as error:
         problem = f"not JSON ({_reason(error)}); send the object"
-        raise wrong("messages", problem, where=f"{where}.function.arguments") from error
+        raise invalid_value("messages", problem, where=f"{where}.function.arguments") from error
     return call | {"function": function | {"arguments": arguments}}
 
 
@@ -161,7 +162,7 @@ def prepare_tools(tools: Any, map_text: TextMap) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise wrong("tools", "give a list of objects")
+        raise invalid_value("tools", "give a list of objects")
     prepared: list[dict[str, Any]] = plain(tools, map_text, "tools", "tools")
     return prepared
 
@@ -174,7 +175,7 @@ def plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
     try:
         return _plain(value, map_text, param, where)
     except RecursionError as error:
-        raise wrong(param, "nested too deeply; flatten it", where=where) from error
+        raise invalid_value(param, "nested too deeply; flatten it", where=where) from error
 
 
 def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
@@ -190,4 +191,6 @@ def _plain(value: Any, map_text: TextMap, param: str, where: str) -> Any:
         }
     if isinstance(value, (list, tuple)):
         return [_plain(item, map_text, param, where) for item in value]
-    raise wrong(param, f"{type(value).__name__} is no JSON type; give plain values", where=where)
+    raise invalid_value(
+        param, f"{type(value).__name__} is no JSON type; give plain values", where=where
+    )
