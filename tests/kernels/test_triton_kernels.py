@@ -18,7 +18,7 @@ from torch import Tensor
 from twins import CASES, WRITING, attention_case, device_case, normal, rotary_case
 
 from quire.kernels import reference
-from quire.kernels.dispatch import TABLE, Kernels, kernels_for, select
+from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, Normed, Turning
 from quire.kernels.triton import elementwise, operations, rotary
 from quire.kernels.triton import skinny_gemm as skinny
@@ -66,7 +66,7 @@ def with_dtypes(*columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     return rows
 
 
-TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
+TWINS = kernels_for("meta")
 # the interpreter takes milliseconds for a program's step, so of these it gets every n-th case; a
 # GPU every fifth of attention's 108, in which nearly all pairs of what they vary occur
 EVERY = {"attention": 5} if ON_GPU else {"attention": 29, "linear": 6, "linear_fp8": 3}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from twins import device_case
 
-from quire.kernels.dispatch import TABLE, Kernels, kernels_for, select
+from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import operations
 from quire.layers.context import ForwardContext
@@ -26,7 +26,7 @@ from quire.models.registry import MODELS
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
-TWINS = select({name: {"reference": row["reference"]} for name, row in TABLE.items()}, "cpu")
+TWINS = kernels_for("meta")
 CONFIG: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 72,

@@ -32,59 +32,6 @@ from quire.kernels.step_layout import StepSections
 if TYPE_CHECKING:
     from quire.kernels.cpu.layers import JoinedLayers
 
-# operation → {device type: function}; a device without an entry runs the reference twin
-Table = Mapping[str, Mapping[str, Callable[..., Any]]]
-
-TABLE: Table = {
-    "rms_norm": {"reference": reference.rms_norm, "cpu": elementwise.rms_norm},
-    "rms_norm_residual": {
-        "reference": reference.rms_norm_residual,
-        "cpu": elementwise.rms_norm_residual,
-    },
-    "embedding": {"reference": reference.embedding},
-    "silu_and_mul": {"reference": reference.silu_and_mul, "cpu": elementwise.silu_and_mul},
-    "rotary_angles": {"reference": reference.rotary_angles},
-    "rotary_write_kv": {
-        "reference": reference.rotary_write_kv,
-        "cpu": elementwise.rotary_write_kv,
-    },
-    "attention": {"reference": reference.attention, "cpu": cpu_attention.attention},
-    "prepare_linear": {
-        "reference": reference.prepare_linear,
-        "cpu": cpu_matmul.prepare_linear,
-    },
-    "linear": {"reference": reference.linear, "cpu": cpu_matmul.linear},
-    "normed_rows": {"reference": reference.normed_rows},
-    "order_gate_up": {"reference": reference.order_gate_up},
-    "linear_normed": {"reference": reference.linear_normed},
-    "linear_turned": {"reference": reference.linear_turned},
-    "linear_silu": {"reference": reference.linear_silu},
-    "linear_add_norm": {"reference": reference.linear_add_norm},
-    "quantize_fp8": {"reference": reference.quantize_fp8},
-    "linear_fp8": {"reference": reference.linear_fp8, "cpu": cpu_matmul.linear_fp8},
-    "to_int8": {"reference": reference_integers.to_int8},
-    "prepare_int8": {"reference": reference_integers.prepare_int8},
-    "linear_int8": {"reference": reference_integers.linear_int8, "cpu": cpu_matmul.linear_int8},
-    "to_int4": {"reference": reference_integers.to_int4},
-    "prepare_int4": {"reference": reference_integers.prepare_int4},
-    "linear_int4": {"reference": reference_integers.linear_int4, "cpu": cpu_matmul.linear_int4},
-    "build_inputs": {"reference": reference_step.build_inputs},
-    "finish_step": {"reference": reference_step.finish_step},
-    "move": {"reference": reference_step.move},
-    "penalise": {"reference": reference_step.penalise},
-    "finite_rows": {"reference": reference_step.finite_rows},
-    "to_float": {"reference": reference_step.to_float},
-    "highest": {"reference": reference_step.highest},
-    "block_maxima": {
-        "reference": reference_step.block_maxima,
-        "cpu": elementwise.block_maxima,
-    },
-    "block_masses": {
-        "reference": reference_step.block_masses,
-        "cpu": elementwise.block_masses,
-    },
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -141,15 +88,26 @@ class Kernels:
         return self.linear_turned is not reference.linear_turned
 
 
-def select(table: Table, device_type: str) -> Kernels:
-    """Choose each operation's function for a device type, such as "cpu" or "cuda".
+Operations = Mapping[str, Callable[..., Any]]
 
-    Raises ValueError for an operation without a reference twin: nothing could tell if it is right.
-    """
-    orphans = sorted(op for op, row in table.items() if "reference" not in row)
-    if orphans:
-        raise ValueError(f"no reference twin for {', '.join(orphans)}; write one in reference.py")
-    return Kernels(**{op: row.get(device_type, row["reference"]) for op, row in table.items()})
+# what runs where nothing faster is known
+_NAMESPACE = vars(reference) | vars(reference_integers) | vars(reference_step)
+_TWINS: Operations = {field.name: _NAMESPACE[field.name] for field in fields(Kernels)}
+# PyTorch's operations in another order, where a twin is slow on a CPU
+_ON_CPU: Operations = {
+    "rms_norm": elementwise.rms_norm,
+    "rms_norm_residual": elementwise.rms_norm_residual,
+    "silu_and_mul": elementwise.silu_and_mul,
+    "rotary_write_kv": elementwise.rotary_write_kv,
+    "attention": cpu_attention.attention,
+    "prepare_linear": cpu_matmul.prepare_linear,
+    "linear": cpu_matmul.linear,
+    "linear_fp8": cpu_matmul.linear_fp8,
+    "linear_int8": cpu_matmul.linear_int8,
+    "linear_int4": cpu_matmul.linear_int4,
+    "block_maxima": elementwise.block_maxima,
+    "block_masses": elementwise.block_masses,
+}
 
 
 def has_triton() -> bool:
@@ -157,31 +115,30 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def table_for(device_type: str, *, batch_invariant: bool = False) -> Table:
-    """TABLE, and what compiled kernels serve: Triton's for CUDA, our own for a CPU, if there."""
-    operations: Mapping[str, Callable[..., Any]] = {}
+def operations_for(device_type: str, *, batch_invariant: bool = False) -> Operations:
+    """What a device has in place of twins: Triton's kernels on CUDA, our own on a CPU, if there."""
     if device_type == "cuda" and has_triton():
-        from quire.kernels.triton.operations import OPERATIONS as operations  # noqa: N811
+        from quire.kernels.triton.operations import OPERATIONS
 
         if batch_invariant:
             from quire.kernels.triton.invariant import invariant
 
-            operations = invariant(operations)
-    elif device_type == "cpu" and native.library() is not None:
-        from quire.kernels.cpu.operations import OPERATIONS as operations  # noqa: N811
-    return {
-        op: {**row, device_type: operations[op]} if op in operations else row
-        for op, row in TABLE.items()
-    }
+            return invariant(OPERATIONS)
+        return OPERATIONS
+    if device_type == "cpu" and native.library() is not None:
+        from quire.kernels.cpu.operations import OPERATIONS as COMPILED
+
+        return {**_ON_CPU, **COMPILED}
+    return _ON_CPU if device_type == "cpu" else {}
 
 
 @functools.cache
 def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
-    """The kernels of a device type.
+    """The kernels of a device type, such as "cpu" or "cuda"; of any other, such as "meta", twins.
 
     batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
     """
-    return select(table_for(device_type, batch_invariant=batch_invariant), device_type)
+    return Kernels(**{**_TWINS, **operations_for(device_type, batch_invariant=batch_invariant)})
 
 
 def join_layers(kernels: Kernels, layers: Iterable[LayerOperands]) -> JoinedLayers | None:
