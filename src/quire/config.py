@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from quire.errors import ConfigError
 
 BUNDLED_MODEL = "quire-tiny"
+MOST = 2**31 - 1  # of whatever is counted: kernels count in 32 bits
 
 
 def _setting(default: Any, help_text: str) -> Any:
@@ -25,6 +26,11 @@ def _setting(default: Any, help_text: str) -> Any:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _require_count(name: str, value: int | None, least: int = 1) -> None:
+    _require(value is None or value >= least, f"{name} is {value}; give at least {least}")
+    _require(value is None or value <= MOST, f"{name} is {value}; give at most {MOST}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +77,7 @@ class ModelConfig:
             self.served_model_name is None or self.served_model_name.strip() != "",
             "served_model_name is empty; give a name, or leave it out",
         )
-        _require(
-            self.max_model_len is None or self.max_model_len >= 1,
-            f"max_model_len is {self.max_model_len}; give at least 1",
-        )
+        _require_count("max_model_len", self.max_model_len)
         _require(
             -(2**63) <= self.seed < 2**63,
             f"seed is {self.seed}; give a number of 64 bits, from {-(2**63)} to {2**63 - 1}",
@@ -103,13 +106,12 @@ class CacheConfig:
             self.block_size > 0 and self.block_size & (self.block_size - 1) == 0,
             f"block_size is {self.block_size}; give a power of two, such as 16",
         )
+        _require_count("block_size", self.block_size)
+        _require_count("num_blocks", self.num_blocks)
         _require(
-            self.num_blocks is None or self.num_blocks >= 1,
-            f"num_blocks is {self.num_blocks}; give at least 1",
-        )
-        _require(
-            self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes > 0,
-            f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; give a positive number",
+            self.kv_cache_memory_bytes is None or 0 < self.kv_cache_memory_bytes < 2**63,
+            f"kv_cache_memory_bytes is {self.kv_cache_memory_bytes}; give a positive number of 64 "
+            "bits",
         )
         _require(
             self.num_blocks is None or self.kv_cache_memory_bytes is None,
@@ -153,16 +155,14 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(self.max_num_seqs >= 1, f"max_num_seqs is {self.max_num_seqs}; give at least 1")
+        _require_count("max_num_seqs", self.max_num_seqs)
+        _require_count("max_num_batched_tokens", self.max_num_batched_tokens, 0)
+        _require_count("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         _require(
             self.max_num_batched_tokens == 0 or self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
             f"({self.max_num_seqs}), so not every running request could advance; raise the former "
             "or lower the latter",
-        )
-        _require(
-            self.long_prefill_token_threshold >= 0,
-            f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; give 0 or more",
         )
         for name in ("itl_target_ms", "ttft_target_ms"):
             target = getattr(self, name)
@@ -213,10 +213,7 @@ class DeviceConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(
-            self.threads is None or self.threads >= 1,
-            f"threads is {self.threads}; give at least 1",
-        )
+        _require_count("threads", self.threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

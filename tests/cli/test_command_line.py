@@ -92,6 +92,22 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--dtype", "int3"], "'auto', 'float32'"),
         (["serve", "--block-size", "17"], "power of two"),
         (
+            ["serve", "--max-num-seqs", "9" * 18],
+            "error: --max-num-seqs is 999999999999999999; give",
+        ),
+        (["serve", "--max-num-batched-tokens", "3g"], "give at most 2147483647"),
+        (["serve", "--long-prefill-token-threshold", "3g"], "give at most 2147483647"),
+        (["serve", "--max-model-len", "3g"], "error: --max-model-len is 3000000000; give at most"),
+        (["serve", "--block-size", "4G"], "error: --block-size is 4294967296; give at most"),
+        (["serve", "--num-blocks", "3g"], "error: --num-blocks is 3000000000; give at most"),
+        (["serve", "--threads", "3g"], "error: --threads is 3000000000; give at most"),
+        (["serve", "--api-server-count", "257"], "--api-server-count is 257; give at most 256"),
+        (["serve", "--kv-cache-memory-bytes", "9" * 19], "does not fit in 64 bits; give less"),
+        (
+            ["generate", "--load-format", "null", "--num-blocks", "1g", "--prompt", "a"],
+            "error: --num-blocks is 1000000000; without a model, give at most 16777216",
+        ),
+        (
             ["serve", "--max-num-seqs", "3K", "--max-num-batched-tokens", "1k"],
             "below --max-num-seqs",
         ),

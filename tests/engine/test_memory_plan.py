@@ -103,7 +103,6 @@ def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> Non
 @pytest.mark.parametrize(
     "options",
     [
-        {"threads": 100_000},
         {"batch_invariant": True},
         {"max_model_len": 5000},
         {"num_blocks": 2, "max_model_len": 100},
@@ -120,6 +119,18 @@ def test_a_plan_refuses_what_a_start_does_in_its_words(options: dict[str, Any]) 
     except ConfigError as error:
         problem = str(error)
     assert problem == str(told.value)
+
+
+def test_a_plan_may_be_for_a_machine_with_more_cores() -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", threads=100_000)
+    assert plan_memory(config, CPU).problem is None
+    with pytest.raises(ConfigError, match="threads is 100000; give at most"):
+        start_engine(config)
+
+
+def test_without_a_model_there_is_nothing_to_plan() -> None:
+    with pytest.raises(ConfigError, match="load_format is 'null'"):
+        plan_memory(EngineConfig.from_options(load_format="null"), CPU)
 
 
 @pytest.mark.parametrize(

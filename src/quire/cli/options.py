@@ -84,6 +84,8 @@ def human_int(text: str) -> int:
     value = float(number) * _FACTORS[unit] if "." in number else int(number) * _FACTORS[unit]
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:  # messages between processes have no more
+        raise argparse.ArgumentTypeError(f"{text!r} does not fit in 64 bits; give less")
     return int(value)
 
 

@@ -21,6 +21,7 @@ from quire.engine.footprint import (
 )
 from quire.engine.settling import cache_problem, length_limit, settle
 from quire.engine.step_sizes import StepSizes
+from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 
@@ -108,8 +109,11 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     """The plan of an engine of these settings. Reads files; downloads them if need be.
 
-    Raises CheckpointError, or ConfigError for settings that do not fit the device.
+    Which machine it will be is not known, so the number of its cores plays no part. Raises
+    CheckpointError, or ConfigError for settings that do not fit the device.
     """
+    if config.model.load_format == "null":
+        raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     config = settle(config, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)

@@ -16,13 +16,15 @@ from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, S
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
 from quire.engine.info import EngineInfo
+from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kvcache.manager import KVCacheManager
 from quire.models.architecture import ModelArchitecture
 from quire.models.pooling_file import read_pooling
 from quire.scheduler.scheduler import Scheduler
 
-MAX_BLOCKS = 1 << 16
+DEFAULT_BLOCKS = 1 << 16  # at most
+MOST_BLOCKS = 1 << 24  # which take seconds to list, and gigabytes
 _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 
@@ -34,7 +36,11 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     max_model_len = config.model.max_model_len or shape.max_position_embeddings
     block_size, num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
     usable = num_seqs * -(-max_model_len // block_size)
-    num_blocks = config.cache.num_blocks or min(usable, MAX_BLOCKS)
+    num_blocks = config.cache.num_blocks or min(usable, DEFAULT_BLOCKS)
+    if num_blocks > MOST_BLOCKS:
+        raise ConfigError(
+            f"num_blocks is {num_blocks}; without a model, give at most {MOST_BLOCKS}"
+        )
     limits = RequestLimits(
         max_model_len=min(max_model_len, num_blocks * block_size),
         max_kv_tokens=num_blocks * block_size,

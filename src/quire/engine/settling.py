@@ -5,28 +5,18 @@ No torch, and no look at a weight.
 
 from __future__ import annotations
 
-import os
-
 from quire.config import EngineConfig
 from quire.errors import ConfigError
 from quire.models.architecture import ModelArchitecture
 from quire.quantization.scheme import check_device
 
-MOST_THREADS = 4  # for each of the machine's cores
-
 
 def settle(config: EngineConfig, device_type: str) -> EngineConfig:
     """With what depends on the device filled in; device_type: "cpu" or "cuda".
 
-    Raises ConfigError for what that device, or this machine, has not.
+    Raises ConfigError for what that device has not.
     """
     check_device(config.model.quantization, device_type)
-    threads, num_cores = config.device.threads or 1, os.cpu_count() or 1
-    if threads > MOST_THREADS * num_cores:
-        raise ConfigError(
-            f"threads is {threads}, but this machine has {num_cores} cores; give no more than "
-            f"{MOST_THREADS * num_cores}"
-        )
     return config.settled(device_type)
 
 

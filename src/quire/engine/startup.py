@@ -6,6 +6,7 @@ Owns the order of start-up and its timing. What is loaded how is the models' roo
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+MOST_THREADS = 4  # for each of the machine's cores
 
 
 def start_engine(
@@ -242,9 +245,13 @@ def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.devic
 def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[int]:
     """As asked; else all cores, and what is to be measured beside them.
 
-    A tiny model's products are too short to be worth sharing.
+    A tiny model's products are too short to be worth sharing. Raises ConfigError for far more than
+    there are cores.
     """
-    if config.device.threads is not None:
-        return [config.device.threads]
+    if (asked := config.device.threads) is not None:
+        most = MOST_THREADS * (os.cpu_count() or 1)
+        if asked > most:
+            raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
+        return [asked]
     usable = usable_cores()
     return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)

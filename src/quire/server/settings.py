@@ -24,6 +24,7 @@ _LEAST = {
     "max_queued_tokens": 0,
     "model_memory_bytes": 1,
 }
+_MOST_PROCESSES = 256  # that speak HTTP
 _SECONDS = (
     *("queue_timeout", "request_timeout", "slow_reader_timeout"),
     *("model_load_timeout", "idle_unload_seconds"),
@@ -136,6 +137,9 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is {value}; give {least} or more")
+        if self.api_server_count > _MOST_PROCESSES:
+            text = f"api_server_count is {self.api_server_count}"
+            raise ConfigError(f"{text}; give at most {_MOST_PROCESSES}")
         for name in _SECONDS:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:
@@ -160,7 +164,8 @@ class ServerSettings:
     @property
     def held_body_bytes(self) -> int:
         """As asked, or so much that many of the largest bodies find room."""
-        return self.max_held_body_bytes or 64 * self.max_body_bytes
+        held = self.max_held_body_bytes
+        return 64 * self.max_body_bytes if held is None else held
 
     @property
     def origins(self) -> list[str]:
