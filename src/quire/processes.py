@@ -1,8 +1,12 @@
-"""Other processes of this machine."""
+"""Other processes of this machine, and the end of this one."""
 
 from __future__ import annotations
 
 import os
+import threading
+
+# Set by whoever sees Ctrl-C end what this process does: its end then waits for nothing.
+interrupted = threading.Event()
 
 
 def is_alive(pid: int) -> bool:

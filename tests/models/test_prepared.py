@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from quire.models.mapped import MappedFile
 from quire.models.prepared import PreparedWeights, _Ending, prepared_weights
 from quire.models.prepared_files import make_room, newest_file, product_bytes
 from quire.models.writing import write_tensors
+from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 
 
@@ -204,16 +204,16 @@ def file_of(folder: Path) -> PreparedWeights:
 
 
 def test_a_process_that_ends_makes_a_file_whole_or_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     tensors, nobody = {"weight": torch.ones(4)}, threading.Thread(target=int)
     nobody.start()
-    interrupted, hurried = _Ending(), _Ending()
-    monkeypatch.setattr(sys, "last_type", KeyboardInterrupt, raising=False)
-    interrupted.wait_for(nobody)
-    file_of(tmp_path)._save(tensors, set(), interrupted)
+    cut, hurried = _Ending(), _Ending()
+    interrupted.set()
+    cut.wait_for(nobody)
+    interrupted.clear()
+    file_of(tmp_path)._save(tensors, set(), cut)
     assert not list(tmp_path.iterdir())
-    monkeypatch.delattr(sys, "last_type")
     hurried.wait_for(nobody)
     file_of(tmp_path)._save(tensors, set(), hurried)
     assert list(tmp_path.iterdir()) == [file_of(tmp_path).file]

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from quire.errors import ConfigError, FileError, QuireError, UserError
+from quire.processes import interrupted
 
 COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API",
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
-        sys.last_type = KeyboardInterrupt  # as without us: what runs at the end may want to know
+        interrupted.set()
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
         _discard_output()

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 import threading
 import time
 import zlib
@@ -41,6 +40,7 @@ from quire.models.prepared_files import (
     unfinished_name,
 )
 from quire.models.writing import bring_to_disk, write_tensors
+from quire.processes import interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +156,7 @@ class _Ending:
 
         Who has pressed Ctrl-C waits for no more than a piece of the file.
         """
-        interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-        self._latest = -math.inf if interrupted else time.monotonic() + PATIENCE
+        self._latest = -math.inf if interrupted.is_set() else time.monotonic() + PATIENCE
         while thread.is_alive():
             try:
                 thread.join()
