@@ -14,6 +14,11 @@ from quire import hub
 from quire.errors import CheckpointError
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_fetched_yet() -> None:
+    hub._download.cache_clear()
+
+
 def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert hub.resolve_model(str(tmp_path)) == tmp_path
 

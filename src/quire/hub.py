@@ -6,6 +6,7 @@ A name is, in this order: the name of a bundled model, a local folder, a reposit
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def _bundled(name: str) -> Path:
     return folder
 
 
+@functools.cache  # a process asks the hub once, and has one snapshot from then on
 def _download(name: str, revision: str | None) -> Path:
     """Fetch a snapshot from the hub, or find it in the local cache."""
     from huggingface_hub import snapshot_download  # takes half a second to import

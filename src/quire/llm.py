@@ -28,6 +28,8 @@ from quire.engine.request_metrics import RequestMetrics
 from quire.engine.startup import start_engine
 from quire.errors import InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
+from quire.processes import interrupted
+from quire.tokenizer.folder import check_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
@@ -44,8 +46,9 @@ class LLM:
 
     def __init__(self, model: str | os.PathLike[str] = BUNDLED_MODEL, **options: Any) -> None:
         config = EngineConfig.from_options(model=model, **options)
+        folder = check_folder(tokenizer_folder(config))  # before the model is loaded
         self._core, self.info = start_engine(config)
-        self.tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
+        self.tokenizer = Tokenizer.from_folder(folder)
         self._inputs = InputProcessor(
             self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
         )
@@ -175,6 +178,9 @@ class LLM:
                     self._abort(step.aborts)
                     _collect(step, answers, raise_errors)
                     progress.show(len(prepared) - outputs.num_unfinished, self.stats)
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
         finally:  # an error or Ctrl-C leaves nothing behind in the engine
             for request in prepared:
                 self._abort(outputs.forget(request.request_id))

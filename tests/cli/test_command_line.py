@@ -14,6 +14,7 @@ import pytest
 from quire.cli import COMMANDS, main
 from quire.cli.options import human_int
 from quire.errors import EngineError
+from quire.processes import interrupted
 
 ENGINE = """
     --tokenizer --revision --served-model-name --dtype --max-model-len --load-format --pooling
@@ -122,6 +123,10 @@ def test_top_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["chat", "--top-p", "0"], "error: --top-p: 0 keeps no token"),
         (["generate", "--prompt", "a", "--max-tokens", "0"], "error: --max-tokens: 0 is"),
         (["serve", "--admin-port", "1"], "or use --admin-uds"),
+        (
+            ["serve", "--port", "0", "--admin-uds", "/nowhere/at/all"],
+            "give another --admin-port or",
+        ),
         (["demo", "--concurrency", "0"], "at least 1"),
         (["demo", "--url", "localhost"], "such as http://127.0.0.1:8000"),
     ],
@@ -216,6 +221,8 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
     monkeypatch.setattr("quire.cli.demo.run", interrupt)
     assert main(["demo"]) == 130
+    assert interrupted.is_set()
+    interrupted.clear()
     assert capsys.readouterr() == ("", "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -35,8 +36,10 @@ SETTINGS = SupervisorSettings(
 )
 
 
-def plan(name: str, model: str = "quire-tiny", *, at_start: bool = True) -> ModelPlan:
-    config = EngineConfig.from_options(model=model, load_format="null")
+def plan(
+    name: str, model: str = "quire-tiny", *, at_start: bool = True, tokenizer: str | None = None
+) -> ModelPlan:
+    config = EngineConfig.from_options(model=model, tokenizer=tokenizer, load_format="null")
     return ModelPlan(name=name, config=config, at_start=at_start)
 
 
@@ -56,6 +59,12 @@ def start(*plans: ModelPlan, limit: int | None) -> None:
         ([plan("a", at_start=False)], 100 * MIB, ConfigError, "raise it, or lower"),
         ([plan("a"), plan("b")], 300 * MIB, ConfigError, "models of the start take 536,870,912"),
         ([plan("a", "./nowhere", at_start=False)], None, CheckpointError, "nowhere"),
+        (
+            [plan("a", tokenizer=str(Path(__file__).parent))],
+            None,
+            CheckpointError,
+            "tokenizer.json",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_at_the_start(

@@ -14,7 +14,7 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from quire.server.address import bind
+from quire.server.address import bind, bind_admin
 from quire.server.app import build_app
 from quire.server.http_protocol import WireLimits
 from quire.server.listen import Server
@@ -35,8 +35,10 @@ class Running:
         self.sock = bind("127.0.0.1", 0)
         self.port = self.sock.getsockname()[1]
         settings = settings or ServerSettings(shutdown_timeout=1)
+        self._admin = bind_admin(settings.admin_port, settings.admin_uds)
         ready = threading.Event()
-        self._server = Server(build_app(engine, settings), settings, ready.set, limits)
+        app, admin = build_app(engine, settings), self._admin.__enter__()
+        self._server = Server(app, settings, ready.set, limits, admin)
         if keep_alive is not None:
             self._server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
 
@@ -51,6 +53,7 @@ class Running:
     def stop(self) -> None:
         self._server.should_exit = True
         self._thread.join()
+        self._admin.__exit__(None, None, None)
         self.sock.close()
 
     @property

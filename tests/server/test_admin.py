@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import stat
@@ -15,7 +14,7 @@ from live_server import Running
 from starlette.applications import Starlette
 
 from quire.errors import ConfigError
-from quire.server.admin_listener import bind_admin
+from quire.server.address import bind_admin
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -123,30 +122,46 @@ def test_only_what_may_be_left_out_is_said_to_be_so(engine: FakeEngine) -> None:
 
 def test_a_dead_servers_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "admin"
-    settings = ServerSettings(admin_uds=str(path))
-    first = bind_admin(settings)
-    assert first is not None
-    first.listen()
-    with pytest.raises(ConfigError, match="admin_uds"):
-        bind_admin(settings)
-    first.close()
-    second = bind_admin(settings)
-    assert second is not None
-    second.close()
-    path.unlink()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with bind_admin(None, str(path)):
+        with (
+            pytest.raises(ConfigError, match=r"\(Address already in use\); .* admin_uds"),
+            bind_admin(None, str(path)),
+        ):
+            pass
+        assert path.is_socket()
+    assert not path.exists()
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="admin_uds"):
-        bind_admin(settings)
+    with pytest.raises(ConfigError, match="admin_uds"), bind_admin(None, str(path)):
+        pass
     assert path.read_text() == "precious"
 
 
-def test_a_port_in_use_is_an_error(engine: FakeEngine) -> None:
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("no/such", "No such file or directory"),
+        ("file/below", "Not a directory"),
+        ("long" * 40, "AF_UNIX path too long"),
+    ],
+)
+def test_a_path_that_no_socket_can_have_is_an_error(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=why), bind_admin(None, str(tmp_path / path)):
+        pass
+
+
+def test_a_port_in_use_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = ServerSettings(admin_port=taken.getsockname()[1], admin_api_key="k")
-        with pytest.raises(ConfigError, match="admin_port"):
-            bind_admin(settings)
-    assert bind_admin(ServerSettings()) is None
-    asyncio.run(engine.close())
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=r"\(Address already in use\); give .* admin_port"),
+            bind_admin(port, None),
+        ):
+            pass
+    with bind_admin(None, None) as none:
+        assert none is None
 
 
 @pytest.mark.parametrize(
@@ -156,6 +171,7 @@ def test_a_port_in_use_is_an_error(engine: FakeEngine) -> None:
         {"admin_port": 9000, "admin_api_key": "k", "admin_uds": "x"},
         {"admin_port": 70000, "admin_api_key": "k"},
         {"admin_api_key": ""},
+        {"admin_uds": ""},
     ],
 )
 def test_wrong_settings(wrong: dict[str, object]) -> None:

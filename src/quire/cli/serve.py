@@ -30,7 +30,7 @@ from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
-from quire.server.address import base_url, bind, is_loopback
+from quire.server.address import base_url, bind, bind_admin, is_loopback
 from quire.server.keys import listed
 from quire.server.settings import ServerSettings
 
@@ -96,8 +96,11 @@ def run(argv: Sequence[str]) -> int:
 
         return dry_run([plan.config for plan in plans], args, parser.in_flags)
     configure_logging(_log_options(settings))
-    with bind(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(plans, settings, listener, begin, key))
+    with (
+        bind(settings.host, settings.port) as listener,
+        bind_admin(settings.admin_port, settings.admin_uds) as admin,
+    ):
+        return asyncio.run(_serve(plans, settings, listener, admin, begin, key))
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
@@ -157,6 +160,7 @@ async def _serve(
     plans: Sequence[ModelPlan],
     settings: ServerSettings,
     listener: socket.socket,
+    admin: socket.socket | None,
     begin: float,
     key: str,
 ) -> int:
@@ -177,7 +181,7 @@ async def _serve(
     limits = FleetSettings(
         memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
     )
-    async with Supervisor(processes, listener) as supervisor:
+    async with Supervisor(processes, listener, admin) as supervisor:
         fleet = Fleet(supervisor, plans, limits)
 
         async def work() -> None:

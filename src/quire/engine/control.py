@@ -128,7 +128,8 @@ class ModelLeft(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
     """To an API process. client: its name towards engines. settings: the server's, as msgpack.
 
-    listener: file descriptor of the listening socket. metrics_folder: shared by all API processes.
+    listener, admin: file descriptors of the listening sockets, the public one and, for one of the
+    processes, that of the admin endpoints. metrics_folder: shared by all API processes.
     models: all that the server has; the first is for requests that name none.
     """
 
@@ -136,6 +137,7 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
     settings: bytes
     models: list[ModelCondition] = []
     listener: int
+    admin: int | None = None
     metrics_folder: str
     log: LogOptions
 

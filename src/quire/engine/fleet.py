@@ -30,6 +30,8 @@ from quire.engine.info import EngineInfo
 from quire.engine.keepers import EngineKeeper
 from quire.engine.supervisor import Supervisor
 from quire.errors import ConfigError, QuireError, UserError
+from quire.hub import tokenizer_folder
+from quire.tokenizer.folder import check_folder
 
 logger = logging.getLogger(__name__)
 
@@ -226,8 +228,8 @@ class Fleet:
     async def _check_memory(self) -> None:
         """Whether each model could be loaded, and those of the start together.
 
-        Their files are downloaded if need be, so that no request has to wait for that. Raises
-        ConfigError or CheckpointError.
+        Their files are downloaded if need be, so that no request has to wait for that; a tokenizer
+        that is not there is told now, too. Raises ConfigError or CheckpointError.
         """
         await asyncio.gather(*map(self._measure, self._models.values()))
         limit = self._settings.memory_bytes
@@ -250,6 +252,7 @@ class Fleet:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
             model.footprint = await asyncio.to_thread(footprint_of, config, limit)
+            check_folder(await asyncio.to_thread(tokenizer_folder, config))
         except UserError as error:
             raise model.plan.explain(error) from error
 

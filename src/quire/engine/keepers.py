@@ -250,7 +250,8 @@ class WorkerKeeper:
         """One process, from its start to its end; returns how it ended."""
         models = self._parent.conditions()
         first = msgspec.structs.replace(self._first, client=client, models=models)
-        child = await Child.spawn(self._module, first, pass_fds=(first.listener,), gently=True)
+        sockets = tuple(fd for fd in (first.listener, first.admin) if fd is not None)
+        child = await Child.spawn(self._module, first, pass_fds=sockets, gently=True)
         for condition in self._parent.conditions():  # it may have changed meanwhile
             child.send(condition)
         for up in self._parent.reachable():

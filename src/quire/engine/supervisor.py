@@ -1,7 +1,7 @@
 """The parent of all processes of a server: one keeper per engine, one per API process.
 
-Owns who is told of whom. It has no torch, no requests and no HTTP: it holds the listening socket
-only to hand it on. Which models have an engine is decided by fleet.py.
+Owns who is told of whom. It has no torch, no requests and no HTTP: it holds the listening sockets
+only to hand them on. Which models have an engine is decided by fleet.py.
 """
 
 from __future__ import annotations
@@ -48,11 +48,20 @@ class SupervisorSettings:
 
 
 class Supervisor:
-    """Starts and keeps the processes of one server; leaving the context ends them all."""
+    """Starts and keeps the processes of one server; leaving the context ends them all.
 
-    def __init__(self, settings: SupervisorSettings, listener: socket.socket) -> None:
+    listener, admin: the sockets that it listens at, for the public and for administrators.
+    """
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        listener: socket.socket,
+        admin: socket.socket | None = None,
+    ) -> None:
         self._settings = settings
         self._listener = listener
+        self._admin = admin
         self._engines: dict[str, EngineKeeper] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
         self._workers: list[WorkerKeeper] = []
@@ -171,11 +180,13 @@ class Supervisor:
 
     def start_workers(self, parent: WorkerParent) -> None:
         """Begin to keep the API processes. parent: whom they ask and tell."""
+        admin = None if self._admin is None else self._admin.fileno()
         for index in range(self._settings.num_workers):
             first = StartWorker(
                 client=str(index),
                 settings=self._settings.worker_settings,
                 listener=self._listener.fileno(),
+                admin=admin if index == 0 else None,
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )

@@ -1,4 +1,4 @@
-"""The address that a server listens at: taken before a model is loaded, shown to people.
+"""The addresses that a server listens at: taken before a model is loaded, shown to people.
 
 Light to import: the parent of a server's processes waits for it before it starts them.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from quire.errors import ConfigError
 
@@ -39,6 +44,53 @@ def base_url(sock: socket.socket) -> str:
 def is_loopback(sock: socket.socket) -> bool:
     """Whether only this machine can reach it."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
+
+
+@contextmanager
+def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | None]:
+    """The admin endpoints' socket: on a port of loopback, or a file that only its owner can open.
+
+    The file is there within the context. None where neither is given. Raises ConfigError.
+    """
+    if port is None and path is None:
+        yield None
+        return
+    try:
+        sock = socket.create_server(("127.0.0.1", port)) if path is None else _bind_file(path)
+    except OSError as error:
+        where = f"127.0.0.1:{port}" if path is None else path
+        why = (error.strerror or str(error)).partition(" (while")[0]
+        text = f"cannot listen for admin requests on {where} ({why}); give another "
+        raise ConfigError(text + "admin_port or admin_uds") from None
+    try:
+        with sock:
+            yield sock
+    finally:
+        if path is not None:
+            Path(path).unlink(missing_ok=True)
+
+
+def _bind_file(path: str) -> socket.socket:
+    """A socket of a server that has died is replaced; any other file is an error."""
+    file = Path(path)
+    if file.is_socket() and not _is_answered(path):
+        file.unlink()
+    sock = socket.socket(socket.AF_UNIX)
+    before = os.umask(stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR)
+    try:
+        sock.bind(path)
+        sock.listen()  # at once, or another start would take it for a dead server's
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.umask(before)
+    return sock
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
 
 
 def _not_ours(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Uvicorn run on a socket that was taken before the model was loaded (address.py)."""
+"""Uvicorn run on sockets that were taken before the model was loaded (address.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Server(uvicorn.Server):
     """Uvicorn with our settings, that says when it is ready and leaves in good order.
 
     `await serve(sockets=[...])` runs until a signal comes; then running requests get their time
-    while new ones are refused. A second signal ends that time. app: made by build_app.
+    while new ones are refused. A second signal ends that time. app: made by build_app. admin: the
+    bound socket of its admin endpoints.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Server(uvicorn.Server):
         settings: ServerSettings,
         on_ready: Callable[[], None],
         limits: WireLimits | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
         limits = limits or WireLimits(stall_seconds=settings.slow_reader_timeout)
         config = uvicorn.Config(
@@ -53,11 +55,11 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
         self._grace = settings.shutdown_timeout
         self._drain: Drain = app.state.drain
-        self._admin = AdminListener(app.state.admin, settings)
+        self._admin = AdminListener(app.state.admin, admin)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections. Raises ConfigError for an admin address in use."""
-        await self._admin.start()
+        """Begin to accept connections."""
+        self._admin.start()
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()

@@ -183,6 +183,8 @@ class ServerSettings:
         return Keys(all_keys(self.admin_api_key, None))
 
     def _check_admin(self) -> None:
+        if self.admin_uds == "":
+            raise ConfigError("admin_uds is empty; give a path, or leave it out")
         if self.admin_port is not None and self.admin_uds is not None:
             raise ConfigError("admin_port and admin_uds both place the admin endpoints; give one")
         if self.admin_port is not None and self.admin_api_key is None:

@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,8 +72,6 @@ def main() -> None:
 async def _serve(line: ParentLine, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
     place, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
-    if place != 0:  # of several processes, one has the admin endpoints
-        settings = replace(settings, admin_port=None, admin_uds=None)
     counts = partial(shared_counts, folder / "heads", place, settings.api_server_count)
     models = ServedModels(start.models, settings, counts)
     fronts = Fronts(start.client, line, Loader(models, line.send))
@@ -82,7 +79,12 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))
     line.follow(lambda message: _call(loop, fronts, message))
     app = build_server(fronts.loader, settings, folder)
-    server = Server(app, settings, on_ready=lambda: fronts.begin(_say_ready(fronts, line)))
+    admin = None if start.admin is None else socket.socket(fileno=start.admin)
+
+    def on_ready() -> None:
+        fronts.begin(_say_ready(fronts, line))
+
+    server = Server(app, settings, on_ready, admin=admin)
     are_running = all(model.state == "loaded" for model in start.models if model.at_start)
     if are_running and settings.api_server_count > 1:
         await _meet_engines(fronts)

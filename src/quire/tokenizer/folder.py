@@ -27,13 +27,19 @@ TOKEN_NAMES = (
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+def check_folder(folder: Path) -> Path:
+    """The folder itself, if it has a tokenizer, which is not read. Raises CheckpointError."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
+    return folder
+
+
 def read_backend(folder: Path) -> tokenizers.Tokenizer:
     """The tokenizer of tokenizer.json. Raises CheckpointError with the fix."""
     import tokenizers
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{path}: it does not exist; {_how_to_get_one(folder)}")
+    path = check_folder(folder) / "tokenizer.json"
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises the bare class
