@@ -56,13 +56,12 @@ class EngineCore:
         self.on_begin: Callable[[list[str]], None] | None = None  # told who enters the batch
         self._scheduler = scheduler
         self._executor = executor
-        self._in_flight: deque[tuple[float, SchedulerOutput, Outcome]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, Outcome]] = deque()
         self._deltas: list[RequestDelta] = []
         self._log = StepLog()
         self._num_arrivals = 0
         self._deadlines = QueueDeadlines()
         self._is_watched = False
-        self._last_end = 0.0  # of a step, in seconds of the monotonic clock
 
     @property
     def has_work(self) -> bool:
@@ -122,10 +121,10 @@ class EngineCore:
         plan = self._scheduler.schedule(begin)
         if plan is None:
             return False
-        self._log.plan(plan)
+        self._log.start(plan, begin)
         if plan.new_requests and self.on_begin is not None:
             self.on_begin([request.request_id for request in plan.new_requests])
-        self._in_flight.append((begin, plan, self._executor.execute(plan)))
+        self._in_flight.append((plan, self._executor.execute(plan)))
         return True
 
     def _report(self) -> StepOutput:
@@ -143,26 +142,29 @@ class EngineCore:
             steps=self._log.recent,
         )
 
-    def _answer(self, begin: float, plan: SchedulerOutput, outcome: Outcome) -> list[RequestDelta]:
+    def _answer(self, plan: SchedulerOutput, outcome: Outcome) -> list[RequestDelta]:
         before = self._scheduler.num_generation_tokens
         try:
             output = outcome.result()
         except Exception as failure:  # whatever broke the step ends its requests, not the engine
             if is_device_lost(failure):
                 raise  # another process can go on with them, this one cannot
-            text = told_of_step(failure)
-            log = logger.exception if text is None else logger.error
-            what = str(failure).partition("\n")[0]
-            log("step %d failed with %d requests: %s", plan.step_id, len(plan.scheduled), what)
-            text = text or "the step that ran this request failed; send it again"
-            deltas = self._scheduler.fail(plan, text)
+            seconds = self._log.end()
+            deltas = self._fail(plan, failure)
         else:
-            end = time.monotonic()  # with several steps in flight, one begins when another ends
-            self._scheduler.observe(plan, end - max(begin, self._last_end))
-            self._last_end = end
+            seconds = self._log.end()
+            self._scheduler.observe(plan, seconds)
             deltas = self._scheduler.update(plan, output)
-        self._log.end(plan, deltas, self._scheduler.num_generation_tokens - before)
+        self._log.note(plan, seconds, deltas, self._scheduler.num_generation_tokens - before)
         return deltas
+
+    def _fail(self, plan: SchedulerOutput, failure: Exception) -> list[RequestDelta]:
+        text = told_of_step(failure)
+        log = logger.exception if text is None else logger.error
+        what = str(failure).partition("\n")[0]
+        log("step %d failed with %d requests: %s", plan.step_id, len(plan.scheduled), what)
+        text = text or "the step that ran this request failed; send it again"
+        return self._scheduler.fail(plan, text)
 
     def _tell(self, deltas: list[RequestDelta]) -> None:
         """Keep news for the end of the step."""

@@ -1,6 +1,6 @@
-"""What steps were made of and when requests had their turns: the engine's only clock.
+"""What steps were made of, what they took, and when requests had their turns.
 
-The scheduler knows no time; the loop tells this log what it plans and what came of it.
+The scheduler has no clock; the loop tells this log what it plans and what came of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepLog:
         self._turns: dict[str, _Turns] = {}
         self._silent = set[str]()  # those without a token
         self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
-        self._planned: deque[float] = deque()  # when each step in flight was planned
+        self._begun: deque[float] = deque()  # when the planning of each step in flight began
         self._last_end = 0.0
         self._tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._seconds = Histogram(STEP_SECONDS_BOUNDS)
@@ -45,30 +45,37 @@ class StepLog:
         self._turns[request_id] = _Turns(time.monotonic())
         self._silent.add(request_id)
 
-    def plan(self, plan: SchedulerOutput) -> None:
-        """A step was planned, and is about to start."""
-        now = time.monotonic()
-        self._planned.append(now)
+    def start(self, plan: SchedulerOutput, begin: float) -> None:
+        """A step is about to start. begin: of its planning, in seconds of the monotonic clock."""
+        self._begun.append(begin)
         for new in plan.new_requests:
             turns = self._turns.get(new.request_id)
             if turns is not None and turns.started is None:  # else it returns from a preemption
-                turns.started = now
+                turns.started = begin
 
-    def end(self, plan: SchedulerOutput, deltas: list[RequestDelta], num_sampled: int) -> None:
-        """A step has ended, and gave these news and so many tokens of answers."""
+    def end(self) -> float:
+        """The oldest step has ended, or failed; returns the seconds that it took.
+
+        One that was planned while another ran began when that one ended.
+        """
         now = time.monotonic()
-        # a step that was planned while another ran began when that one ended
-        seconds = now - max(self._planned.popleft(), self._last_end)
+        seconds = now - max(self._begun.popleft(), self._last_end)
         self._last_end = now
+        self._seconds.observe(seconds)
+        return seconds
+
+    def note(
+        self, plan: SchedulerOutput, seconds: float, deltas: list[RequestDelta], num_sampled: int
+    ) -> None:
+        """The step that ended last gave these news and so many tokens of answers."""
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
         if self._silent:
-            self._note_first_tokens(deltas, now)
+            self._note_first_tokens(deltas, self._last_end)
         self._tokens.observe(num_tokens)
-        self._seconds.observe(seconds)
         num_prefill = num_tokens - num_decodes
         counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
-        self._recent.append(StepSummary(plan.step_id, now, seconds, *counts))
+        self._recent.append(StepSummary(plan.step_id, self._last_end, seconds, *counts))
 
     def _note_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
         for delta in deltas:
