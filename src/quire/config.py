@@ -72,6 +72,11 @@ class ModelConfig:
     )
     seed: int = _setting(0, "seed of dummy weights and of requests that bring none")
 
+    @property
+    def public_name(self) -> str:
+        """What requests call the model."""
+        return self.served_model_name or self.model
+
     def __post_init__(self) -> None:
         _require(
             self.served_model_name is None or self.served_model_name.strip() != "",

@@ -138,7 +138,7 @@ def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[Mode
 
 
 def _plan(config: EngineConfig, settings: ServerSettings) -> ModelPlan:
-    name = config.model.served_model_name or config.model.model
+    name = config.model.public_name
     return ModelPlan(name=name, config=config, at_start=settings.model_load == "at_start")
 
 

@@ -133,7 +133,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     if problem is None:
         config.scheduler.check_longest_prompt(max_model_len)
     return MemoryPlan(
-        model=config.model.served_model_name or config.model.model,
+        model=config.model.public_name,
         device=memory.device,
         total=memory.total,
         free=memory.free,

@@ -11,11 +11,12 @@ import struct
 
 from quire.config import EngineConfig
 from quire.core.messages import TokenLogprobs
-from quire.core.request import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core import EngineCore
 from quire.engine.executor import UniprocExecutor
+from quire.engine.footprint import usable_blocks
 from quire.engine.info import EngineInfo
+from quire.engine.settling import request_limits
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kvcache.manager import KVCacheManager
@@ -34,28 +35,21 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     path = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(path)
     max_model_len = config.model.max_model_len or shape.max_position_embeddings
-    block_size, num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
-    usable = num_seqs * -(-max_model_len // block_size)
+    block_size = config.cache.block_size
+    usable = usable_blocks(config, max_model_len)
     num_blocks = config.cache.num_blocks or min(usable, DEFAULT_BLOCKS)
     if num_blocks > MOST_BLOCKS:
         raise ConfigError(
             f"num_blocks is {num_blocks}; without a model, give at most {MOST_BLOCKS}"
         )
-    limits = RequestLimits(
-        max_model_len=min(max_model_len, num_blocks * block_size),
-        max_kv_tokens=num_blocks * block_size,
-        vocab_size=shape.vocab_size,
-        max_num_seqs=num_seqs,
-        honours_priority=config.scheduler.scheduling_policy == "priority",
-        hidden_size=shape.hidden_size,
-        generates=shape.has_head,
-    )
+    num_slots = num_blocks * block_size
+    limits = request_limits(config, shape, min(max_model_len, num_slots), num_slots)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
     scheduler = Scheduler(config.scheduler, kv, limits.max_model_len)
     info = EngineInfo(
-        model_name=config.model.served_model_name or config.model.model,
+        model_name=config.model.public_name,
         limits=limits,
         eos_token_ids=[],  # an arbitrary token is no reason to end
         dtype="null",

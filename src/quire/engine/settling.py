@@ -6,6 +6,7 @@ No torch, and no look at a weight.
 from __future__ import annotations
 
 from quire.config import EngineConfig
+from quire.core.request import RequestLimits
 from quire.errors import ConfigError
 from quire.models.architecture import ModelArchitecture
 from quire.quantization.scheme import check_device
@@ -29,6 +30,21 @@ def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
             f"max_model_len is {wanted}, but the model knows positions up to {limit}; lower it"
         )
     return wanted
+
+
+def request_limits(
+    config: EngineConfig, shape: ModelArchitecture, max_model_len: int, num_slots: int
+) -> RequestLimits:
+    """What requests are checked by. num_slots: tokens that the KV cache holds."""
+    return RequestLimits(
+        max_model_len=max_model_len,
+        max_kv_tokens=num_slots,
+        vocab_size=shape.vocab_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        honours_priority=config.scheduler.scheduling_policy == "priority",
+        hidden_size=shape.hidden_size,
+        generates=shape.has_head,
+    )
 
 
 def cache_problem(

@@ -28,7 +28,7 @@ from quire.engine.model_runner import CausalLM
 from quire.engine.null import start_null_engine
 from quire.engine.out_of_memory import fitting_kv, fitting_step, fitting_weights
 from quire.engine.runners import make_executor
-from quire.engine.settling import length_limit, settle
+from quire.engine.settling import length_limit, request_limits, settle
 from quire.engine.tuning import StepTable, is_tiny, measure_steps, with_token_budget
 from quire.engine.tuning_file import steps_of
 from quire.errors import ConfigError
@@ -88,7 +88,9 @@ def start_engine(
     grammars = Grammars(_grammar_compiler(config, shape))
     with _timed("kernels", seconds), fitting_step(config), compiling_ahead(device.type):
         num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-        limits = _request_limits(config, shape, limit, num_blocks)
+        num_slots = num_blocks * config.cache.block_size
+        max_model_len = choose_max_model_len(config, limit, num_slots)
+        limits = request_limits(config, shape, max_model_len, num_slots)
         with _timed("kv_cache", seconds), fitting_kv(config, num_blocks * bytes_each):
             kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
         executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
@@ -99,7 +101,7 @@ def start_engine(
     scheduler = _make_scheduler(config, limits, table, executor, device)
     core = EngineCore(scheduler, executor, limits, grammars)
     return core, EngineInfo(
-        model_name=config.model.served_model_name or config.model.model,
+        model_name=config.model.public_name,
         limits=limits,
         eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
         dtype=_name(dtype),
@@ -130,22 +132,6 @@ def _measured_steps(
     block_size = config.cache.block_size
     measure = partial(measure_steps, model, shape, block_size, kv_type, threads)
     return steps_of(config.model, shape, (dtype, kv_type, block_size), threads, measure)
-
-
-def _request_limits(
-    config: EngineConfig, shape: ModelArchitecture, limit: int, num_blocks: int
-) -> RequestLimits:
-    """limit: tokens of a request as the settings and the model have it."""
-    num_slots = num_blocks * config.cache.block_size
-    return RequestLimits(
-        max_model_len=choose_max_model_len(config, limit, num_slots),
-        max_kv_tokens=num_slots,
-        vocab_size=shape.vocab_size,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        honours_priority=config.scheduler.scheduling_policy == "priority",
-        hidden_size=shape.hidden_size,
-        generates=shape.has_head,
-    )
 
 
 def _make_scheduler(
