@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError, OverloadedError
+from quire.errors import OverloadedError
 from quire.grammar.cache import ByteBoundedCache
-from quire.grammar.compiler import Compiler
+from quire.grammar.compiler import Compiler, problem_with
 
 CHECK_SECONDS = 2.0  # most forms take milliseconds; nearly all that pass the bounds, a second
 DEFAULT_CACHE_BYTES = 4 << 20
@@ -38,11 +38,7 @@ class Here:
 
     def problem(self, wish: StructuredOutputs) -> str:
         """What is wrong with it; empty if nothing is."""
-        try:
-            self._compiler.matcher(wish)
-        except InvalidRequestError as error:
-            return str(error).removeprefix(f"{wish.name}: ")
-        return ""
+        return problem_with(wish, self._compiler)
 
     def close(self) -> None:
         """There is nothing to let go of."""

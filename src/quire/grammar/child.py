@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.core.structured_outputs import StructuredOutputs
-from quire.errors import InvalidRequestError
 from quire.grammar.apart import LENGTH_BYTES, SentVocabulary, read_frame
-from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.compiler import GrammarCompiler, problem_with
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -39,18 +38,9 @@ def main() -> None:
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, 2 * known.seconds)  # an orphan ends, too
-        answer = problem(compiler, wish)
+        answer = problem_with(wish, compiler)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _write(out, answer.encode())
-
-
-def problem(compiler: GrammarCompiler, wish: StructuredOutputs) -> str:
-    """What is wrong with a form, without its field's name; empty if nothing is."""
-    try:
-        compiler.matcher(wish)
-    except InvalidRequestError as error:
-        return str(error).removeprefix(f"{wish.name}: ")
-    return ""
 
 
 class Spelled:

@@ -51,6 +51,15 @@ class Compiler(Protocol):
         """A matcher at the beginning of an answer. Raises InvalidRequestError."""
 
 
+def problem_with(wish: StructuredOutputs, compiler: Compiler) -> str:
+    """Why a form is not taken, without its field's name; empty if it is."""
+    try:
+        compiler.matcher(wish)
+    except InvalidRequestError as error:
+        return str(error).removeprefix(f"{wish.name}: ")
+    return ""
+
+
 class GrammarCompiler:
     """Makes matchers for one vocabulary; safe to use from several threads.
 
