@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import linear as products
-from quire.kernels.cpu import native
+from quire.kernels.cpu import linear_int, matmul, native
 from quire.kernels.operands import Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -33,11 +33,6 @@ def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(f"this processor does not run {request.param}")
     yield
     lib.quire_cpu_choose(None)
-
-
-@pytest.fixture(autouse=True)
-def _every_type_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_serves", lambda dtype: dtype in native.DTYPES)
 
 
 def normal(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -148,15 +143,12 @@ def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch
 
 
 @pytest.mark.parametrize("shape", [(64, 7), (24, 8), (64, 8)])
-def test_gate_and_up_are_told_apart_by_every_way(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
-) -> None:
-    monkeypatch.setattr(products, "_serves", lambda _: False)
+def test_gate_and_up_are_told_apart_by_other_products(shape: tuple[int, int]) -> None:
     weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
     stream = Normed(residual, None, torch.ones(shape[1]), 1e-5)
     gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
-    prepared = products.prepare_linear(products.order_gate_up(weight))
-    found = products.linear_silu(stream, prepared, None)
+    ordered = linear_int.in_rows(products.order_gate_up(weight))
+    found = products.linear_silu(stream, matmul.prepare_linear(ordered), None)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 

@@ -60,14 +60,14 @@ class ModelWork:
         self._num_rehearsed = num_rehearsed
 
     def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
-        """As told there."""
+        """From the packed form to hidden states [T, H]; in a rehearsal through few layers."""
         inputs = self._batch.build(size)
         kv_caches = self._kv_caches[: self._num_rehearsed] if is_rehearsal else self._kv_caches
         context = ForwardContext(layout=inputs.layout, kv=kv_caches, beat=self._beat)
         return self._model.forward(inputs.input_ids, inputs.positions, context)
 
     def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
-        """As told there."""
+        """From hidden states [N, H] to what the host reads."""
         samples = self._batch.samples(num_samples)
         logits, drawn, failed = None, samples.rows, samples.rows
         if self._has_head and num_samples:

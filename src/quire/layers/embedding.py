@@ -56,7 +56,7 @@ class ParallelLMHead(LinearBase):
         self._share()
 
     def adopt(self, tensors: dict[str, Tensor]) -> None:
-        """As told there; a tied embedding uses the weight, too."""
+        """Take the weight's tensors; a tied embedding uses them, too."""
         super().adopt(tensors)
         self._share()
 

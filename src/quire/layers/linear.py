@@ -89,21 +89,21 @@ class FusedProducts(LinearMethod):
         """The weight as the kernels take it."""
 
     def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
-        """As told there, in one kernel."""
+        """Norm and product in one kernel: [T, in] → [T, out]."""
         return self.kernels.linear_normed(x, self.operand_of(layer), layer.bias)
 
     def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
-        """As told there, in one kernel where there is one."""
+        """Norm, product, turning and writing in one kernel, where there is one: [T, Hq, D]."""
         if not self.kernels.turns:
             return super().apply_turned(layer, x, turning)
         return self.kernels.linear_turned(x, self.operand_of(layer), layer.bias, turning)
 
     def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
-        """As told there, in one kernel."""
+        """Norm, product and SiLU in one kernel: [T, in] → [T, out / 2]."""
         return self.kernels.linear_silu(x, self.operand_of(layer), layer.bias)
 
     def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
-        """As told there, in one kernel."""
+        """Product and sum in one kernel; the next norm is made by whoever reads it."""
         weight = self.operand_of(layer)
         return self.kernels.linear_add_norm(x, weight, layer.bias, residual, norm.weight, norm.eps)
 
@@ -145,7 +145,7 @@ class QuantizedLinear(LinearMethod):
         self.adopt(layer, dict(zip(self.form.names, kept, strict=True)))
 
     def adopt(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
-        """As told there, and by their names."""
+        """Take the form's tensors, also as the operand of products."""
         super().adopt(layer, kept)
         self.operand = self.form.operand(tuple(kept[name] for name in self.form.names))
 
@@ -219,7 +219,7 @@ class LinearBase(LoadedModule):
         self.method.process_after_load(self)
 
     def adopt(self, tensors: dict[str, Tensor]) -> None:
-        """As told there; the bias is in the order that the method brought it into."""
+        """Take the weight's tensors, and a bias in the order that the method brought it into."""
         if self.bias is not None:
             self.bias = Weight(tensors.pop("bias"))
         self.method.adopt(self, tensors)

@@ -139,7 +139,7 @@ def _layer_args(layer: LayerOperands) -> LayerArgs | None:
     found = [_product_args(each) for each in (layer.qkv, layer.o, layer.gate_up, layer.down)]
     products = [each for each in found if each is not None]
     dtype, heads = layer.norm.dtype, layer.head_norms
-    if len(products) < len(found) or not linear.by_turns(dtype, products[2].outputs):
+    if len(products) < len(found) or not linear.goes_by_turns(dtype, products[2].outputs):
         return None
     args = LayerArgs(
         norm=layer.norm.data_ptr(),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import elementwise, linear_int, matmul, native
+from quire.kernels.cpu.linear_int import BLOCK
 from quire.kernels.operands import (
     Fp8Weight,
     Int4Weight,
@@ -30,7 +31,6 @@ from quire.kernels.operands import (
 Weight = Tensor | QuantizedWeight
 
 _ARGS = struct.Struct("5P3qf5i")  # `LinearArgs` in quire_cpu.h
-_BLOCK = 16  # outputs that lie side by side
 
 
 class Epilogue(IntEnum):
@@ -57,7 +57,7 @@ def prepare_linear(weight: Tensor) -> Tensor:
     [N / 16, K / 2, 16, 2] in bfloat16.
     """
     n, k = linear_int.size_of(weight)
-    if n % _BLOCK or k % 2 or not _serves(weight.dtype):
+    if n % BLOCK or k % 2 or weight.dtype not in native.DTYPES:
         return matmul.prepare_linear(linear_int.in_rows(weight))
     return pack(weight)
 
@@ -67,7 +67,7 @@ def pack(weight: Tensor) -> Tensor:
     n, k = linear_int.size_of(weight)
     source, half = linear_int.source_of(weight)
     wide = weight.dtype == torch.float32
-    out = weight.new_empty(n // _BLOCK, *((k, _BLOCK) if wide else (k // 2, _BLOCK, 2)))
+    out = weight.new_empty(n // BLOCK, *((k, BLOCK) if wide else (k // 2, BLOCK, 2)))
     native.pack(source, None, None, out, (n, k, half, 0, native.DTYPES[weight.dtype]))
     return out
 
@@ -76,7 +76,7 @@ def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
     """Twin of `reference.embedding`: a token's numbers are all in one block of the weight."""
     if weight.dim() == 2:
         return F.embedding(input_ids, weight)
-    block, place = input_ids // _BLOCK, input_ids % _BLOCK
+    block, place = input_ids // BLOCK, input_ids % BLOCK
     if weight.dtype == torch.float32:
         return weight[block, :, place]
     pairs = weight.view(torch.int32).squeeze(-1)  # [V / 16, H / 2, 16]
@@ -88,7 +88,7 @@ def order_gate_up(weight: Tensor) -> Tensor:
 
     A weight is a view [I / 16, 2, 16, K] then, a bias [2I].
     """
-    if not by_turns(weight.dtype, len(weight)):
+    if not goes_by_turns(weight.dtype, len(weight)):
         return weight
     if weight.dim() == 2 and weight.is_contiguous():
         return linear_int.by_turns(weight)  # the next who makes another form of it reads it so
@@ -128,7 +128,7 @@ def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
 def linear_silu(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
     packed = packed_form(weight)
-    if packed is not None and by_turns(x.residual.dtype, packed.outputs):
+    if packed is not None and goes_by_turns(x.residual.dtype, packed.outputs):
         out = x.residual.new_empty(len(x.residual), packed.outputs // 2)
         _multiply(x, packed, bias, out, Epilogue.SILU)
         return out
@@ -175,16 +175,12 @@ def _multiply(
     )  # fmt: skip
 
 
-def _serves(dtype: torch.dtype) -> bool:
-    return dtype in native.DTYPES
-
-
 def packed_form(weight: Weight) -> Packed | None:
     """What the compiled products read; None for a weight that others have to."""
     if isinstance(weight, Tensor):
         if weight.dim() == 2:
             return None
-        return Packed(weight, len(weight) * _BLOCK, 0, native.DTYPES[weight.dtype])
+        return Packed(weight, len(weight) * BLOCK, 0, native.DTYPES[weight.dtype])
     if isinstance(weight, Fp8Weight) or not linear_int.is_packed(weight):
         return None
     outputs = len(weight.scale)
@@ -204,14 +200,14 @@ def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return matmul.linear(x, weight, bias)
 
 
-def by_turns(dtype: torch.dtype, rows: int) -> bool:
+def goes_by_turns(dtype: torch.dtype, rows: int) -> bool:
     """Whether `order_gate_up` gives another order for such rows."""
-    return dtype in native.DTYPES and rows % (2 * _BLOCK) == 0
+    return dtype in native.DTYPES and rows % (2 * BLOCK) == 0
 
 
 def _silu(out: Tensor) -> Tensor:
     """silu(gate) · up of a product [T, 2I] in the order of `order_gate_up`: [T, I]."""
-    if not by_turns(out.dtype, out.shape[1]):
+    if not goes_by_turns(out.dtype, out.shape[1]):
         return elementwise.silu_and_mul(out)
-    gate, up = out.view(len(out), out.shape[1] // (2 * _BLOCK), 2, _BLOCK).unbind(2)
+    gate, up = out.view(len(out), out.shape[1] // (2 * BLOCK), 2, BLOCK).unbind(2)
     return F.silu(gate).mul_(up).flatten(1)
