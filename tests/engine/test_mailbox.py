@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quire.core.output import CompletionOutput, RequestOutput, RequestTimes
-from quire.engine.client import Mailbox
+from quire.engine.mailbox import Mailbox
 from quire.errors import EngineError
 
 

@@ -37,6 +37,7 @@ from quire.engine.input_processor import (
     StopWhen,
 )
 from quire.engine.link import Link, ThreadLink
+from quire.engine.mailbox import Mailbox
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.request_metrics import RequestMetrics
 from quire.engine.watching import Watcher
@@ -53,48 +54,6 @@ TOO_LONG_TO_GO_ON = (
     "the engine died while it ran this request, and with its answer so far it is too large to go "
     "on in another; send it again, or a shorter one"
 )
-
-
-class Mailbox:
-    """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded.
-
-    loop: the caller's. whole: all news are wanted together, and nobody is woken before the last.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, whole: bool = False) -> None:
-        self._loop = loop  # to look for it costs a system call
-        self._whole = whole
-        self._unread: RequestOutput | None = None
-        self._failure: QuireError | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, news: RequestOutput | QuireError) -> None:
-        """Add news; never blocks."""
-        if isinstance(news, QuireError):
-            self._failure = news
-        elif self._unread is None:
-            self._unread = news
-        else:
-            self._unread.append(news)
-        if self._reader is not None and not self._reader.done() and self._has_enough:
-            self._reader.set_result(None)
-
-    async def take(self) -> RequestOutput:
-        """Wait for news and take all of it. Raises the error that ended the request."""
-        if not self._has_enough:
-            self._reader = self._loop.create_future()
-            await self._reader
-        if self._failure is not None:
-            raise self._failure
-        assert self._unread is not None
-        news, self._unread = self._unread, None
-        return news
-
-    @property
-    def _has_enough(self) -> bool:
-        if self._unread is None:
-            return self._failure is not None
-        return not self._whole or self._unread.finished or self._failure is not None
 
 
 class AsyncEngine:
@@ -197,11 +156,7 @@ class AsyncEngine:
         """The whole answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
         prepared = await self._prepare(prompt, sampling, request_id, False, stop_when, options)
-        self._check_can_run()
-        try:
-            return await self._send(prepared, arrival, whole=True).take()
-        finally:
-            self._forget(prepared.request_id)
+        return await self._run_whole(prepared, arrival)
 
     async def embed(
         self,
@@ -213,20 +168,9 @@ class AsyncEngine:
     ) -> RequestOutput:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
         arrival = time.monotonic()
-        prepare = partial(
-            self._inputs.prepare_embedding,
-            self._unique(request_id),
-            prompt,
-            pooling,
-            **options,
-        )
-        is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
-        prepared = await asyncio.to_thread(prepare) if is_long else prepare()
-        self._check_can_run()
-        try:
-            return await self._send(prepared, arrival).take()
-        finally:
-            self._forget(prepared.request_id)
+        label = self._unique(request_id)
+        prepare = partial(self._inputs.prepare_embedding, label, prompt, pooling, **options)
+        return await self._run_whole(await _encoded(prompt, prepare), arrival)
 
     async def view(self) -> EngineView | None:
         """Blocks and latest steps, for a live view; None if the engine has not answered yet."""
@@ -260,11 +204,18 @@ class AsyncEngine:
             stop_when=stop_when,
             **options,
         )
-        is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
-        prepared = await asyncio.to_thread(prepare) if is_long else prepare()
+        prepared = await _encoded(prompt, prepare)
         if sampling.structured_outputs is not None:
             await self._inputs.forms.check_beside(sampling.structured_outputs)
         return prepared
+
+    async def _run_whole(self, prepared: PreparedRequest, arrival: float) -> RequestOutput:
+        """The whole answers to a request; however it ends, nothing of it stays in the engine."""
+        self._check_can_run()
+        try:
+            return await self._send(prepared, arrival, whole=True).take()
+        finally:
+            self._forget(prepared.request_id)
 
     def _unique(self, label: str | None) -> str:
         self._num_requests += 1
@@ -388,3 +339,9 @@ class AsyncEngine:
     def _put(self, request_id: str, news: RequestOutput | QuireError) -> None:
         if request_id in self._mailboxes:
             self._mailboxes[request_id].put(news)
+
+
+async def _encoded(prompt: Prompt, prepare: Callable[[], PreparedRequest]) -> PreparedRequest:
+    """What `prepare` makes of a prompt; of a long text beside the event loop."""
+    is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
+    return await asyncio.to_thread(prepare) if is_long else prepare()
