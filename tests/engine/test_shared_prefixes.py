@@ -15,7 +15,6 @@ from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.engine.device_batch import DeviceBatch
 from quire.engine.input_batch import InputBatch
 from quire.engine.shared_prefixes import (
-    LEAST_MEMBERS,
     LEAST_SAVED,
     LEAST_TOKENS,
     Group,
@@ -23,6 +22,7 @@ from quire.engine.shared_prefixes import (
     _largest_rectangle,
     find_groups,
 )
+from quire.engine.step_sizes import LEAST_MEMBERS
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.layout import SHARED_TOKENS
 

@@ -105,7 +105,11 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
         help_text += f" (default: {_shown(option.default)})"
     if option.kind is bool:
         parser.add_argument(
-            flag, *flags, action=argparse.BooleanOptionalAction, help=help_text, default=absent()
+            flag,
+            *flags,
+            action=argparse.BooleanOptionalAction,
+            help=help_text,
+            default=argparse.SUPPRESS,
         )
         return
     kind: Any = human_int if option.kind is int else option.kind
@@ -119,11 +123,6 @@ def add_option(parser: argparse._ActionsContainer, option: Option, *flags: str) 
         metavar=None if option.choices else kind_name,
         help=help_text,
     )
-
-
-def absent() -> str:
-    """The default of options that were not given."""
-    return argparse.SUPPRESS
 
 
 def add_engine_options(parser: CommandParser) -> None:

@@ -8,13 +8,11 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.options import CommandParser, absent, chosen, human_int
+from quire.cli.options import CommandParser, chosen, human_int
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
 
-# The engine's --seed serves requests as well. Log-probabilities and biases are for programs.
-LEFT_OUT = ("seed", "logit_bias", "logprobs", "prompt_logprobs")
-
+# The engine's --seed serves requests as well; log-probabilities and biases are for programs.
 HELP = {
     "n": "answers per prompt",
     "temperature": "0 is greedy",
@@ -51,7 +49,7 @@ def add_sampling_options(
             shown = "on" if default else "off"
             action: Any = argparse.BooleanOptionalAction
             group.add_argument(
-                flag, action=action, help=f"{text} (default: {shown})", default=absent()
+                flag, action=action, help=f"{text} (default: {shown})", default=argparse.SUPPRESS
             )
         elif isinstance(default, list):
             kind: Any = human_int if name == "stop_token_ids" else str

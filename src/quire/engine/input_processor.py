@@ -26,7 +26,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
-Prompt = str | list[int]
+Prompt = str | list[int]  # text, or token ids as they are
 StopWhen = Callable[[], Callable[[str], bool]]
 """Makes, for one answer, what takes its text as it comes, and tells when it ends with that."""
 

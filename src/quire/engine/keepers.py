@@ -39,7 +39,7 @@ from quire.logs import LogOptions
 logger = logging.getLogger(__name__)
 
 ENGINE_MODULE = "quire.engine.process"
-MAX_DEATHS = 5  # in a row
+MAX_DEATHS = 5  # of a process in a row
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
 STEADY_SECONDS = 10.0  # a process that served for so long did not die in a row
 

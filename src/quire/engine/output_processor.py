@@ -28,7 +28,7 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 2
+MAX_DEATHS = 2  # of engine processes, while they ran one request
 FATAL = (
     "the engine died twice while it ran this request, so it is not tried again; send it again only "
     "if you know why"

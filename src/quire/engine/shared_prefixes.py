@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.engine.step_sizes import LEAST_MEMBERS
 from quire.kernels.layout import SHARED_MEMBERS, SHARED_TOKENS
-
-Ints = npt.NDArray[np.int64]
+from quire.sampling.arrays import Ints
 
 LEAST_TOKENS = 4 * SHARED_TOKENS  # that are worth a group
-LEAST_MEMBERS = 4
 # Tokens that a step must save: reading prefixes apart takes two more kernels a layer, and requests
 # with the same keys find most of them in the GPU's cache anyway (docs/log.md).
 LEAST_SAVED = 32_768

@@ -22,7 +22,7 @@ _MIXED = [
 # Of those, the ones that are recorded once more for prompts with few keys: up to here all, as a
 # layer's attention is a greater part of small steps, and what a burst of such prompts fills.
 _MOST_SHORT, _BURSTS = 384, (512, 1024, 2048)
-_LEAST_SHARING = 4  # requests with the same beginning, see shared_prefixes.py
+LEAST_MEMBERS = 4  # requests with the same beginning that are worth a group
 _SAMPLES = [0, 16, 32, 64, 128, 256, 512, 1024]
 
 
@@ -60,7 +60,7 @@ class StepSizes:
         shares_prefixes: bool = False,
     ) -> None:
         self.decodes = _up_to(max_num_seqs, _DECODES)
-        self.shared_decodes = [n for n in self.decodes if shares_prefixes and n >= _LEAST_SHARING]
+        self.shared_decodes = [n for n in self.decodes if shares_prefixes and n >= LEAST_MEMBERS]
         self.mixed = _up_to(min(max_num_tokens, _MIXED[-1]), _MIXED) if pads_mixed else []
         self.short_mixed = [n for n in self.mixed if n <= _MOST_SHORT or n in _BURSTS]
         self.samples = _up_to(max_num_seqs, _SAMPLES)

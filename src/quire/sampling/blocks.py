@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import sampling
+from quire.kernels.cpu.elementwise import PIECE
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.reference_step import BLOCK
 from quire.sampling.arrays import Floats, Ints, Logits
-
-_CPU_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 
 
 class Rows:
@@ -77,7 +76,7 @@ class Rows:
     def pieces(self) -> list[slice]:
         """These rows, on a CPU so few at a time that a copy of them stays in a core's cache."""
         on_cpu = self.logits.device.type == "cpu"
-        step = max(1, _CPU_PIECE // self.logits.shape[1]) if on_cpu else len(self)
+        step = max(1, PIECE // self.logits.shape[1]) if on_cpu else len(self)
         return [slice(begin, begin + step) for begin in range(0, len(self), step)]
 
     def masses(self, temperature: Floats) -> Ints:

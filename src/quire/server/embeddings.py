@@ -21,12 +21,12 @@ from starlette.types import Send
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import Pooling, PoolingParams
 from quire.core.request import NO_WISHES
-from quire.engine.input_processor import told_of
+from quire.engine.input_processor import Prompt, told_of
 from quire.engine.long_texts import encode_within
 from quire.errors import invalid_value
 from quire.server import body, bounds, protocol
 from quire.server.bounds import Int32, ShortText, TokenId
-from quire.server.engine_protocol import EngineProtocol, Prompt
+from quire.server.engine_protocol import EngineProtocol
 from quire.server.http_errors import send_json
 from quire.server.in_step import Steps
 from quire.server.job import Job

@@ -13,11 +13,9 @@ from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import Options, StopWhen
+from quire.engine.input_processor import Options, Prompt, StopWhen
 from quire.engine.request_metrics import RequestMetrics
 from quire.tokenizer.spelling import Pieces
-
-Prompt = str | list[int]  # text, or token ids as they are
 
 
 class TokenizerProtocol(Protocol):

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import StopWhen
+from quire.engine.input_processor import Prompt, StopWhen
 from quire.errors import invalid_value
-from quire.server.engine_protocol import Prompt
 from quire.server.labels import new_label
 from quire.server.protocol import MAX_CHOICES, GenerationRequest
 

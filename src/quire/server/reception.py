@@ -16,13 +16,13 @@ from starlette.types import Scope
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import Options, StopWhen
+from quire.engine.input_processor import Options, Prompt, StopWhen
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.server.admission import Admission, Capacity, Ticket
 from quire.server.body import first_headers
 from quire.server.body_memory import BodyMemory, BodySpace
 from quire.server.deadline import Deadline
-from quire.server.engine_protocol import GenerateProtocol, Prompt
+from quire.server.engine_protocol import GenerateProtocol
 from quire.server.job import Job
 from quire.server.keys import salt_of
 from quire.server.loading import Loader

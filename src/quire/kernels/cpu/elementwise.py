@@ -17,7 +17,7 @@ from quire.kernels.operands import HeadNorms
 from quire.kernels.reference import write_cache
 from quire.kernels.reference_step import BLOCK
 
-_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
+PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 _CHUNK = 1 << 14  # where more than two tensors of them are
 
 
@@ -100,7 +100,7 @@ def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) 
 
 def _few(logits: Tensor, places: Tensor) -> Iterator[Tensor]:
     """These rows, so few at a time that a copy of them stays in a core's cache."""
-    for some in torch.split(places, max(1, _PIECE // logits.shape[1])):
+    for some in torch.split(places, max(1, PIECE // logits.shape[1])):
         yield logits.index_select(0, some)
 
 
