@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import EngineConfig
+from quire.engine.cgroups import memory_left, own_groups
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint
@@ -64,7 +65,15 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping; the page cache counts, since it gives way."""
+    """Memory that can be had without swapping, within the groups that bound this process.
+
+    The page cache counts, since it gives way.
+    """
+    return min(_free_bytes(), memory_left(own_groups()))
+
+
+def _free_bytes() -> int:
+    """Of the machine."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():

@@ -1,0 +1,75 @@
+"""What control groups leave this process of the machine, by the kernel's files. No torch.
+
+Both versions of them are read. In a container the group's own files are at the top of the folder,
+wherever the group is outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60  # bytes; the first version tells a number beyond it where there is no limit
+
+
+def own_groups() -> str:
+    """This process's groups, a line for each hierarchy; empty where there are none."""
+    file = Path("/proc/self/cgroup")
+    return file.read_text() if file.exists() else ""
+
+
+def cpu_quota(listed: str, folder: Path = FOLDER) -> float:
+    """CPUs' worth of time that the groups allow; a great many where there is no limit.
+
+    listed: as `own_groups` has them. folder: where their files are.
+    """
+    return min((_quota_of(group) for group in _groups(listed, "cpu", folder)), default=1e9)
+
+
+def memory_left(listed: str, folder: Path = FOLDER) -> int:
+    """Bytes that the groups still allow; the page cache counts, since it gives way."""
+    left = (_memory_left_in(group) for group in _groups(listed, "memory", folder))
+    return min(left, default=UNLIMITED)
+
+
+def _groups(listed: str, controller: str, folder: Path) -> Iterator[Path]:
+    """The folders of the groups that bound a controller, each inner one before those around it."""
+    for line in listed.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = folder / controller if controllers else folder
+        place = top / path.lstrip("/")
+        for group in (place, *place.parents):
+            yield group
+            if group == top:
+                break
+
+
+def _quota_of(group: Path) -> float:
+    try:
+        if (group / "cpu.max").exists():
+            allowed, period = (group / "cpu.max").read_text().split()
+        else:
+            allowed = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text().strip()
+    except OSError:
+        return 1e9
+    return 1e9 if allowed in ("max", "-1") else int(allowed) / int(period)
+
+
+def _memory_left_in(group: Path) -> int:
+    is_new = (group / "memory.max").exists()
+    limit_file = "memory.max" if is_new else "memory.limit_in_bytes"
+    used_file = "memory.current" if is_new else "memory.usage_in_bytes"
+    try:
+        limit = (group / limit_file).read_text().strip()
+        if limit == "max" or int(limit) >= UNLIMITED:
+            return UNLIMITED
+        used = int((group / used_file).read_text())
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return UNLIMITED
+    cached = sum(int(counts.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return max(0, int(limit) - used + cached)
