@@ -30,6 +30,29 @@ def cpu_peers(result: Result) -> str:
     return "\n\n".join([*parts, f"Versions: {told}."])
 
 
+def cpu_peers_brief(result: Result) -> str:
+    """The first context alone, with the figures that most people ask for."""
+    context = result["rows"][0]["context"]
+    rows = [row for row in result["rows"] if row["context"] == context]
+    one, *_, most = rows[0]["decode_tokens_per_s"]
+    lines = [
+        f"Llama-3.2-1B shape, {context:,} tokens of context, {result['threads']} threads; prompts "
+        f"and decodes of {one} and {most} streams in tokens/s, memory at most:",
+        "",
+        f"| engine, weights | prompts | decode, {one} | decode, {most} | first token, s | GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        rates = row["prefill_tokens_per_s"], *(row["decode_tokens_per_s"][n] for n in (one, most))
+        name = f"{ENGINES[row['engine']]} {row['weights']}{' *' if _is_disturbed(row) else ''}"
+        cells = [name, *(f"{rate:,.1f}" for rate in rates)]
+        cells += [f"{row['first_token_s']:.1f}", f"{row['peak_gb']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    if any(map(_is_disturbed, rows)):
+        lines += ["", "\\* disturbed: others kept cores busy beside it."]
+    return "\n".join(lines)
+
+
 def _is_disturbed(row: Result) -> bool:
     found: bool = row.get("disturbed", is_disturbed(row))  # older files do not tell
     return found

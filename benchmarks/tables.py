@@ -15,7 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cpu_tables import cpu_attention, cpu_growth, cpu_peers, cpu_products, cpu_start
+from cpu_tables import (
+    cpu_attention,
+    cpu_growth,
+    cpu_peers,
+    cpu_peers_brief,
+    cpu_products,
+    cpu_start,
+)
 from gpu_tables import (
     gpu_chain,
     gpu_decode,
@@ -35,6 +42,7 @@ DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
     "docs/gpu-kernels.md",
+    "docs/kv-cache.md",
     "docs/performance.md",
     "docs/profile.md",
     "docs/quantization.md",
@@ -243,6 +251,7 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "cpu_growth": cpu_growth,
     "cpu_peers": cpu_peers,
     "cpu_peers_amx": cpu_peers,
+    "cpu_peers_brief": cpu_peers_brief,
     "cpu_products": cpu_products,
     "cpu_start": cpu_start,
     "prefix_caching": prefix_caching,
@@ -267,6 +276,10 @@ TABLES: dict[str, Callable[[Result], str]] = {
 }
 
 
+# tables that are made of another's result file
+FILES = {"cpu_peers_brief": "cpu_peers_amx"}
+
+
 def fill(text: str, up: str = "") -> str:
     """Replace what stands between each pair of markers; up: as in `source`. Raises TableError."""
     num_markers, num_pairs = text.count("<!-- table:"), len(MARKED.findall(text))
@@ -283,7 +296,8 @@ def make(name: str, up: str) -> str:
     """The named table. Raises TableError."""
     if name not in TABLES:
         raise TableError(f"{name} is no table; known: {', '.join(TABLES)}")
-    path = RESULTS / f"{name}.json"
+    file = FILES.get(name, name)
+    path = RESULTS / f"{file}.json"
     if not path.is_file():
         raise TableError(f"{path} is missing; run the benchmark that writes it")
     result = json.loads(path.read_text())
@@ -291,7 +305,7 @@ def make(name: str, up: str) -> str:
         raise TableError(f"{path} has no rows, so the table is empty; run its benchmark again")
     if "source" in result:  # its table says so itself
         return TABLES[name](result)
-    return f"{TABLES[name](result)}\n\n{source(name, result, up)}"
+    return f"{TABLES[name](result)}\n\n{source(file, result, up)}"
 
 
 def main() -> None:
