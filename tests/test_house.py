@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,14 +17,13 @@ SOURCE = ROOT / "src" / "quire"
 LEVELS = {
     "version": -2, "errors": -1, "processes": -1, "background": 0, "config": 0, "logs": 0,
     "hub": 1, "kernels": 1,
-    "core": 2, "parallel": 2,
+    "core": 2,
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,
-    "scheduler": 4, "grammar": 4, "layers": 4, "router": 4, "bench": 4,
+    "scheduler": 4, "grammar": 4, "layers": 4, "bench": 4,
     "models": 5,
-    "speculative": 6, "compress": 6,
-    "engine": 7,
-    "server": 8,
-    "llm": 9, "cli": 10, "__init__": 11, "__main__": 11,
+    "engine": 6,
+    "server": 7,
+    "llm": 8, "cli": 9, "__init__": 10, "__main__": 10,
 }  # fmt: skip
 
 TORCH_FREE = [
@@ -107,6 +107,15 @@ def expect_none(faults: Iterable[str]) -> None:
 
 def test_rooms_import_downwards() -> None:
     expect_none(fault for path in FILES for fault in wrong_imports(path))
+
+
+def test_the_levels_are_those_of_the_architecture() -> None:
+    """Rooms are folders; the modules beside them share a line of its table."""
+    table = re.findall(r"^\| (\d) \| (.*?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    told = {room: int(level) for level, cell in table for room in re.findall(r"`(\w+)/`", cell)}
+    assert told == {
+        path.parent.name: LEVELS[path.parent.name] for path in SOURCE.glob("*/__init__.py")
+    }
 
 
 def test_torch_free_rooms_import_without_torch() -> None:
