@@ -75,11 +75,19 @@ def test_an_engine_that_is_of_no_use_is_given_up(
         return Mortal(first, num_steps, seconds)
 
     news: list[EngineUp | EngineDown] = []
+    last_used: list[float] = []  # at each death
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
         place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
-        await EngineKeeper("m", EngineConfig(), place, news.append).run()
+
+        def note(message: EngineUp | EngineDown) -> None:
+            news.append(message)
+            if isinstance(message, EngineDown):
+                last_used.append(keeper.last_used)
+
+        keeper = EngineKeeper("m", EngineConfig(), place, note)
+        await keeper.run()
 
     monkeypatch.setattr(keepers.Child, "spawn", spawn)
     monkeypatch.setattr(keepers, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
@@ -90,3 +98,4 @@ def test_an_engine_that_is_of_no_use_is_given_up(
     assert [first.num_restarts for first in spawned] == list(range(count))
     downs = [message.will_return for message in news if isinstance(message, EngineDown)]
     assert downs == [True] * (count - 1) + [False]
+    assert last_used == sorted(set(last_used))  # each process has worked: later than the last

@@ -81,7 +81,7 @@ class EngineKeeper:
         self._on_change = on_change
         self._child: Child | None = None
         self._page: StatusPage | None = None
-        self._begin = time.monotonic()
+        self._last_used = time.monotonic()  # by processes that are no more
         self.epoch = place.first_epoch  # of the process that runs, or comes next
         self.num_restarts = place.num_restarts
 
@@ -93,7 +93,7 @@ class EngineKeeper:
     @property
     def last_used(self) -> float:
         """When it had work for the last time, or was started; seconds of the monotonic clock."""
-        return max(self._begin, 0.0 if self._page is None else self._page.last_work)
+        return max(self._last_used, 0.0 if self._page is None else self._page.last_work)
 
     def send(self, message: Control) -> None:
         """Tell the process, if there is one."""
@@ -151,7 +151,7 @@ class EngineKeeper:
             how = await child.end()
             # steps alone say little: a fault at the first large batch comes after some
             was_steady = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
-            self._page = None
+            self._last_used, self._page = self.last_used, None
             page.close()
         if not self.started.done():
             text = f"the engine died while it was loading ({how}); it may lack memory"
