@@ -9,7 +9,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.core.request import RequestLimits
-from quire.engine import startup, tuning
+from quire.engine import choices, startup, tuning
 from quire.engine.core import EngineCore
 from quire.engine.tuning import StepTable, choose_threads, measure_steps, with_token_budget
 from quire.hub import resolve_model
@@ -100,10 +100,10 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelArchitecture.from_folder(resolve_model(config.model.model))
-    monkeypatch.setattr(startup, "usable_cores", lambda: 6)
-    assert startup.thread_candidates(config, shape) == [1]
-    monkeypatch.setattr(startup, "is_tiny", lambda _: False)
-    assert startup.thread_candidates(config, shape) == [6, 3, 1]
+    monkeypatch.setattr(choices, "usable_cores", lambda: 6)
+    assert choices.thread_candidates(config, shape) == [1]
+    monkeypatch.setattr(choices, "is_tiny", lambda _: False)
+    assert choices.thread_candidates(config, shape) == [6, 3, 1]
     asked = EngineConfig.from_options(threads=2)
-    assert startup.thread_candidates(asked, shape) == [2]
+    assert choices.thread_candidates(asked, shape) == [2]
     assert 4 * shape.num_parameters < tuning.TINY_MODEL_BYTES

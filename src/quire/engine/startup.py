@@ -6,7 +6,6 @@ Owns the order of start-up and its timing. What is loaded how is the models' roo
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +15,15 @@ import torch
 
 from quire.config import EngineConfig
 from quire.core.request import RequestLimits
+from quire.engine.choices import (
+    asked_kernels,
+    choose_device,
+    choose_dtype,
+    choose_kv_type,
+    thread_candidates,
+)
 from quire.engine.core import EngineCore
-from quire.engine.cores import usable_cores
 from quire.engine.executor import Executor
-from quire.engine.footprint import SMALL_MODEL_BYTES
 from quire.engine.grammars import Grammars
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
@@ -31,24 +35,20 @@ from quire.engine.runners import make_executor
 from quire.engine.settling import length_limit, request_limits, settle
 from quire.engine.tuning import StepTable, is_tiny, measure_steps, with_token_budget
 from quire.engine.tuning_file import steps_of
-from quire.errors import ConfigError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model, tokenizer_folder
-from quire.kernels.cpu.matmul import is_emulated
-from quire.kernels.dispatch import Kernels, compiling_ahead, has_triton, kernels_for
+from quire.kernels.dispatch import compiling_ahead
 from quire.kvcache.manager import KVCacheManager
-from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
+from quire.kvcache.storage import allocate_kv, block_bytes
 from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
-from quire.models.loader import load_model, resolve_dtype
+from quire.models.loader import load_model
 from quire.models.pooling_file import read_pooling
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-MOST_THREADS = 4  # for each of the machine's cores
 
 
 def start_engine(
@@ -158,15 +158,6 @@ def _make_scheduler(
     )
 
 
-def asked_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
-    """The operations that the settings ask for, or None for the device's usual ones."""
-    if not config.device.batch_invariant:
-        return None
-    if not has_triton():
-        raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
-    return kernels_for(device.type, batch_invariant=True)
-
-
 def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:
     """Reads the tokenizer when the first request asks for a form."""
 
@@ -191,53 +182,3 @@ def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
 def _note(phase: str, spent: float, seconds: dict[str, float]) -> None:
     seconds[phase] = round(spent, 3)
     logger.info("%s: %.2f s", phase, spent)
-
-
-def choose_device(config: EngineConfig) -> torch.device:
-    """As asked; "auto" takes a GPU if there is one. Raises ConfigError."""
-    wanted = config.device.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
-
-
-def choose_dtype(
-    config: EngineConfig, shape: ModelArchitecture, device: torch.device
-) -> torch.dtype:
-    """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
-    dtype = resolve_dtype(config.model.dtype, shape)
-    emulated = device.type == "cpu" and is_emulated(dtype)
-    is_small = shape.num_parameters * torch.float32.itemsize <= SMALL_MODEL_BYTES
-    if config.model.dtype == "auto" and emulated and is_small:
-        return torch.float32
-    return dtype
-
-
-def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """As asked. Raises ConfigError where the device cannot convert it."""
-    found = kv_dtype(config.cache.kv_cache_dtype, dtype)
-    if found == torch.float8_e4m3fn and device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < (8, 9):
-            raise ConfigError(
-                f"kv_cache_dtype is {config.cache.kv_cache_dtype!r}, which takes a GPU of compute "
-                f"capability 8.9 or later, but this one has {major}.{minor}; leave it out"
-            )
-    return found
-
-
-def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[int]:
-    """As asked; else all cores, and what is to be measured beside them.
-
-    A tiny model's products are too short to be worth sharing. Raises ConfigError for far more than
-    there are cores.
-    """
-    if (asked := config.device.threads) is not None:
-        most = MOST_THREADS * (os.cpu_count() or 1)
-        if asked > most:
-            raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
-        return [asked]
-    usable = usable_cores()
-    return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)

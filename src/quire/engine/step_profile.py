@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
-from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
-from quire.engine.settling import settle
-from quire.engine.startup import (
+from quire.engine.choices import (
     asked_kernels,
     choose_device,
     choose_dtype,
     choose_kv_type,
     thread_candidates,
 )
+from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
+from quire.engine.settling import settle
 from quire.engine.tuning import StepTable, is_tiny, measure_steps
 from quire.errors import ConfigError
 from quire.hub import resolve_model
