@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from quire.engine.control import EngineDown, EngineStarted, EngineUp, StartEngin
 from quire.engine.info import EngineInfo
 from quire.engine.keepers import MAX_DEATHS, EngineKeeper, EnginePlace
 from quire.engine.status_page import StatusPage
+from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
@@ -99,3 +102,30 @@ def test_an_engine_that_is_of_no_use_is_given_up(
     downs = [message.will_return for message in news if isinstance(message, EngineDown)]
     assert downs == [True] * (count - 1) + [False]
     assert last_used == sorted(set(last_used))  # each process has worked: later than the last
+
+
+def test_an_engine_that_is_stopped_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models may be loaded and unloaded for months."""
+
+    async def spawn(_module: str, first: StartEngine) -> Mortal:
+        return Mortal(first, num_steps=1, seconds=60.0)
+
+    async def load_and_unload() -> tuple[int, int]:
+        settings = SupervisorSettings(
+            worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
+            log=LogOptions(level="info", format="text"),
+        )  # fmt: skip
+        with socket.socket() as listener:
+            async with Supervisor(settings, listener) as supervisor:
+                keeper = supervisor.start_engine("m", EngineConfig(), supervisor.give_up)
+                await supervisor.until_started(keeper)
+                folder = supervisor._folder
+                while_there = len(list(folder.glob("engine-*")))
+                await supervisor.stop_engine("m", "it is over")
+                return while_there, len(list(folder.glob("engine-*")))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(keepers.Child, "spawn", spawn)
+    assert asyncio.run(load_and_unload()) == (1, 0)

@@ -100,6 +100,11 @@ class EngineKeeper:
         if self._child is not None:
             self._child.send(message)
 
+    def remove_files(self) -> None:
+        """Remove what its processes have left; for when nobody is about to look at it."""
+        for path in self._place.folder.glob(f"engine-{self._place.number}-*"):
+            path.unlink(missing_ok=True)
+
     async def run(self) -> None:
         """Keep it running until cancelled.
 

@@ -169,6 +169,7 @@ class Supervisor:
         self._forget_engine(keeper)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        keeper.remove_files()
         self.tell_workers(EngineDown(name=name, will_return=False, why=why))
 
     def _forget_engine(self, keeper: EngineKeeper) -> None:
