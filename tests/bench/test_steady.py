@@ -12,7 +12,7 @@ from workloads.plan import Workload, make_level
 from workloads.steady import Steady, Step, summary
 
 from quire.config import SchedulerConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine import core, step_log
 from quire.engine.core import EngineCore

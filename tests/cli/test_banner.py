@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.cli.banner import key_in_shell, ready_text
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine.info import EngineInfo
 from quire.server.settings import ServerSettings
 

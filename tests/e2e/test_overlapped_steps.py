@@ -20,8 +20,8 @@ from torch import Tensor
 
 from quire import LLM, StructuredOutputs
 from quire.config import EngineConfig
+from quire.core.limits import RequestLimits
 from quire.core.messages import AddRequest
-from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.device_runner import DeviceRunner
 from quire.engine.executor import Executor, OverlappedExecutor

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_frame_fuzz import DEEP, LIARS, frames
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine import control
 from quire.engine.control import (
     MAX_CONTROL_BYTES,

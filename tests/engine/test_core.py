@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from quire.config import SchedulerConfig
+from quire.core.limits import RequestLimits
 from quire.core.messages import (
     AbortRequests,
     AddRequest,
@@ -15,7 +16,6 @@ from quire.core.messages import (
     ResetPrefixCache,
     Watch,
 )
-from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.core.structured_outputs import StructuredOutputs

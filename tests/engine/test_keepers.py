@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine import keepers
 from quire.engine.control import EngineDown, EngineStarted, EngineUp, StartEngine
 from quire.engine.info import EngineInfo

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine.long_texts import CUT_TOKENS, USUAL_CHARS_PER_TOKEN, encode_within
 from quire.errors import ContextLengthError
 from quire.hub import resolve_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import StepOrder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine import choices, startup, tuning
 from quire.engine.core import EngineCore
 from quire.engine.tuning import StepTable, choose_threads, measure_steps, with_token_budget

@@ -10,6 +10,7 @@ from machine import Machine
 
 from quire.config import SchedulerConfig
 from quire.errors import ConfigError
+from quire.scheduler.costs import StepCosts
 from quire.scheduler.policy import (
     CROWDED_STEP,
     FEW_REQUESTS,
@@ -19,7 +20,6 @@ from quire.scheduler.policy import (
     UNPACED_CHUNK,
     WHOLE_STEP,
     ChunkPolicy,
-    StepCosts,
 )
 
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from quire.core.limits import RequestLimits
 from quire.core.messages import EngineStats, EngineView
 from quire.core.output import (
     CompletionOutput,
@@ -18,7 +19,6 @@ from quire.core.output import (
     RequestTimes,
 )
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import StopWhen
 from quire.engine.request_metrics import RequestMetrics

@@ -11,7 +11,7 @@ from asgi_client import JSON, Post, Reply, call, request, run_leaping
 from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.errors import EngineError, QueueTimeoutError
 from quire.server.admission import Admission
 from quire.server.app import build_app

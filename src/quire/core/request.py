@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any
-
-import msgspec
 
 from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.errors import ContextLengthError, invalid_value
 
 NO_WISHES = SamplingParams(max_tokens=None)  # of requests that draw no tokens
-MAX_CHARS_PER_TOKEN = 64  # a token rarely stands for more
 
 
 class RequestStatus(enum.Enum):
@@ -156,117 +149,3 @@ class Request:
             assert 0 <= self.num_cached_tokens <= self.num_computed_tokens
         assert self.num_computed_tokens <= num_tokens + self.num_in_flight_tokens
         assert num_tokens <= self.max_total_tokens
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestLimits:
-    """What the engine can take at all; known once it is loaded.
-
-    max_kv_tokens: tokens that the whole KV cache holds. honours_priority: whether requests may ask
-    to be run before others. hidden_size: numbers in an embedding. generates: whether the model can
-    draw tokens, and not only make embeddings.
-    """
-
-    max_model_len: int
-    max_kv_tokens: int
-    vocab_size: int
-    max_num_seqs: int
-    honours_priority: bool = False
-    hidden_size: int = 0
-    generates: bool = True
-
-    def check(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
-        """Refuse what can never run.
-
-        Raises InvalidRequestError or ContextLengthError with the numbers and the fix.
-        """
-        if not self.generates:
-            raise invalid_value(
-                "model",
-                "this one has no head to draw tokens with; ask it for embeddings, or serve a model "
-                "for text generation",
-            )
-        self._check_prompt(prompt_token_ids)
-        if sampling.stop_token_ids:
-            self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
-        if sampling.logit_bias:
-            self._check_token_ids("logit_bias", list(sampling.logit_bias))
-        self.check_fit(len(prompt_token_ids), sampling)
-
-    def check_fit(self, prompt: int, sampling: SamplingParams) -> None:
-        """Refuse more tokens than can ever be held. prompt: how many. Raises ContextLengthError."""
-        wanted = sampling.max_tokens
-        # the last token of the answer is never fed back, so it needs no slot in the KV cache
-        answer = max(1, sampling.min_tokens) if wanted is None else wanted
-        if prompt + answer > self.max_model_len:
-            lower = "" if answer == 1 else f" or lower {'min' if wanted is None else 'max'}_tokens"
-            raise ContextLengthError(
-                f"prompt: {prompt} tokens and {answer} for the answer are {prompt + answer}, but "
-                f"the limit here is {self.max_model_len}; shorten the prompt{lower}"
-            )
-        longest = self.max_model_len if wanted is None else prompt + wanted
-        if longest - 1 > self.max_kv_tokens:
-            raise ContextLengthError(
-                f"prompt: {prompt} tokens and up to {longest - prompt} for the answer need "
-                f"{longest - 1} slots, but the whole KV cache has {self.max_kv_tokens}; shorten "
-                "the prompt, lower max_tokens, or start the server with a larger KV cache"
-            )
-
-    def check_embedding(self, prompt_token_ids: list[int], pooling: PoolingParams) -> None:
-        """Refuse an embedding that can never be made. Raises as `check` does."""
-        self._check_prompt(prompt_token_ids)
-        longest = min(self.max_model_len, self.max_kv_tokens)
-        if len(prompt_token_ids) > longest:
-            raise ContextLengthError(
-                f"prompt: {len(prompt_token_ids)} tokens, but the limit here is {longest}; "
-                "shorten it"
-            )
-        if pooling.dimensions is not None and pooling.dimensions > self.hidden_size:
-            raise invalid_value(
-                "dimensions",
-                f"{pooling.dimensions} is more than the {self.hidden_size} that this model's "
-                "embeddings have; lower it, or leave it out",
-            )
-
-    def check_chars(self, num_chars: int, param: str = "prompt") -> None:
-        """Refuse absurdly long text before any work is spent on it. Raises ContextLengthError."""
-        if num_chars > MAX_CHARS_PER_TOKEN * self.max_model_len:
-            raise ContextLengthError(
-                f"{param}: {num_chars} characters cannot fit a context of {self.max_model_len} "
-                "tokens; send fewer",
-                param=param,
-            )
-
-    def check_continuation(self, message: AddRequest) -> None:
-        """Refuse an answer so far that no engine can have given. Raises InvalidRequestError."""
-        begun, wanted = len(message.output_token_ids), message.sampling.max_tokens
-        self._check_token_ids("output_token_ids", message.output_token_ids)
-        room = self.max_model_len - len(message.prompt_token_ids)
-        if begun >= (room if wanted is None else min(room, wanted)):
-            raise invalid_value(
-                "output_token_ids", f"{begun} tokens leave nothing to answer; send fewer"
-            )
-
-    def _check_prompt(self, token_ids: list[int]) -> None:
-        if not token_ids:
-            raise invalid_value("prompt", "it is empty; give at least one token")
-        self._check_token_ids("prompt", token_ids)
-
-    def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
-        try:  # one pass at the speed of C; whatever is wrong is looked for when something is
-            msgspec.convert(token_ids, _ids_below(self.vocab_size))
-            return
-        except msgspec.ValidationError:
-            pass
-        if set(map(type, token_ids)) != {int}:
-            raise invalid_value(field, "token ids are integers; give text, or a list of integers")
-        low, high = min(token_ids), max(token_ids)
-        if low < 0 or high >= self.vocab_size:
-            known = f"token ids go from 0 to {self.vocab_size - 1}"
-            raise invalid_value(field, f"{known}; got {low} to {high}")
-
-
-@cache
-def _ids_below(vocab_size: int) -> Any:
-    """The type of such a list."""
-    return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]

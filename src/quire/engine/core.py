@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from quire.core.limits import RequestLimits
 from quire.core.messages import (
     AbortRequests,
     AddRequest,
@@ -23,7 +24,7 @@ from quire.core.messages import (
     StepOutput,
     Watch,
 )
-from quire.core.request import FinishReason, Request, RequestLimits
+from quire.core.request import FinishReason, Request
 from quire.core.step import SchedulerOutput
 from quire.engine.device_errors import is_device_lost
 from quire.engine.executor import Executor, Outcome

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.device_batch import DeviceBatch, Int32s
 from quire.engine.input_batch import StepOrder

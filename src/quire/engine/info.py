@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.core.limits import RequestLimits
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import TypedDict
 
 import msgspec
 
+from quire.core.limits import RequestLimits
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import NO_WISHES, RequestLimits
+from quire.core.request import NO_WISHES
 from quire.core.sampling_params import SamplingParams
 from quire.engine.long_texts import encode_within
 from quire.errors import InvalidRequestError, invalid_value

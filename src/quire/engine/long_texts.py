@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.errors import ContextLengthError
 
 USUAL_CHARS_PER_TOKEN = 4

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine.device_runner import DeviceRunner
 from quire.engine.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.model_runner import CausalLM, KVCaches, ModelRunner

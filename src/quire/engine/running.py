@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.limits import RequestLimits
 from quire.core.messages import TokenLogprobs
-from quire.core.request import RequestLimits
 from quire.core.step import SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
 from quire.engine.pooling import Pooler

@@ -6,7 +6,7 @@ No torch, and no look at a weight.
 from __future__ import annotations
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.errors import ConfigError
 from quire.models.architecture import ModelArchitecture
 from quire.quantization.scheme import check_device

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig
-from quire.core.request import RequestLimits
+from quire.core.limits import RequestLimits
 from quire.engine.choices import (
     asked_kernels,
     choose_device,

@@ -1,31 +1,17 @@
 """How many prompt tokens a step may compute while others decode, so that these keep their pace, and
 by when each prompt should be done.
 
-Owns a model of what a step costs, learned from the steps that have run: so much for any step, so
-much for each request that decodes, so much for each prompt token. It is fitted by least squares of
-the relative error (so short steps count as much as long ones) with Huber's weights (P. J. Huber,
-"Robust Estimation of a Location Parameter", 1964), by which a step that was held up by something
-else hardly matters. Under a constant load all steps are alike, so some of each size are remembered.
-A machine that becomes slower does so for all of them: its pace is followed apart from the costs,
-by steps of known sizes, since one of a new size tells of its size first.
-There is no clock here: the engine tells what steps took.
+Owns the rules; what a step costs is told by costs.py. There is no clock here: the engine tells what
+steps took.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
-import numpy as np
-from numpy.typing import NDArray
+from quire.scheduler.costs import StepCosts
 
-KEPT = 8  # steps remembered of each size: numbers with as many binary digits are one size
-REFIT_EVERY = 32  # steps; more often while few are known
-PACE_STEPS = 9  # whose median is the pace
-MARGIN_STEPS = 128
-QUANTILE = 0.98  # of the steps shall take no longer than planned, and the plan is
 AIM = 0.95  # of the target
-HELD_UP = 2.0  # a step that took so many times as long was held up by what no plan can foresee
 FIRST_CHUNK = 64  # prompt tokens, while nothing is known
 TRUST = 16  # steps with prompts and decodes, whose outcome bounds the next
 LEAST_CHUNK = 16  # prompt tokens that every step may have, whatever they cost
@@ -46,68 +32,6 @@ FEW_REQUESTS = 32
 LONGEST_WAIT = 1.0  # seconds after a request came, no such step keeps its second token waiting
 UNPACED_CHUNK = 512  # prompt tokens beside decodes, while nothing is known
 WHOLE_STEP = 2048  # prompt tokens of a step without decodes: more make nobody's first token earlier
-# Steps that only decode tell what decodes cost: what many prompt tokens cost beyond a straight line
-# must not be laid to the decodes beside them.
-DECODES_WEIGHT = 5.0
-HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
-ROUNDS = 3  # of reweighting
-
-Floats = NDArray[np.float64]
-
-
-class StepCosts:
-    """Seconds of a step: pace * (fixed + decodes * per_decode + prompt_tokens * per_prompt_token).
-
-    margin: by how much steps exceed that at QUANTILE.
-    """
-
-    def __init__(self) -> None:
-        self.fixed = self.per_decode = self.per_prompt_token = 0.0
-        self.pace = self.margin = 1.0
-        self._steps: dict[tuple[int, int], deque[tuple[int, int, float]]] = {}
-        self._fitted: set[tuple[int, int]] = set()  # sizes of which enough are in the fit
-        self._ratios: deque[float] = deque(maxlen=PACE_STEPS)
-        self._excesses: deque[float] = deque(maxlen=MARGIN_STEPS)
-        self._num_seen = self._next_fit = 0
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there was a step with prompt tokens to learn from."""
-        return self.per_prompt_token > 0.0
-
-    def predict(self, num_decodes: int, num_prompt_tokens: int) -> float:
-        """Seconds."""
-        decodes, prompts = num_decodes * self.per_decode, num_prompt_tokens * self.per_prompt_token
-        return self.pace * (self.fixed + decodes + prompts)
-
-    def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Take what a step took."""
-        seconds = max(seconds, 1e-9)
-        size = (num_decodes.bit_length(), num_prompt_tokens.bit_length())
-        if self.is_known and size in self._fitted:
-            self._follow(seconds / max(self.predict(num_decodes, num_prompt_tokens), 1e-9))
-        kept = self._steps.setdefault(size, deque(maxlen=KEPT))
-        kept.append((num_decodes, num_prompt_tokens, seconds / self.pace))
-        self._num_seen += 1
-        if self._num_seen >= self._next_fit:
-            self._next_fit = self._num_seen + min(REFIT_EVERY, 1 + self._num_seen // 8)
-            self._fit()
-
-    def _follow(self, excess: float) -> None:
-        """Note by how many times a step exceeded the prediction."""
-        self._excesses.append(excess)
-        self._ratios.append(excess * self.pace)
-        self.pace = median(self._ratios)
-
-    def _fit(self) -> None:
-        steps = np.array([step for kept in self._steps.values() for step in kept])
-        terms = np.column_stack([np.ones(len(steps)), steps[:, :2]])
-        given = np.where(steps[:, 1] == 0, DECODES_WEIGHT, 1.0)
-        costs = _robust_fit(terms / steps[:, 2:], given)
-        self.fixed, self.per_decode, self.per_prompt_token = costs
-        self._fitted = {size for size, kept in self._steps.items() if len(kept) > KEPT // 2}
-        excesses = [excess for excess in self._excesses if excess < HELD_UP]
-        self.margin = max(1.0, _quantile(np.array(excesses), QUANTILE)) if excesses else 1.0
 
 
 class ChunkPolicy:
@@ -210,42 +134,3 @@ class ChunkPolicy:
         if not self.has_due_times:
             return False
         return num_tokens / chunk * self.costs.predict(num_decodes, chunk) > seconds_left
-
-
-def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
-    """Costs >= 0 with terms @ costs near 1, few outliers aside.
-
-    terms: [N, 3]; given: their weights [N].
-    """
-    scale = np.maximum(terms.max(axis=0), 1e-30)
-    scaled = terms / scale
-    weights = given
-    costs = np.zeros(3)
-    for _ in range(ROUNDS):
-        costs = _fit_not_negative(scaled, weights)
-        errors = np.abs(scaled @ costs - 1.0)
-        spread = 1.4826 * _quantile(errors, 0.5) + 1e-6
-        weights = given * np.minimum(1.0, HUBER * spread / np.maximum(errors, 1e-12))
-    fixed, per_decode, per_prompt_token = (costs / scale).tolist()
-    return fixed, per_decode, per_prompt_token
-
-
-def _quantile(values: Floats, share: float) -> float:
-    """The value that so large a share is no greater than; NumPy's own loads a module first."""
-    return float(np.sort(values)[round(share * (len(values) - 1))])
-
-
-def _fit_not_negative(terms: Floats, weights: Floats) -> Floats:
-    """Weighted least squares for 1; a cost that would be negative is taken to be none."""
-    active = [0, 1, 2]
-    costs = np.zeros(3)
-    while active:
-        columns = terms[:, active] * weights[:, None] ** 0.5
-        # a little of each cost's size: terms that never differ share what they explain
-        normal = columns.T @ columns + 1e-6 * len(terms) * np.eye(len(active))
-        found = np.linalg.solve(normal, columns.T @ weights**0.5)
-        if (found >= 0.0).all():
-            costs[active] = found
-            break
-        del active[int(found.argmin())]
-    return costs

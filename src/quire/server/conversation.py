@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from quire.core.limits import RequestLimits
 from quire.core.output import CompletionOutput
-from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.engine.long_texts import encode_within
 from quire.errors import ContextLengthError, invalid_value

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, Unpack
 
+from quire.core.limits import RequestLimits
 from quire.core.messages import EngineStats, EngineView
 from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import Options, Prompt, StopWhen
 from quire.engine.request_metrics import RequestMetrics
