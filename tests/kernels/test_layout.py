@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.kernels.cpu.attention import first_slots
 from quire.kernels.layout import BatchLayout
 
 
@@ -51,7 +52,7 @@ def test_first_slot_is_told_for_consecutive_blocks_only(
 ) -> None:
     queries, lens, table, size = batch
     layout = BatchLayout.build(queries, lens, table, size)
-    for row, first in enumerate(layout.first_slots_host):
+    for row, first in enumerate(first_slots(layout, size)):
         used = table[row, : -(-lens[row] // size)].tolist()
         consecutive = used == list(range(used[0], used[0] + len(used)))
         assert first == (used[0] * size if consecutive else None)

@@ -61,7 +61,6 @@ class BatchLayout:
     shared: SharedPrefixes | None = None  # where it may pay
     query_lens_host: list[int] = field(default_factory=list)  # B
     seq_lens_host: list[int] = field(default_factory=list)  # B
-    block_size: int = 0  # as far as host lists are there
     _worked_out: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, key: Hashable, work_out: Callable[[], Any]) -> Any:
@@ -129,17 +128,7 @@ class BatchLayout:
             has_few_keys=have_few_keys(query_lens, seq_lens),
             query_lens_host=query_lens.tolist(),
             seq_lens_host=seq_lens.tolist(),
-            block_size=block_size,
         )
-
-    @property
-    def first_slots_host(self) -> list[int | None]:
-        """A request's first slot if its blocks are consecutive, else None: B of them."""
-        table, lens = self.block_table, np.array(self.seq_lens_host)
-        found: list[int | None] = self.once(
-            "first slots", lambda: _first_slots(lens, table.cpu().numpy(), self.block_size)
-        )
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +157,3 @@ class FlatTokens:
 def have_few_keys(query_lens: Ints, seq_lens: Ints) -> bool:
     """Whether kernels may count on it that prompts, cached prefixes included, are short."""
     return bool((seq_lens[query_lens > 1] <= FEW_KEYS).all())
-
-
-def _first_slots(lens: np.ndarray, block_table: np.ndarray, block_size: int) -> list[int | None]:
-    """Where a request's slots start if they are one run, so that a slice can stand for a gather."""
-    used = -(-lens // block_size)  # [B]
-    jumps = np.diff(block_table, axis=1) != 1  # [B, max_blocks - 1]
-    inner = np.arange(1, block_table.shape[1])[None, :] < used[:, None]
-    scattered = (jumps & inner).any(axis=1)
-    firsts = block_table[:, 0].astype(np.int64) * block_size
-    return [None if s else f for s, f in zip(scattered.tolist(), firsts.tolist(), strict=True)]

@@ -44,6 +44,10 @@ _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 NeutralValues = Mapping[str, Collection[Any]]
 
 
+class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a body that refuses names that it does not know."""
+
+
 def first_headers(scope: Scope) -> dict[bytes, bytes]:
     """A request's headers by name; of several with one name, the first."""
     found: dict[bytes, bytes] | None = scope.get(_BY_NAME)

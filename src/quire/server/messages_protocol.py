@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.errors import invalid_value
 from quire.server import body, bounds, forms, protocol
+from quire.server.body import Strict
 from quire.server.bounds import ShortText
 from quire.server.tools import (
     MAX_TOOLS,
@@ -27,11 +28,7 @@ from quire.server.tools import (
 from quire.server.turns import CalledFunction, Message, TextPart, ToolCall
 
 
-class _Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Refuses names that it does not know."""
-
-
-class CacheControl(_Strict):
+class CacheControl(Strict):
     """Asks for what is done for every request: finding its prefix again. Without effect."""
 
     type: Literal["ephemeral"]
@@ -41,7 +38,7 @@ class CacheControl(_Strict):
 Cached = CacheControl | None | UnsetType
 
 
-class TextBlock(_Strict, tag_field="type", tag="text"):
+class TextBlock(Strict, tag_field="type", tag="text"):
     """Text."""
 
     text: str
@@ -49,7 +46,7 @@ class TextBlock(_Strict, tag_field="type", tag="text"):
     cache_control: Cached = UNSET
 
 
-class PlainText(_Strict):
+class PlainText(Strict):
     """Text where nothing else may stand. A tag is only asked for where there is a choice."""
 
     type: Literal["text"]
@@ -58,14 +55,14 @@ class PlainText(_Strict):
     cache_control: Cached = UNSET
 
 
-class ThinkingBlock(_Strict, tag_field="type", tag="thinking"):
+class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
     """The model's thoughts. signature: always empty, and not looked at."""
 
     thinking: str
     signature: str = ""
 
 
-class ToolUseBlock(_Strict, tag_field="type", tag="tool_use"):
+class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
     """A tool call."""
 
     id: ShortText
@@ -74,7 +71,7 @@ class ToolUseBlock(_Strict, tag_field="type", tag="tool_use"):
     cache_control: Cached = UNSET
 
 
-class ToolResultBlock(_Strict, tag_field="type", tag="tool_result"):
+class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
     """What came of a call. is_error: the template is told so by the word Error in front."""
 
     tool_use_id: ShortText
@@ -86,14 +83,14 @@ class ToolResultBlock(_Strict, tag_field="type", tag="tool_result"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Turn(_Strict):
+class Turn(Strict):
     """One side's words: the user's may hold tool results, the assistant's thoughts and calls."""
 
     role: Literal["user", "assistant"]
     content: str | list[Block]
 
 
-class MessagesTool(_Strict):
+class MessagesTool(Strict):
     """A tool of the client's own. input_schema: a JSON schema of an object."""
 
     name: FunctionName
@@ -104,7 +101,7 @@ class MessagesTool(_Strict):
     cache_control: Cached = UNSET
 
 
-class MessagesToolChoice(_Strict):
+class MessagesToolChoice(Strict):
     """Whether tools may, must or must not be called; name: of the one for type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -118,7 +115,7 @@ TOOL_CHOICE_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 )
 
 
-class Thinking(_Strict):
+class Thinking(Strict):
     """Whether the model is to think, as far as its template can be told.
 
     budget_tokens: always refused. display: omitted leaves the thoughts out.
@@ -129,21 +126,21 @@ class Thinking(_Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(_Strict):
+class OutputFormat(Strict):
     """The form of the answer's text."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(_Strict):
+class OutputConfig(Strict):
     """What the answer is to be like. effort: how long to think, where the template can be told."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(_Strict):
+class Metadata(Strict):
     """user_id has no effect."""
 
     user_id: ShortText | None = None

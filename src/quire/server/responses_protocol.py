@@ -13,6 +13,7 @@ import msgspec
 
 from quire.errors import invalid_value
 from quire.server import body, bounds, forms, protocol
+from quire.server.body import Strict
 from quire.server.bounds import ShortText
 from quire.server.tools import (
     MAX_TOOLS,
@@ -28,11 +29,7 @@ from quire.server.turns import CalledFunction, Message, TextPart, ToolCall
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Refuses names that it does not know."""
-
-
-class InputPart(_Strict):
+class InputPart(Strict):
     """A part of a message. annotations and logprobs: as an answer had them; without effect."""
 
     type: Literal["input_text", "output_text", "text"]
@@ -41,7 +38,7 @@ class InputPart(_Strict):
     logprobs: list[Any] | None = None
 
 
-class InputMessage(_Strict, tag_field="type", tag="message"):
+class InputMessage(Strict, tag_field="type", tag="message"):
     """A message. id and status: as an answer had them; without effect."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -50,7 +47,7 @@ class InputMessage(_Strict, tag_field="type", tag="message"):
     status: Status | None = None
 
 
-class InputCall(_Strict, tag_field="type", tag="function_call"):
+class InputCall(Strict, tag_field="type", tag="function_call"):
     """A call that the assistant made earlier."""
 
     call_id: ShortText
@@ -60,7 +57,7 @@ class InputCall(_Strict, tag_field="type", tag="function_call"):
     status: Status | None = None
 
 
-class InputResult(_Strict, tag_field="type", tag="function_call_output"):
+class InputResult(Strict, tag_field="type", tag="function_call_output"):
     """What came of a call."""
 
     call_id: ShortText
@@ -69,17 +66,17 @@ class InputResult(_Strict, tag_field="type", tag="function_call_output"):
     status: Status | None = None
 
 
-class ReasoningPart(_Strict):
+class ReasoningPart(Strict):
     """A part of the thoughts."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
-class InputReasoning(_Strict, tag_field="type", tag="reasoning"):
+class InputReasoning(Strict, tag_field="type", tag="reasoning"):
     """What the assistant thought earlier; summary is always empty."""
 
-    summary: Annotated[list[Any], msgspec.Meta(max_length=0)] = []
+    summary: Annotated[list[Any], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
     content: list[ReasoningPart] | None = None
     encrypted_content: None = None
     id: ShortText | None = None
@@ -89,7 +86,7 @@ class InputReasoning(_Strict, tag_field="type", tag="reasoning"):
 InputItem = InputMessage | InputCall | InputResult | InputReasoning
 
 
-class ResponsesTool(_Strict):
+class ResponsesTool(Strict):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -99,14 +96,14 @@ class ResponsesTool(_Strict):
     strict: bool | None = None
 
 
-class ResponsesToolChoice(_Strict):
+class ResponsesToolChoice(Strict):
     """The one function to be called."""
 
     type: Literal["function"]
     name: FunctionName
 
 
-class Reasoning(_Strict):
+class Reasoning(Strict):
     """effort: how long to think, where the template has such a variable."""
 
     effort: ShortText | None = None
@@ -114,7 +111,7 @@ class Reasoning(_Strict):
     generate_summary: None = None
 
 
-class TextFormat(_Strict, omit_defaults=True):
+class TextFormat(Strict, omit_defaults=True):
     """The form of the answer. name, description and strict, of a schema, have no effect."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -133,7 +130,7 @@ TEXT_FORMAT_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 )
 
 
-class TextWish(_Strict, omit_defaults=True):
+class TextWish(Strict, omit_defaults=True):
     """What the text is to be like."""
 
     format: TextFormat | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,6 +40,7 @@ class _Alone:
 
     start: int
     row: int
+    first_slot: int | None  # where its keys begin, if its blocks are consecutive
     num_queries: int
     oldest: int  # position of the first key that any of its queries sees
     mask: Tensor | None  # [n, S] in the query's dtype; None where `is_causal` says the same
@@ -81,7 +83,7 @@ def _together(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale:
 def _keys(cache: Tensor, layout: BatchLayout, one: _Alone) -> Tensor:
     """A request's visible keys or values: [1, Hkv, S, D]."""
     size, seq_len = cache.shape[1], layout.seq_lens_host[one.row]
-    start = layout.first_slots_host[one.row]
+    start = one.first_slot
     if start is None:
         skipped = one.oldest // size
         blocks = layout.block_table[one.row, skipped : -(-seq_len // size)]
@@ -117,12 +119,24 @@ def _plan(
     rows = [r for r in _grouped(seen, bytes_per_token) if len(r) > 1]
     taken = {row for group in rows for row in group}
     groups = [_group(layout, group, seen, k_cache.shape[1], dtype) for group in rows]
+    firsts = first_slots(layout, k_cache.shape[1])
     loners, start = [], 0
     for row, num_queries in enumerate(layout.query_lens_host):
         if row not in taken:
-            loners.append(_loner(layout, row, start, sliding_window, dtype))
+            loners.append(_loner(layout, row, start, firsts[row], sliding_window, dtype))
         start += num_queries
     return groups, loners
+
+
+def first_slots(layout: BatchLayout, block_size: int) -> list[int | None]:
+    """Where a request's slots start if they are one run, so that a slice can stand for a gather."""
+    lens, table = np.array(layout.seq_lens_host), layout.block_table.numpy()
+    used = -(-lens // block_size)  # [B]
+    jumps = np.diff(table, axis=1) != 1  # [B, max_blocks - 1]
+    inner = np.arange(1, table.shape[1])[None, :] < used[:, None]
+    scattered = (jumps & inner).any(axis=1)
+    firsts = table[:, 0].astype(np.int64) * block_size
+    return [None if s else f for s, f in zip(scattered.tolist(), firsts.tolist(), strict=True)]
 
 
 def _grouped(seen: list[int], bytes_per_token: int) -> list[list[int]]:
@@ -156,7 +170,12 @@ def _group(
 
 
 def _loner(
-    layout: BatchLayout, row: int, start: int, sliding_window: int | None, dtype: torch.dtype
+    layout: BatchLayout,
+    row: int,
+    start: int,
+    first_slot: int | None,
+    sliding_window: int | None,
+    dtype: torch.dtype,
 ) -> _Alone:
     num_queries, seq_len = layout.query_lens_host[row], layout.seq_lens_host[row]
     window = sliding_window or seq_len
@@ -166,4 +185,4 @@ def _loner(
     if num_queries > 1 and not is_causal:
         seen = visible(num_queries, seq_len, sliding_window, torch.device("cpu"))[:, oldest:]
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
-    return _Alone(start, row, num_queries, oldest, mask, is_causal)
+    return _Alone(start, row, first_slot, num_queries, oldest, mask, is_causal)

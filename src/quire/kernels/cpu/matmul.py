@@ -85,15 +85,12 @@ def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
     wide = torch.empty(_INT4_TILE // x.shape[1] + 1, 2, *weight.scale.shape[1:], weight.group // 2)
     for start in range(0, len(weight.scale), len(wide)):
         rows = slice(start, start + len(wide))
-        low, scale = (
-            torch.unflatten(weight.codes[rows], 1, (-1, weight.group // 2)),
-            weight.scale[rows],
-        )
-        tile = wide[: len(low)]
-        tile[:, 0].copy_(low & 15)
-        tile[:, 1].copy_(low >> 4)
+        pairs = torch.unflatten(weight.codes[rows], 1, (-1, weight.group // 2))
+        tile = wide[: len(pairs)]
+        tile[:, 0].copy_(pairs & 15)
+        tile[:, 1].copy_(pairs >> 4)
         tile -= 8.0 if weight.zeros is None else weight.zeros[rows, None, :, None]
-        tile *= scale[:, None, :, None]
+        tile *= weight.scale[rows, None, :, None]
         torch.mm(x32, tile.flatten(1).T, out=out[:, rows])
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
