@@ -12,7 +12,8 @@ from quire.cli import main
 from quire.config import EngineConfig
 from quire.engine import step_profile
 from quire.engine.roofline import Roofline, time_calls
-from quire.engine.step_profile import Profile, StepShape, _num_keys, _num_pairs, profile_step
+from quire.engine.step_profile import Profile, StepShape, profile_step
+from quire.engine.step_recorder import _num_keys, _num_pairs
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 
