@@ -32,9 +32,10 @@ from quire.core.messages import (
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import AsyncEngine
 from quire.engine.control import ForgetClient
-from quire.engine.ipc import EngineSocket, ProcessLink
+from quire.engine.ipc import EngineSocket
 from quire.engine.null import start_null_engine
 from quire.engine.process import EngineProcess
+from quire.engine.process_link import ProcessLink
 from quire.engine.status_page import StatusPage, create_page
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder

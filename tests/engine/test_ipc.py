@@ -28,9 +28,10 @@ from quire.engine import ipc
 from quire.engine.client import AsyncEngine
 from quire.engine.control import Control, ForgetClient
 from quire.engine.info import EngineInfo
-from quire.engine.ipc import EngineSocket, ProcessLink, Sent
+from quire.engine.ipc import EngineSocket, Sent
 from quire.engine.null import start_null_engine
 from quire.engine.process import EngineProcess
+from quire.engine.process_link import ProcessLink
 from quire.engine.status_page import StatusPage, create_page
 from quire.errors import EngineError, InvalidRequestError, OverloadedError
 from quire.hub import tokenizer_folder

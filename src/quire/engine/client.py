@@ -2,7 +2,7 @@
 
 Owns the callers' mailboxes, and what becomes of unfinished requests when an engine process dies and
 another takes its place: they go on with the tokens that they have. The core is reached over a link
-(link.py, ipc.py). Importing this module does not import torch.
+(link.py, process_link.py). Importing this module does not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The way from a front to its engine, whatever carries it: a thread here, a process in ipc.py.
+"""The way from a front to its engine: to a thread here, to processes in process_link.py.
 
-No torch: the engine's thread imports it.
+No torch is imported here: the engine's thread does that.
 """
 
 from __future__ import annotations

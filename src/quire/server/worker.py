@@ -34,7 +34,7 @@ from quire.engine.control import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.ipc import ProcessLink
+from quire.engine.process_link import ProcessLink
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder
 from quire.logs import configure_logging
