@@ -1,7 +1,7 @@
 """What the start of an engine can do while Python imports torch; itself it needs none.
 
-The GPU's driver is woken, and the system is asked to read the weights' files ahead; nobody waits
-for either. Both would happen anyway, later and one after the other.
+The GPU's driver is woken, Triton names itself, and the system is asked to read the weights' files
+ahead; nobody waits for any of it. All of that would happen anyway, later and one after the other.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from quire.models.prepared_files import newest_file, product_bytes
 
 
 def give_head_start(config: EngineConfig) -> None:
-    """Begin both in threads; whatever fails there is told by those who need it."""
-    if config.device.device != "cpu":
-        threading.Thread(target=_wake_driver, name="quire-driver", daemon=True).start()
+    """Begin it in threads; whatever fails there is told by those who need it."""
+    if config.device.device != "cpu" and (driver := _driver()) is not None:
+        threading.Thread(
+            target=_wake_driver, args=(driver,), name="quire-driver", daemon=True
+        ).start()
+        threading.Thread(target=_name_triton, name="quire-triton", daemon=True).start()
     folder = Path(config.model.model)
     if config.model.load_format == "auto" and folder.is_dir():
         threading.Thread(
@@ -29,15 +32,28 @@ def give_head_start(config: EngineConfig) -> None:
         ).start()
 
 
-def _wake_driver() -> None:
-    """Make the first GPU's primary context, which torch will use: a few tenths of a second."""
+def _driver() -> ctypes.CDLL | None:
+    """The library of the GPU's driver, where there is one."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        return ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return  # there is no GPU
+        return None
+
+
+def _wake_driver(driver: ctypes.CDLL) -> None:
+    """Make the first GPU's primary context, which torch will use: a few tenths of a second."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def _name_triton() -> None:
+    """Have Triton hash its own 0.4 GB: the names of compiled kernels on disk begin with that."""
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:
+        return  # there is none, or one that does it in another way
+    triton_key()
 
 
 def read_ahead(config: EngineConfig) -> list[Path]:
