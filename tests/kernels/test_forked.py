@@ -1,81 +1,67 @@
-"""Calls made by children first, side by side; what a child fails in is made up for."""
+"""Work that forked processes begin while more of it is found; what they fail in costs nothing."""
 
 from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from quire.kernels.triton.forked import ForkedExecutor
+from quire.kernels.triton.forked import ForkedWorkers
 
 
-def leave(folder: Path, number: int) -> int:
-    """As a compiler with a cache: works only if nobody has yet. Returns whose work it was."""
-    path = folder / str(number)
-    if not path.exists():
-        time.sleep(0.02)
-        path.write_text(str(os.getpid()))
-    return int(path.read_text())
+def leave(folder: str, number: int) -> None:
+    """Whose work it was."""
+    time.sleep(0.02)
+    Path(folder, str(number)).write_text(str(os.getpid()))
 
 
-def test_children_share_the_work_and_this_process_reads_it(tmp_path: Path) -> None:
-    with ForkedExecutor(3) as executor:
-        futures = [executor.submit(leave, tmp_path, number) for number in range(12)]
-        assert not list(tmp_path.iterdir())
-        executor.run()
-        executor.run()  # nothing is left to do
-    workers = {future.result() for future in futures}
-    assert os.getpid() not in workers
-    assert 2 <= len(workers) <= 3
+def makers(folder: Path) -> dict[int, int]:
+    return {int(path.name): int(path.read_text()) for path in folder.iterdir()}
+
+
+def test_processes_share_the_work(tmp_path: Path) -> None:
+    workers = ForkedWorkers(3, leave)
+    for number in range(12):
+        workers.put(str(tmp_path), number)
+    workers.finish()
+    found = makers(tmp_path)
+    assert sorted(found) == list(range(12))
+    assert os.getpid() not in found.values()
+    assert 2 <= len(set(found.values())) <= 3
     with pytest.raises(ChildProcessError):  # none is left behind
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_a_child_that_dies_or_fails_costs_time_alone(tmp_path: Path) -> None:
-    here = os.getpid()
-
-    def dies() -> int:
-        if os.getpid() != here:
-            os._exit(1)
-        return 5
-
-    def fails() -> None:
-        raise ValueError("it cannot be")
-
-    with ForkedExecutor(2) as executor:
-        futures = [executor.submit(call) for call in (dies, dies, dies, fails)]
-        futures += [executor.submit(partial(leave, tmp_path, 7))]
-        executor.run()
-    assert [future.result() for future in futures[:3]] == [5, 5, 5]
-    with pytest.raises(ValueError, match="cannot be"):
-        futures[3].result()
-    assert futures[4].result() == here
+def test_they_begin_before_all_is_there(tmp_path: Path) -> None:
+    workers = ForkedWorkers(2, leave)
+    workers.put(str(tmp_path), 0)
+    deadline = time.monotonic() + 10.0
+    while not makers(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert makers(tmp_path)
+    workers.put(str(tmp_path), 1)
+    workers.finish()
+    assert sorted(makers(tmp_path)) == [0, 1]
 
 
-def test_a_single_call_is_worth_no_process(tmp_path: Path) -> None:
-    with ForkedExecutor(2) as executor:
-        future = executor.submit(leave, tmp_path, 0)
-        executor.run()
-    assert future.result() == os.getpid()
+def test_a_failure_stops_no_other_work(tmp_path: Path) -> None:
+    workers = ForkedWorkers(1, leave)
+    workers.put(str(tmp_path / "none"), 0)
+    workers.put(str(tmp_path), 1)
+    workers.finish()
+    assert list(makers(tmp_path)) == [1]
 
 
-def test_quick_calls_are_not_worth_one_either(tmp_path: Path) -> None:
-    with ForkedExecutor(2) as executor:
-        calls = [executor.submit(leave, tmp_path, number) for number in range(4)]
-        for call in calls[1:]:
-            call.is_quick = True
-        executor.run()
-    assert {call.result() for call in calls} == {os.getpid()}
+def test_nobody_waits_for_dead_ones() -> None:
+    workers = ForkedWorkers(2, os._exit)
+    for _ in range(50):
+        workers.put(1)
+    workers.finish()
 
 
-def test_a_child_does_more_with_what_it_made(tmp_path: Path) -> None:
-    with ForkedExecutor(2) as executor:
-        calls = [executor.submit(leave, tmp_path, number) for number in range(3)]
-        for call in calls:
-            call.follow_up = lambda worker: (tmp_path / f"by {worker}").touch()
-        executor.run()
-    assert {f"by {call.result()}" for call in calls} <= {path.name for path in tmp_path.iterdir()}
-    assert not (tmp_path / f"by {os.getpid()}").exists()
+def test_without_work_there_is_no_process() -> None:
+    ForkedWorkers(2, leave).finish()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

@@ -2,21 +2,24 @@
 
 What a model's steps will launch is found by launching them: within such a step kernels of Triton
 are only noted. What they would have written stays as it was, so the step's tensors mean nothing;
-those that other kernels take for indices are zero from the start. At the end all that was noted is
-compiled by processes (forked.py), which leave it in Triton's cache on disk.
+those that other kernels take for indices are zero from the start. Processes (forked.py) compile
+what was noted while more of it is found, and leave it in Triton's cache on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import torch
 import triton
+from triton.runtime._async_compile import FutureKernel, active_mode
 from triton.runtime.cache import get_cache_manager
 
 from quire.kernels.triton.attention import has_hopper_kernels, plan_kernel
@@ -27,7 +30,7 @@ from quire.kernels.triton.elementwise import (
     silu_fp8_kernel,
     silu_kernel,
 )
-from quire.kernels.triton.forked import ForkedExecutor
+from quire.kernels.triton.forked import ForkedWorkers
 from quire.kernels.triton.invariant import tile_gemm_kernel
 from quire.kernels.triton.penalties import penalise_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
@@ -63,11 +66,10 @@ def only_compiling() -> Iterator[None]:
 
     A kernel that does not compile is told when it is launched.
     """
-    processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
-    with ForkedExecutor(processes) as executor, ExitStack() as stack:
-        stack.enter_context(_Noting(executor, ignore_errors=True))
-        stack.callback(executor.run)  # before the mode asks for what has been compiled
+    with ExitStack() as stack:
+        stack.enter_context(_Noting())
         for kernel in (*_ALL, *_hopper_kernels()):
+            hash(kernel)  # always in this order: of Triton's, some tell what was hashed before
             stack.enter_context(_not_launching(kernel))
         yield
 
@@ -85,22 +87,62 @@ def _hopper_kernels() -> tuple[Any, ...]:
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
-    """Tells what is on disk from what takes long, and notes each kernel once."""
+    """Has each kernel that is not on disk made there by other processes; at the end reads all."""
 
-    def submit(self, key: str, compile_it: Any, keep: Any, *others: Any) -> Any:
+    def __init__(self) -> None:
+        super().__init__(None, ignore_errors=True)
+        self._latest: tuple[str, str, str, bool] = "", "", "", False  # see _compile
+        self._types: set[tuple[Any, ...]] = set()  # of arguments that launches had
+        driver = triton.runtime.driver.active
+        self._gpu = driver.get_current_device(), driver.get_current_target()
+        count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+        self._workers = ForkedWorkers(count, self._compile)
+
+    def __enter__(self) -> Self:
+        triton.knobs.runtime.jit_cache_hook = self._take
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        triton.knobs.runtime.jit_cache_hook = None
+        self._workers.finish()
+        for kernel in self.future_kernels.values():
+            kernel.result(ignore_errors=True)
+        super().__exit__(*raised)
+
+    def _take(self, **launch: Any) -> bool:
+        kernel, told = launch["fn"], launch["compile"]
+        types = tuple(told["signature"].values())
+        is_first = types not in self._types
+        self._types.add(types)
+        self._latest = kernel.module, kernel.name, told["specialization_data"], is_first
+        return False  # it is submitted next
+
+    def submit(self, key: str, compile_it: Callable[[], Any], keep: Callable[[Any], None]) -> Any:
         """As told there. key: of which Triton makes the folder's name."""
-        is_new = key not in self.future_kernels
-        kernel = super().submit(key, compile_it, keep, *others)
-        if is_new:
-            kernel.future.is_quick = _is_cached(key)
-            kernel.future.follow_up = _make_launcher
+        kernel = self.future_kernels.get(key)
+        if kernel is None:
+            kernel = FutureKernel(keep, SimpleNamespace(result=compile_it))
+            self.future_kernels[key] = kernel
             keep(kernel)  # whoever launches it again need not work out its key
+            if not _is_cached(key):
+                self._workers.put(*self._latest)
         return kernel
 
+    def _compile(self, module: str, name: str, how: str, is_first: bool) -> None:
+        """In another process: leave a kernel on disk. how: in Triton's own JSON.
 
-def _make_launcher(kernel: Any) -> None:
-    """Triton 3.6 compiles a function in C for each kernel's arguments; it is kept on disk, too."""
-    triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        is_first: of those with such arguments. Triton 3.6 compiles a function in C for their types.
+        """
+        driver = triton.runtime.driver.active
+        device, target = self._gpu
+        driver.get_current_device = lambda: device  # CUDA may not be asked behind a fork
+        driver.get_current_target = lambda: target
+        triton.knobs.runtime.jit_cache_hook = None
+        active_mode.set(None)
+        kernel = getattr(import_module(module), name).preload(how)
+        if is_first:
+            driver.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _is_cached(key: str) -> bool:

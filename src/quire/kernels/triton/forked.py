@@ -1,133 +1,86 @@
-"""Calls that leave something on disk, made by forked processes first: the interpreter's lock is not
-shared with these. Owns the processes; knows nothing of kernels.
+"""Work that leaves something on disk, done by forked processes: these have interpreters of their
+own, and so do not share a lock. Owns the processes; knows nothing of kernels.
 
-A call is a closure, which no queue between processes could carry: so children are forked when all
-calls are known, and each takes the next number from a pipe. Then this process makes every call once
-more, which finds on disk what the children left there, or makes up for what they failed in.
+They are forked when the first piece of work is there, begin with it while others are still being
+found, and whoever is free takes the next. They have what this process had at that moment, and hear
+of all that came later by messages.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
-import struct
+import socket
 import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Any
 
-_NUMBER = struct.Struct("=i")
 _PR_SET_PDEATHSIG = 1
+_MOST_BYTES = 1 << 16  # of a piece of work
 
 
-def _nothing(_: Any) -> None:
-    pass
+class ForkedWorkers:
+    """So many processes that call `work` with what is put.
 
-
-class Call(Future[Any]):
-    """A call that is made here at last when its result is asked for.
-
-    is_quick: it finds on disk what it wants, so no child has to make it. follow_up: what else a
-    child does with the result, for this process to find on disk.
+    Nobody hears what a call gives, or how it fails: what it leaves on disk is all.
     """
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__()
-        self.call = call
-        self.is_quick = False
-        self.follow_up: Callable[[Any], object] = _nothing
-
-    def result(self, timeout: float | None = None) -> Any:
-        """As Future says."""
-        self.make()
-        return super().result(timeout)
-
-    def make(self) -> None:
-        """Make the call, unless it has been made in this process."""
-        if self.done():
-            return
-        try:
-            self.set_result(self.call())
-        except Exception as failure:  # whoever asks for the result is told
-            self.set_exception(failure)
-
-
-class ForkedExecutor(Executor):
-    """Notes the calls that are submitted, until `run` makes them, or somebody asks for one."""
-
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, work: Callable[..., object]) -> None:
         self._num_processes = num_processes
-        self._calls: list[Call] = []
+        self._work = work
+        self._foreman = 0
+        self._line: socket.socket | None = None
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Call:
-        """As Executor says."""
-        self._calls.append(Call(lambda: call(*args, **options)))
-        return self._calls[-1]
+    def put(self, *arguments: Any) -> None:
+        """Have one of them make a call with these, which JSON can carry."""
+        if self._line is None:
+            self._line = self._start()
+        with suppress(OSError):  # they have died
+            self._line.send(json.dumps(arguments).encode())
 
-    def run(self) -> None:
-        """Make the calls that were noted: in children, then here."""
-        slow = [call for call in self._calls if not (call.is_quick or call.done())]
-        if len(slow) > 1:
-            self._fork(slow)
-        for call in self._calls:
-            call.make()
-        self._calls.clear()
+    def finish(self) -> None:
+        """Wait until all calls have been made."""
+        if self._line is not None:
+            self._line.close()
+            os.waitpid(self._foreman, 0)
+            self._line = None
 
-    def _fork(self, calls: list[Call]) -> None:
-        reading, writing = os.pipe()
-        try:
-            children = [
-                self._start(calls, reading, writing)
-                for _ in range(min(self._num_processes, len(calls)))
-            ]
-            os.close(reading)
-            reading = -1
-            self._deal(len(calls), writing)
-        finally:
-            for end in (reading, writing):
-                if end >= 0:
-                    os.close(end)
-        for pid in children:
-            os.waitpid(pid, 0)
-
-    def _deal(self, count: int, writing: int) -> None:
-        """Offer the number of each call to whoever is free."""
-        for number in range(count):
+    def _start(self) -> socket.socket:
+        """Fork one that forks all of them and waits for them; the way to these."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._foreman = _fork()
+        if self._foreman == 0:
             try:
-                os.write(writing, _NUMBER.pack(number))
-            except BrokenPipeError:  # all children have died: this process makes the calls
-                return
-
-    def _start(self, calls: list[Call], reading: int, writing: int) -> int:
-        parent = os.getpid()
-        with warnings.catch_warnings():
-            # that threads do not go along: children wait for none of them
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(writing)
-                _die_with(parent)
-                self._work(calls, reading)
-            finally:
+                ours.close()
+                if not all(_fork() for _ in range(self._num_processes)):
+                    self._serve(theirs)
+                while True:
+                    os.wait()
+            finally:  # there is nobody left to wait for
                 os._exit(0)
-        return pid
+        theirs.close()
+        return ours
 
-    def _work(self, calls: list[Call], reading: int) -> None:
-        """A child's life. Nobody reads what its calls give, or how they fail."""
-        while number := os.read(reading, _NUMBER.size):
-            call = calls[_NUMBER.unpack(number)[0]]
-            try:
-                call.follow_up(call.call())
-            except Exception:
-                continue
+    def _serve(self, line: socket.socket) -> None:
+        """A child's life."""
+        while message := line.recv(_MOST_BYTES):
+            with suppress(Exception):
+                self._work(*json.loads(message))
 
 
-def _die_with(parent: int) -> None:
-    """Let the system end this process when its parent has ended."""
-    if sys.platform == "linux":
+def _fork() -> int:
+    """As os.fork; a child is ended when its parent has ended."""
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # that threads do not go along: children wait for none of them
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0 and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
+    return pid
