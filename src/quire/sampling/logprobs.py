@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
+from quire.kernels.cpu.elementwise import PIECE
 from quire.sampling.blocks import Rows
 from quire.sampling.ranking import ranked
-
-_CHUNK = 1 << 18  # logits worked on at a time: 1 MiB stays cached, and bounds what is needed
 
 
 def token_logprobs(
@@ -26,7 +25,7 @@ def token_logprobs(
     probable tokens follow the token itself, which may be among them again. They are in descending
     order, ties in that of their ids. A token that cannot occur has -inf.
     """
-    size = max(1, _CHUNK // logits.shape[1])
+    size = max(1, PIECE // logits.shape[1])  # which also bounds what it takes of memory
     report: list[TokenLogprobs] = []
     for begin in range(0, len(token_ids), size):
         part = slice(begin, begin + size)
