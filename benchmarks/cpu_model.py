@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from cpu_limits import read_bandwidth
 from record import save
 from rich.console import Console
 from rich.table import Table
@@ -102,17 +103,6 @@ class Transformers:
         return first - begin, decode, len(prompts) * (num_tokens - 1)
 
 
-def read_bandwidth() -> float:
-    """Bytes per second of reading memory with all threads: the floor's denominator."""
-    data = torch.ones(1 << 28)  # 1 GiB
-    times = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - begin)
-    return data.nbytes / min(times)
-
-
 def measure(engine: Engine, batch: int, args: argparse.Namespace, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     prompts = [[rng.randrange(1000, 128000) for _ in range(args.input_len)] for _ in range(batch)]
@@ -148,7 +138,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
-    bandwidth = read_bandwidth()
+    bandwidth = 1e9 * read_bandwidth()
     engines: dict[str, Engine] = {
         "quire": Ours(args.threads, args.input_len + args.output_len),
         "transformers": Transformers(),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from quire.kernels.reference import FP8
@@ -51,7 +52,7 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) 
     """Run the probes: about a second. in_fp8: whether there are weights in FP8."""
     on_gpu = device.type == "cuda"
     count = (_GPU_BYTES if on_gpu else _CPU_BYTES) // 4
-    data, copy = torch.ones(count, device=device), torch.empty(count, device=device)
+    data, copy = _ones(count, device), _ones(count, device)
     reading = 4 * count / time_calls([data.sum], device)
     copying = 8 * count / time_calls([lambda: copy.copy_(data)], device)
     side = _GPU_SIDE if on_gpu else _CPU_SIDE
@@ -59,6 +60,13 @@ def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) 
     product = 2 * side**3 / time_calls([lambda: a @ b], device)
     in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= (8, 9)
     return Roofline(max(reading, copying), product, _fp8_rate(device) if in_fp8 else None)
+
+
+def _ones(count: int, device: torch.device) -> torch.Tensor:
+    """On a CPU in pages of 2 MB, as weights are mapped: NumPy asks the system for them."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.ones(count, np.float32))
+    return torch.ones(count, device=device)
 
 
 def _fp8_rate(device: torch.device) -> float:
