@@ -37,7 +37,7 @@ def test_phases_add_up() -> None:
         "block_size": 1,
         "kv_cache_bytes": 1,
     }
-    spent = {"imports": 0.7, "weights": 0.5}
+    spent = {"imports": 0.7, "device": 0.01, "weights": 0.49}  # what takes no time is not told
     info = EngineInfo(model_name="m", limits=limits, eos_token_ids=[], seconds=spent, **facts)
     text = ready_text([info], [], "http://127.0.0.1:1", 2.0, key="")
     assert "after 2.0 s (processes 0.8 s, imports 0.7 s, weights 0.5 s)" in text

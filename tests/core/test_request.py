@@ -160,10 +160,18 @@ def check(prompt: list[int], limits: RequestLimits = LIMITS, **sampling: Any) ->
     ("prompt", "sampling", "message"),
     [
         ([], {}, "prompt: it is empty; give at least one token"),
-        ([1, 10], {"max_tokens": 1}, "prompt: token ids go from 0 to 9; got 1 to 10"),
-        ([-1, 3], {"max_tokens": 1}, "prompt: token ids go from 0 to 9; got -1 to 3"),
-        ([1], {"stop_token_ids": [10]}, "stop_token_ids: token ids go from 0 to 9; got 10 to 10"),
-        ([1], {"logit_bias": {12: 1.0}}, "logit_bias: token ids go from 0 to 9; got 12 to 12"),
+        ([1, 10], {"max_tokens": 1}, "prompt: 10 is no token of this model; give ids from 0 to 9"),
+        ([-1, 3], {"max_tokens": 1}, "prompt: -1 is no token of this model; give ids from 0 to 9"),
+        (
+            [1],
+            {"stop_token_ids": [10]},
+            "stop_token_ids: 10 is no token of this model; give ids from 0 to 9",
+        ),
+        (
+            [1],
+            {"logit_bias": {12: 1.0}},
+            "logit_bias: 12 is no token of this model; give ids from 0 to 9",
+        ),
     ],
 )
 def test_what_is_no_prompt_or_no_token_is_refused(

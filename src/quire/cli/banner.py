@@ -18,7 +18,7 @@ def ready_text(
     spent = infos[0].seconds if len(infos) == 1 else {}
     if spent:
         spent = {"processes": max(0.0, seconds - sum(spent.values()))} | spent
-    phases = ", ".join(f"{name} {each:.1f} s" for name, each in spent.items())
+    phases = ", ".join(f"{name} {each:.1f} s" for name, each in spent.items() if each >= 0.05)
     after = f"{seconds:.1f} s{f' ({phases})' if phases else ''}"
     lines = [
         f"Quire {__version__} is ready at {url} after {after}",

@@ -57,9 +57,11 @@ def run(argv: Sequence[str]) -> int:
         from quire.cli.profile_plot import check_plot
 
         check_plot(Path(args.plot))
+    from quire.engine.out_of_memory import fitting_profile
     from quire.engine.step_profile import profile_step
 
-    profile = profile_step(config, step)
+    with fitting_profile(step.num_requests, step.context):
+        profile = profile_step(config, step)
     if args.json:
         print(json.dumps(profile.as_json(), indent=1))
     else:

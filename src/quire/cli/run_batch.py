@@ -77,7 +77,9 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
         num_at_once = AHEAD * engine.info.limits.max_num_seqs
         app = build_app(engine, ServerSettings(max_queued_requests=1 << 30))
         num_good = 0
-        ticks = iter(track(range(total), "answering", console=Console(stderr=True)))
+        console = Console(stderr=True)
+        bar = track(range(total), "answering", console=console, disable=not console.is_terminal)
+        ticks = iter(bar)
         async with aclosing(run_lines(source, app, num_at_once=num_at_once)) as results:
             async for result in results:
                 target.write(msgspec.json.encode(result) + b"\n")

@@ -120,8 +120,9 @@ class RequestLimits:
             raise invalid_value(field, "token ids are integers; give text, or a list of integers")
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= self.vocab_size:
-            known = f"token ids go from 0 to {self.vocab_size - 1}"
-            raise invalid_value(field, f"{known}; got {low} to {high}")
+            wrong = low if low < 0 else high
+            known = f"give ids from 0 to {self.vocab_size - 1}"
+            raise invalid_value(field, f"{wrong} is no token of this model; {known}")
 
 
 @cache

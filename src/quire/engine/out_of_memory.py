@@ -46,6 +46,14 @@ def fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[N
     )
 
 
+def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[None]:
+    """Around loading a model and profiling a step of it."""
+    return _fitting(
+        f"the model with a step of {num_requests:,} requests of {context:,} tokens each",
+        "lower --batch-size, --context or --prefill, take a smaller model, or free memory",
+    )
+
+
 def told_of_step(error: Exception) -> str | None:
     """What to say of a step that failed because memory ran out; None if that was not why."""
     if not is_out_of_memory(error):
