@@ -20,7 +20,8 @@ from quire.engine.control import (
     ModelLeft,
     UnloadModel,
 )
-from quire.engine.fleet import Fleet, FleetSettings, ModelPlan
+from quire.engine.fleet import Fleet, FleetSettings
+from quire.engine.fleet_model import ModelPlan
 from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import human_int
 from quire.config import EngineConfig, Option, iter_options
-from quire.engine.fleet import ModelPlan
+from quire.engine.fleet_model import ModelPlan
 from quire.errors import ConfigError, FileError, UserError
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from quire.cli.options import (
     engine_options,
 )
 from quire.config import EngineConfig, options_of
-from quire.engine.fleet import Fleet, FleetSettings, ModelPlan
+from quire.engine.fleet import Fleet, FleetSettings
+from quire.engine.fleet_model import ModelPlan
 from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError

@@ -1,8 +1,8 @@
 """Which models are loaded: those of the start, those that somebody asks for, and who has to go.
 
-Owns the states of models and the memory that they may take together. A model whose memory is
-needed leaves only when every API process agrees that none of its requests use it. Processes are
-started and ended by the supervisor.
+Owns the memory that they may take together (the state of one: fleet_model.py). A model whose
+memory is needed leaves only when every API process agrees that none of its requests use it.
+Processes are started and ended by the supervisor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,7 +25,8 @@ from quire.engine.control import (
     ModelState,
     UnloadModel,
 )
-from quire.engine.footprint import Footprint, footprint_of
+from quire.engine.fleet_model import FAILURE_SECONDS, Model, ModelPlan
+from quire.engine.footprint import footprint_of
 from quire.engine.info import EngineInfo
 from quire.engine.keepers import EngineKeeper
 from quire.engine.supervisor import Supervisor
@@ -36,22 +37,8 @@ from quire.tokenizer.folder import check_folder
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # that API processes have to say whether a model may go
-FAILURE_SECONDS = 5.0  # for which a model that could not be loaded is not tried again
 ROOM_SECONDS = 2.0  # after which there may be room where there was none
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelPlan:
-    """A model as the settings name it. at_start: loaded with the server, not on demand.
-
-    explain: makes of what is wrong with it an error that says where its settings come from.
-    """
-
-    name: str
-    config: EngineConfig
-    at_start: bool = True
-    explain: Callable[[UserError], UserError] = lambda error: error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,39 +51,6 @@ class FleetSettings:
 
 class NoRoomError(QuireError):
     """All models that could leave are in use."""
-
-
-class Model:
-    """One model and what has become of it."""
-
-    def __init__(self, plan: ModelPlan) -> None:
-        self.plan = plan
-        self.state: ModelState = "unloaded"
-        self.footprint: Footprint | None = None
-        self.keeper: EngineKeeper | None = None  # from loading to unloaded
-        self.failure = ""
-        self.failed_at = -FAILURE_SECONDS
-        self.retry_after = FAILURE_SECONDS
-        self.changing = asyncio.Lock()  # held by who loads or unloads it
-        self.load: asyncio.Task[None] | None = None  # that somebody has asked for
-        self.answers: dict[str, asyncio.Future[bool]] = {}  # may it leave? by API process
-
-    @property
-    def num_bytes(self) -> int | None:
-        """Of memory while it is loaded, None before its files were looked at."""
-        return None if self.footprint is None else self.footprint.total
-
-    def condition(self) -> ModelCondition:
-        """As API processes have to know it."""
-        return ModelCondition(
-            name=self.plan.name,
-            state=self.state,
-            at_start=self.plan.at_start,
-            max_num_seqs=self.plan.config.scheduler.max_num_seqs,
-            num_bytes=self.num_bytes,
-            failure=self.failure,
-            retry_after=self.retry_after,
-        )
 
 
 class Fleet:
@@ -145,13 +99,13 @@ class Fleet:
                 model = self._models[message.name]
                 self._supervisor.begin(self._unload_for_admin(model, message.grace))
             case ModelLeft():
-                self._note_answer(self._models[message.name], client, agreed=message.agreed)
+                self._models[message.name].note_answer(client, agreed=message.agreed)
 
     def on_death(self, client: str) -> None:
         """An API process has died: nothing of it uses a model."""
         self._supervisor.bury(client)
         for model in self._models.values():
-            self._note_answer(model, client, agreed=True)
+            model.note_answer(client, agreed=True)
 
     # ------------------------------------------------------------------ loading
 
@@ -163,7 +117,7 @@ class Fleet:
 
     async def _load_for_request(self, model: Model) -> None:
         try:
-            if time.monotonic() - model.failed_at > FAILURE_SECONDS:
+            if model.may_be_tried:
                 await self._load(model)
             else:
                 self._become(model, model.state, failure=model.failure)
@@ -183,7 +137,7 @@ class Fleet:
                     model.keeper = self._start_engine(model)
                 self._become(model, "loading")
             info = await self._supervisor.until_started(model.keeper)
-            self._note_size(model, info)
+            model.note_kv_cache(info.kv_cache_bytes)
             self._become(model, "loaded")
             return info
 
@@ -238,8 +192,8 @@ class Fleet:
         for model in self._models.values():
             if (model.num_bytes or 0) > limit:
                 raise ConfigError(
-                    f"model {model.plan.name} takes {_told(model)}, but model_memory_bytes is "
-                    f"{limit:,}; raise it, or lower kv_cache_memory_bytes"
+                    f"model {model.plan.name} takes {model.size_in_words}, but "
+                    f"model_memory_bytes is {limit:,}; raise it, or lower kv_cache_memory_bytes"
                 )
         first = [model for model in self._models.values() if model.plan.at_start]
         if (needed := sum(model.num_bytes or 0 for model in first)) > limit:
@@ -256,11 +210,6 @@ class Fleet:
         except UserError as error:
             raise model.plan.explain(error) from error
 
-    def _note_size(self, model: Model, info: EngineInfo) -> None:
-        """The KV cache has its size now."""
-        assert model.footprint is not None, "it has been measured"
-        model.footprint = replace(model.footprint, kv_cache=info.kv_cache_bytes)
-
     async def _make_room(self, model: Model) -> None:
         """Unload what was not used for longest until there is memory. Raises NoRoomError."""
         limit = self._settings.memory_bytes
@@ -274,9 +223,9 @@ class Fleet:
                 async with other.changing:
                     await self._unload(other, grace=0.0)
         if (needed := self._num_bytes_with(model)) > limit:
-            loaded = ", ".join(f"{o.plan.name} ({_told(o)})" for o in others if o.keeper)
+            loaded = ", ".join(f"{o.plan.name} ({o.size_in_words})" for o in others if o.keeper)
             raise NoRoomError(
-                f"model {model.plan.name} takes {_told(model)}; with those that are in use, "
+                f"model {model.plan.name} takes {model.size_in_words}; with those that are in use, "
                 f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
             )
 
@@ -329,16 +278,3 @@ class Fleet:
         if answers:
             await asyncio.wait(answers, timeout=grace + ANSWER_SECONDS)
         return all(answer.done() and answer.result() for answer in answers)
-
-    def _note_answer(self, model: Model, client: str, *, agreed: bool) -> None:
-        answer = model.answers.get(client)
-        if answer is not None and not answer.done():
-            answer.set_result(agreed)
-
-
-def _told(model: Model) -> str:
-    """How much, of what."""
-    size = model.footprint
-    assert size is not None, "it has been measured"
-    parts = f"weights {size.weights:,}, KV cache {size.kv_cache:,}, process {size.base:,}"
-    return f"{size.total:,} bytes ({parts})"
