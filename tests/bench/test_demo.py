@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from scripted_server import Script, Seen, chat_events, chunked, event, scripted_server
+from scripted_server import Script, Seen, chat_events, chunked, event, raw, scripted_server
 
 from quire.bench.client import Exchange
 from quire.bench.demo import DemoResult, Example, print_result, read_examples, run_demo
@@ -84,6 +84,12 @@ def test_failures_are_shown() -> None:
     assert "3 of 3 requests failed, most of them with: it broke" in result.problems
     assert text.count("✗") == 3
     assert "3 of 3" in text
+
+
+def test_a_missing_key_is_one_error() -> None:
+    refuse = raw(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 2\r\n\r\n{}")
+    with pytest.raises(ConfigError, match=r"http://127\.0\.0\.1:\d+ asks for another key; give"):
+        run(refuse)
 
 
 def test_no_server_is_one_error_and_not_one_for_each_request() -> None:

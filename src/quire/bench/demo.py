@@ -109,7 +109,8 @@ async def run_demo(
 ) -> DemoResult:
     """Send all examples to the server at `url`, or to one started for the occasion.
 
-    console: where progress is shown. Raises UserError or EngineError if there is no server.
+    console: where progress is shown. Raises UserError or EngineError if there is no server, or it
+    wants another key.
     """
     async with AsyncExitStack() as stack:
         if url is None:
@@ -121,6 +122,8 @@ async def run_demo(
         bodies = [_body(example) for example in examples]
         with _Progress(console, len(bodies)) as progress:
             exchanges = await closed_loop(endpoint, bodies, concurrency, progress.count, api_key)
+        if all((exchange.error or "").startswith("HTTP 401:") for exchange in exchanges):
+            raise ConfigError(f"{url} asks for another key; give --api-key, or set $QUIRE_API_KEY")
     return DemoResult(examples, exchanges, summarize(exchanges))
 
 
