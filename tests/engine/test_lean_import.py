@@ -1,21 +1,22 @@
-"""What torch imports last waits until someone looks into it."""
+"""Half of torch waits until someone looks into it, and is then what it always is."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.abc import Loader
-from types import ModuleType
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 
-from quire.engine.lean_import import _Postponed
+from quire.engine.waiting import OF_ANY_TORCH, OF_TRIED_TORCH, Waiting, names_that_wait
 
 PROGRAM = """
 import gc, inspect, sys
-from quire.engine.lean_import import LATER, _quick_look_ups, import_lean
+from quire.engine.lean_import import _quick_look_ups, import_lean
 look_up, frame = inspect.getmodule, sys._getframe()
 with _quick_look_ups():
     assert inspect.getmodule(frame) is sys.modules["__main__"]
@@ -24,10 +25,10 @@ import_lean()
 assert inspect.getmodule is look_up
 assert not gc.isenabled()
 import torch
-assert LATER in sys.modules and "torch._refs" not in sys.modules
+assert "torch._meta_registrations" in sys.modules and "torch._refs" not in sys.modules
 torch.nn.Linear(4, 4, device="meta")
 assert torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum() == 12
-assert callable(sys.modules[LATER].register_meta)
+assert callable(sys.modules["torch._meta_registrations"].register_meta)
 assert "torch._refs" in sys.modules
 """
 
@@ -46,30 +47,125 @@ with lean_start(EngineConfig.from_options(device="cpu")):
 """
 
 
+def run(program: str, *args: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", program, *args]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize("program", [PROGRAM, COMMAND], ids=["engine", "command"])
 def test_it_waits_and_is_there_when_asked_for(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(program)
 
 
-class Slow(Loader):
-    """Of a module that looks into itself on the way."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        with pytest.raises(AttributeError, match="no x yet"):
-            _ = module.x
-        time.sleep(0.05)
-        module.x = 1  # type: ignore[attr-defined]
+def torch_folder() -> Path:
+    spec = PathFinder.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
-def test_threads_that_look_at_once_find_the_whole_module() -> None:
-    module = ModuleType("late")
-    _Postponed(Slow()).exec_module(module)
+TRIED = pytest.mark.skipif(
+    names_that_wait(torch_folder()) == OF_ANY_TORCH, reason="a torch of which little waits"
+)
+
+ENGINE = """
+import sys
+from quire.engine.lean_import import import_lean
+import_lean()
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine.startup import start_engine
+core, _ = start_engine(EngineConfig.from_options(device="cpu", num_blocks=8))
+sampling = SamplingParams(max_tokens=2, logprobs=1)
+core.handle(AddRequest(request_id="1", prompt_token_ids=[7, 9], sampling=sampling))
+while core.has_work:
+    assert all(delta.error is None for delta in core.step().deltas)
+assert not {"sympy", "torch._refs", "torch.fx.node"} & sys.modules.keys()
+"""
+
+
+@TRIED
+def test_an_engine_looks_into_none() -> None:
+    run(ENGINE)
+
+
+# What torch's modules have, with the names of functions and types, so that no stand-in is left.
+WHOLE = """
+import json, sys
+from pathlib import Path
+from types import FunctionType
+if len(sys.argv) > 1:
+    from quire.engine.waiting import Waiting, names_that_wait
+    with Waiting(names_that_wait(Path(sys.argv[1]))):
+        import torch
+    import torch.utils.data
+    exec(sys.argv[2])
+import torch
+
+def told(thing):
+    named = isinstance(thing, type | FunctionType)
+    return f"{thing.__module__}.{thing.__qualname__}" if named else type(thing).__name__
+
+found = [(name, vars(m)) for name, m in sys.modules.items() if name.partition(".")[0] == "torch"]
+modules = {name: m for name, m in found if "__file__" in m}
+print(json.dumps({name: {n: told(v) for n, v in m.items()} for name, m in modules.items()}))
+"""
+
+
+@TRIED
+def test_who_looks_into_one_has_all_of_torch() -> None:
+    looks = (
+        "assert torch.utils.data.DataLoader([1, 2]).batch_size == 1",
+        "assert callable(torch.vmap(torch.neg))",
+    )
+    with ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(run, WHOLE)
+        found = list(pool.map(lambda look: run(WHOLE, str(torch_folder()), look), looks))
+    for each in found:
+        assert json.loads(each) == json.loads(plain.result())
+
+
+def test_little_waits_of_a_torch_that_is_not_known(tmp_path: Path) -> None:
+    def names(version: str) -> tuple[str, ...]:
+        (tmp_path / "version.py").write_text(f"__version__ = '{version}'\n")
+        return tuple(names_that_wait(tmp_path))
+
+    assert names("2.13.0+cpu") == OF_ANY_TORCH + OF_TRIED_TORCH
+    assert names_that_wait(tmp_path / "nowhere") == OF_ANY_TORCH
+    assert names("2.12.1") == names("2.130.0") == OF_ANY_TORCH
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    assert names("2.13.0") == OF_ANY_TORCH
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that looks into itself on the way, and takes a while."""
+    folder = tmp_path / "slow_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import time\ntime.sleep(0.05)\ny = []\n")
+    inner = "import sys\nfrom . import y\nassert not hasattr(sys.modules[__name__], 'x')\nx = 1\n"
+    (folder / "inner.py").write_text(inner)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return folder
+
+
+def test_threads_that_look_at_once_find_the_whole_module(package: Path) -> None:
+    with Waiting([package.name]):
+        __import__("slow_package.inner")
+    module = sys.modules["slow_package.inner"]
+    assert "y" not in vars(sys.modules["slow_package"])
+    begin = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda _: module.x, range(4))) == [1] * 4
+    assert time.monotonic() - begin >= 0.05
     assert "__getattr__" not in vars(module)
-    with pytest.raises(AttributeError, match="no attribute 'y'"):
-        _ = module.y
+    with pytest.raises(AttributeError, match="no attribute 'z'"):
+        _ = module.z
 
 
 LIBRARY = """
@@ -77,8 +173,9 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from quire.engine.lean_import import _open_library
-_open_library()
-folder = Path(PathFinder.find_spec("torch").origin).parent / "lib"
+folder = Path(PathFinder.find_spec("torch").origin).parent
+_open_library(folder)
+folder /= "lib"
 if (folder / "libtorch_cpu.so").exists() and not (folder / "libtorch_cuda.so").exists():
     assert "libtorch_cpu" in Path("/proc/self/maps").read_text()
 assert "torch" not in sys.modules
@@ -88,5 +185,4 @@ assert torch.ones(2).sum() == 2
 
 
 def test_its_library_is_opened_before_it_is_imported() -> None:
-    done = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(LIBRARY)
