@@ -118,11 +118,13 @@ class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
         self._latest = kernel.module, kernel.name, told["specialization_data"], is_first
         return False  # it is submitted next
 
-    def submit(self, key: str, compile_it: Callable[[], Any], keep: Callable[[Any], None]) -> Any:
-        """As told there. key: of which Triton makes the folder's name."""
+    def submit(
+        self, key: str, compile_it: Callable[[], Any], keep: Callable[[Any], None], *others: Any
+    ) -> Any:
+        """As told there. key: of which Triton makes the folder's name. others: of later Tritons."""
         kernel = self.future_kernels.get(key)
         if kernel is None:
-            kernel = FutureKernel(keep, SimpleNamespace(result=compile_it))
+            kernel = FutureKernel(keep, *others, SimpleNamespace(result=compile_it))
             self.future_kernels[key] = kernel
             keep(kernel)  # whoever launches it again need not work out its key
             if not _is_cached(key):
