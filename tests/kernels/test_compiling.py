@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from quire.kernels import reference
 from quire.kernels.triton import compiling, elementwise
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+
+def test_other_processes_leave_what_this_one_would_compile(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("note_kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, script],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"noted": 3, "on_disk": 3, "launchers": 2}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_launches_compile_and_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 1, 72, device="cuda")  # float32 heads of 72: nobody else's shape
     weight = torch.randn(72, device="cuda")
