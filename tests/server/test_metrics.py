@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from quire.core.histogram import STEP_TOKEN_BOUNDS, Histogram
+from quire.core.histogram import STEP_TOKEN_BOUNDS, Histogram, HistogramData
 from quire.core.messages import EngineStats
 from quire.core.sampling_params import SamplingParams
 from quire.engine.control import ModelCondition
@@ -169,6 +169,32 @@ def test_counters_go_on_when_the_engine_is_restarted() -> None:
     engine.stats = EngineStats(epoch=2, num_restarts=1, time=3.0)  # it was unloaded, and loaded
     assert value(text_of(metrics), "quire:engine_restarts_total") == 1
     assert value(text_of(metrics), "quire:steps_total") == 7
+
+
+def test_figures_do_not_grow_with_each_load(tmp_path: Path) -> None:
+    """A model that is loaded on demand is loaded thousands of times; every start has figures."""
+    engines = [FakeEngine(), FakeEngine()]
+    first, second = (process(tmp_path, engine) for engine in engines)
+    for epoch in range(1000):
+        stats = EngineStats(
+            epoch=epoch,
+            time=1.0 + epoch,
+            num_steps=1,
+            num_running=7,
+            prefix_cache_misses={"cold": 3},
+            step_tokens=HistogramData([1] * (len(STEP_TOKEN_BOUNDS) + 1), 4.0),
+        )
+        for engine, metrics in zip(engines, (first, second), strict=True):
+            if epoch % 3 or engine is engines[0]:  # this process has not heard of all of them
+                engine.stats = stats
+            metrics.share()
+    for metrics in (first, second, process(tmp_path, engines[0])):
+        text = text_of(metrics)
+        assert value(text, "quire:steps_total") == 1000
+        assert value(text, "quire:prefix_cache_misses_total", reason="cold") == 3000
+        assert value(text, "vllm:iteration_tokens_total_sum") == 4000
+        assert value(text, "vllm:num_requests_running") == 7
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100_000
 
 
 def test_models_that_are_loaded_and_their_memory(app: Starlette) -> None:

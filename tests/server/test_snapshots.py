@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_engine import FakeEngine
 
@@ -17,7 +18,7 @@ from quire.server.app import build_app
 from quire.server.metrics import Metrics
 from quire.server.record import RequestRecord
 from quire.server.settings import ServerSettings
-from quire.server.snapshots import FOLDED, SUFFIX, Snapshot, SnapshotFolder
+from quire.server.snapshots import COUNTERS, FOLDED, SUFFIX, Snapshot, SnapshotFolder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def sums(folder: Path) -> tuple[float, ...]:
         engine.requests.finished["stop"],
         engine.requests.e2e_latency.count,
         engine.requests.e2e_latency.sum,
-        engine.count("num_steps"),
+        engine.counted.num_steps,
         sum(total.http_requests.values()),
     )
 
@@ -171,6 +172,32 @@ def test_one_folds_at_a_time(tmp_path: Path, dead_pid: int) -> None:
         assert FOLDED not in files(tmp_path)
     SnapshotFolder(tmp_path).fold_dead()
     assert FOLDED in files(tmp_path)
+
+
+def test_settling_loses_nothing_of_the_dead(tmp_path: Path, dead_pid: int) -> None:
+    """Figures that are folded already, those that will be, and those of this process."""
+    leave(tmp_path, f"{dead_pid}-a", requests=2, epoch=90)
+    SnapshotFolder(tmp_path).fold_dead()
+    for epoch in range(80):
+        leave(tmp_path, f"{dead_pid}-{epoch}", epoch=epoch)
+    own = SnapshotFolder(tmp_path)
+    before = sums(tmp_path)
+    assert (before[0], before[4]) == (82, 820)
+    with own._lock() or pytest.fail("the lock is taken"):
+        assert own.settle(Snapshot()) == {}
+    assert own.settle(Snapshot()) == {"fake": 64}  # the newest sixteen are 65 to 79, and 90
+    assert sums(tmp_path) == before
+    own.fold_dead()
+    assert sums(tmp_path) == before
+    (tmp_path / FOLDED).write_bytes(b"\x93")
+    assert own.settle(Snapshot()) == {}
+
+
+def test_every_counter_is_summed() -> None:
+    gauges = {"epoch", "num_restarts", "num_running", "num_waiting", "num_blocks"}
+    gauges |= {"num_free_blocks", "num_cached_blocks", "num_shared_blocks"}
+    fields = msgspec.structs.fields(EngineStats)
+    assert {field.name for field in fields if field.type is int} - gauges == set(COUNTERS)
 
 
 def test_a_server_folds_as_it_starts(tmp_path: Path, dead_pid: int) -> None:

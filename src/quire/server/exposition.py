@@ -169,11 +169,15 @@ def _engine_gauges(engines: Engines) -> Iterator[Metric]:
 
 def _engine_counters(engines: Engines) -> Iterator[Metric]:
     for name, text, key in ENGINE_COUNTERS:
-        yield _counter(name, text, [((model,), e.count(key)) for model, e in engines])
-    misses = [((model, why), n) for model, e in engines for why, n in sorted(e.misses.items())]
+        yield _counter(name, text, [((model,), getattr(e.counted, key)) for model, e in engines])
+    misses = [
+        ((model, why), n)
+        for model, e in engines
+        for why, n in sorted(e.counted.prefix_cache_misses.items())
+    ]
     text = "Tokens looked up but not found in the prefix cache."
     yield _counter("quire:prefix_cache_misses", text, misses, "reason")
-    restarts = [((model,), e.num_restarts) for model, e in engines]
+    restarts = [((model,), e.latest.num_restarts) for model, e in engines]
     yield _counter(
         "quire:engine_restarts", "Engine processes that took over from dead ones.", restarts
     )
@@ -225,8 +229,8 @@ def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
     """Money since the start; over other times, divide rates of the counters."""
     spent = per_hour * max(0.0, time.time() - total.started) / 3600
     yield CounterMetricFamily("quire:cost", "What the server has cost.", value=spent)
-    generated = sum(e.count("num_generation_tokens") for e in total.engines.values())
-    prompt = sum(e.count("num_prompt_tokens") for e in total.engines.values())
+    generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
+    prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())
     family = GaugeMetricFamily(
         "quire:cost_per_million_tokens", "Cost since the start by tokens.", labels=["tokens"]
     )

@@ -19,48 +19,34 @@ from quire.core.messages import EngineStats
 from quire.engine.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.record import RequestRecord
-from quire.server.snapshots import EngineFigures, Snapshot, SnapshotFolder
+from quire.server.snapshots import (
+    KEPT_EPOCHS,
+    EngineFigures,
+    Snapshot,
+    SnapshotFolder,
+    summed,
+)
 
 SHARE_SECONDS = 0.5
 OTHER = "other"  # the path of requests that no endpoint answers: clients choose it, series do not
 
 
 class EngineTotal:
-    """One engine, over all processes. latest: its newest figures; epochs: each epoch's newest."""
+    """One engine, over all processes. latest: its newest figures, for gauges; counted: its counters
+    over all epochs."""
 
     def __init__(self, figures: EngineFigures) -> None:
         self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
         self.kv_cache_bytes = figures.kv_cache_bytes
-        self.epochs = figures.stats
         self.requests = RequestMetrics()
         self.requests.add(figures.requests)
+        epochs = figures.stats
+        self.latest = epochs[max(epochs)] if epochs else EngineStats()
+        self.counted = summed(epochs.values())
         self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
+        self.step_tokens.add(self.counted.step_tokens)
         self.step_seconds = Histogram(STEP_SECONDS_BOUNDS)
-        for stats in self.epochs.values():
-            self.step_tokens.add(stats.step_tokens)
-            self.step_seconds.add(stats.step_seconds)
-
-    @property
-    def latest(self) -> EngineStats:
-        """Gauges as they are."""
-        return self.epochs[max(self.epochs)] if self.epochs else EngineStats()
-
-    @property
-    def num_restarts(self) -> int:
-        """How often another engine process took over from one that had died."""
-        return self.latest.num_restarts
-
-    def count(self, name: str) -> int:
-        """A counter of EngineStats, over all epochs."""
-        return sum(getattr(stats, name) for stats in self.epochs.values())
-
-    @property
-    def misses(self) -> Counter[str]:
-        """Tokens that were not found in the prefix cache, by reason."""
-        total: Counter[str] = Counter()
-        for stats in self.epochs.values():
-            total.update(stats.prefix_cache_misses)
-        return total
+        self.step_seconds.add(self.counted.step_seconds)
 
 
 @dataclass(slots=True)
@@ -134,9 +120,15 @@ class Metrics:
             self._folder.fold_dead()
 
     def share(self) -> None:
-        """Tell the other processes."""
-        if self._folder is not None:
-            self._folder.write(self.snapshot())
+        """Tell the other processes. Epochs are too many now and then, and become one sum."""
+        if self._folder is None:
+            return
+        self._folder.write(self.snapshot())
+        if max(map(len, self._stats.values()), default=0) > 2 * KEPT_EPOCHS:
+            settled = self._folder.settle(self.snapshot())
+            for name, known in self._stats.items():
+                last = settled.get(name, -1)
+                self._stats[name] = {epoch: s for epoch, s in known.items() if epoch > last}
 
     def requests(self, model: str) -> RequestMetrics:
         """What became of a model's requests, over all processes."""

@@ -2,7 +2,8 @@
 
 Each process writes its own file, now and then and at its end; whoever is asked for metrics reads
 all of them. A file outlives its process, so counters never go back; those of dead ones are folded
-into one file when a process starts, so their number stays small.
+into one file when a process starts, so their number stays small. What an engine counted in its
+old epochs becomes one sum in that file, too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
 from quire.core.messages import EngineStats
 from quire.engine.request_metrics import RequestFigures, RequestMetrics
 from quire.processes import is_alive
@@ -27,31 +29,52 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".metrics"
 FOLDED = "folded" + SUFFIX
 MAX_LOOKS = 8  # at files that somebody folds meanwhile
+KEPT_EPOCHS = 16  # of an engine; whatever process knows older ones has told its last of them
+
+COUNTERS = (
+    *("num_steps", "num_graph_steps", "num_preemptions", "num_recomputed_tokens"),
+    *("num_prompt_tokens", "num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+    *("num_corrupted_requests", "num_bad_frames"),
+)  # of EngineStats, that are plain numbers
 
 
 class EngineFigures(msgspec.Struct, kw_only=True):
-    """One engine as one process knows it. stats: the latest ones of each epoch."""
+    """One engine as one process knows it. stats: the latest ones of each epoch.
+
+    settled: the last of the epochs that are one sum by now, in its place; of the older ones, other
+    processes' figures count no more. -1: none.
+    """
 
     num_blocks: int = 0
     block_size: int = 0
     kv_cache_bytes: int = 0
     requests: RequestFigures
     stats: dict[int, EngineStats] = {}
+    settled: int = -1
 
     @classmethod
-    def joined(cls, parts: Iterable[EngineFigures]) -> EngineFigures:
+    def joined(cls, parts: Sequence[EngineFigures]) -> EngineFigures:
         """One engine as several processes know it: their requests, and its newest figures."""
         whole, requests = cls(requests=RequestFigures()), RequestMetrics()
+        last = max(parts, key=lambda part: part.settled)
+        whole.settled = last.settled
+        whole.stats = {epoch: last.stats[epoch] for epoch in (last.settled,) if epoch >= 0}
         for part in parts:
             whole.num_blocks, whole.block_size = part.num_blocks, part.block_size
             whole.kv_cache_bytes = part.kv_cache_bytes
             requests.add(part.requests)
             for epoch, stats in part.stats.items():
                 known = whole.stats.get(epoch)
-                if known is None or known.time < stats.time:
+                if epoch > whole.settled and (known is None or known.time < stats.time):
                     whole.stats[epoch] = stats
         whole.requests = requests.figures()
         return whole
+
+    def settle(self) -> None:
+        """Make one sum of all epochs but the newest."""
+        if old := sorted(self.stats)[:-KEPT_EPOCHS]:
+            self.settled = old[-1]
+            self.stats[self.settled] = summed(self.stats.pop(epoch) for epoch in old)
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
@@ -120,6 +143,26 @@ class SnapshotFolder:
         if lock is not None:  # else another process folds
             with lock:
                 self._fold()
+
+    def settle(self, own: Snapshot) -> dict[str, int]:
+        """Make one sum of what engines counted in old epochs, with this process's newest figures.
+
+        Returns each engine's last epoch of such a sum: of the older ones, nobody need tell more.
+        """
+        lock = self._lock()
+        if lock is None:  # another process folds
+            return {}
+        with lock:
+            old = self._read(FOLDED)
+            if old is None and (self._path / FOLDED).exists():
+                return {}  # it cannot be read now, so it must not be replaced
+            new = old or Snapshot(started=own.started)
+            for model, whole in Snapshot.joined([*self._read_all(), own]).engines.items():
+                whole.settle()
+                past = new.engines.setdefault(model, EngineFigures(requests=RequestFigures()))
+                past.settled, past.stats = whole.settled, whole.stats
+            done = self._replace(FOLDED, new)
+        return {model: past.settled for model, past in new.engines.items()} if done else {}
 
     def _fold(self) -> None:
         old = self._read(FOLDED)
@@ -200,6 +243,21 @@ class SnapshotFolder:
         except (OSError, msgspec.DecodeError) as error:  # the other figures are still good
             logger.warning("figures of another process could not be read: %s", error)
             return None
+
+
+def summed(epochs: Iterable[EngineStats]) -> EngineStats:
+    """An engine's counters over several epochs; what is no counter is as by default."""
+    whole, misses = EngineStats(), Counter[str]()
+    tokens, seconds = Histogram(STEP_TOKEN_BOUNDS), Histogram(STEP_SECONDS_BOUNDS)
+    for stats in epochs:
+        for name in COUNTERS:
+            setattr(whole, name, getattr(whole, name) + getattr(stats, name))
+        misses.update(stats.prefix_cache_misses)
+        tokens.add(stats.step_tokens)
+        seconds.add(stats.step_seconds)
+    whole.prefix_cache_misses = dict(misses)
+    whole.step_tokens, whole.step_seconds = tokens.data(), seconds.data()
+    return whole
 
 
 def _is_dead(name: str) -> bool:
