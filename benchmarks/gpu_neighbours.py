@@ -64,6 +64,8 @@ def write_table(rows: Rows) -> None:
     ways: dict[str, int] = {}
     kept: dict[tuple[int, ...], dict[str, Any]] = {}
     for row in rows:
+        if neighbours.rows_timed(row["m"], row["itemsize"]) != row["m"]:
+            continue
         shape = {key: row[key] for key in ("m", "itemsize", "n", "k")}
         worth = worth_trying(row)
         found = {}
@@ -117,11 +119,14 @@ def left_out(rows: Rows) -> list[tuple[dict[str, Any], float]]:
         worth = [way for way in us if way in worth_trying(row)]
         if not worth:
             continue
-        given = (row[key] for key in ("m", "n", "k", "itemsize"))
-        expected = neighbours.expected_us(*given, NUM_SMS, worth, shapes[row["model"]])
-        best = min(us.values())
-        if row["product"] == "head" or has_rows(row["m"], row["itemsize"]):
+        m, n, k, itemsize = (row[key] for key in ("m", "n", "k", "itemsize"))
+        best, few = min(us.values()), neighbours.rows_timed(m, itemsize)
+        if row["product"] == "head" or has_rows(m, itemsize):
             best = min(best, row["library_us"])
+        if has_rows(m, itemsize) and tuning.rows_config(m, n, k, NUM_SMS) is None:
+            above.append((row, row["library_us"] / best - 1))
+            continue
+        expected = neighbours.expected_us(few, n, k, itemsize, NUM_SMS, worth, shapes[row["model"]])
         above.append((row, us[min(worth, key=lambda way: expected[way])] / best - 1))
     return above
 

@@ -43,12 +43,12 @@ def expected_us(
     known = _known(m, itemsize)
     found = {}
     for way in ways:
-        programs, columns, split, filled = place(n, k, num_sms, way)
+        programs, read, split, filled = place(n, k, itemsize, num_sms, way)
         total, weights = WEIGHT * PRESUMED, WEIGHT
         for there, shape, ratio in known.get(_kind(way), ()):
             far = (
                 SCALES[0] * (programs - there[0]) ** 2
-                + SCALES[1] * (columns - there[1]) ** 2
+                + SCALES[1] * (read - there[1]) ** 2
                 + SCALES[2] * (split - there[2]) ** 2
                 + SCALES[3] * (filled - there[3]) ** 2
             )
@@ -62,11 +62,10 @@ def expected_us(
 def terms(m: int, n: int, k: int, itemsize: int, num_sms: int, way: Way) -> tuple[float, ...]:
     """What the formula knows: one, megabytes of W, those of the busiest multiprocessor, how often a
     program fills its ring, parts of 32 KiB that are added up."""
-    split = max(1, way.split)
-    programs = -(-n // way.block_n) * split / num_sms
+    programs = _programs(n, num_sms, way)
     busiest = math.ceil(programs) if programs < 4 else programs
-    read = k / split * itemsize  # bytes of a row
-    step = 128 * way.tiles if isinstance(way, RingConfig) else way.block_k * itemsize
+    step, steps = _steps(k, itemsize, way)
+    read, split = steps * step, max(1, way.split)
     parts = split * way.block_n * max(8, 1 << (m - 1).bit_length()) / 2**13 if split > 1 else 0.0
     mega = itemsize / 1e6 * n * k
     return 1.0, mega, busiest * read * way.block_n / 1e6, read / (step * way.stages), parts
@@ -77,13 +76,24 @@ def _by_formula(m: int, n: int, k: int, itemsize: int, num_sms: int, way: Way) -
     return sum(cost * term for cost, term in zip(COSTS, known, strict=True))
 
 
-def place(n: int, k: int, num_sms: int, way: Way) -> Place:
-    """Where a way stands: programs on a multiprocessor, columns of each and how many share a tile,
-    all three as logarithms, and how much of the last round of programs has work."""
-    split = max(1, way.split)
-    programs = -(-n // way.block_n) * split / num_sms
+def place(n: int, k: int, itemsize: int, num_sms: int, way: Way) -> Place:
+    """Where a way stands: programs on a multiprocessor, bytes of a row for the busiest and how many
+    share a tile, all three as logarithms, and how much of the last round of programs has work."""
+    programs = _programs(n, num_sms, way)
+    step, steps = _steps(k, itemsize, way)
     filled = programs / math.ceil(programs)
-    return math.log(programs), math.log(k / split), math.log(split), filled
+    return math.log(programs), math.log(steps * step), math.log(max(1, way.split)), filled
+
+
+def _programs(n: int, num_sms: int, way: Way) -> float:
+    """On each multiprocessor, on average."""
+    return -(-n // way.block_n) * max(1, way.split) / num_sms
+
+
+def _steps(k: int, itemsize: int, way: Way) -> tuple[int, int]:
+    """Bytes of a row that a step reads, and the steps of the program that has most of them."""
+    step = 128 * way.tiles if isinstance(way, RingConfig) else way.block_k * itemsize
+    return step, -(-(-(-k * itemsize // step)) // max(1, way.split))
 
 
 def _kind(way: Way) -> Way:
@@ -93,10 +103,9 @@ def _kind(way: Way) -> Way:
 
 @functools.cache
 def rows_timed(m: int, itemsize: int) -> int:
-    """The nearest number of rows from m upwards that ways were timed for."""
-    return int(
-        min(row["m"] for row in timed()["shapes"] if row["itemsize"] == itemsize and row["m"] >= m)
-    )
+    """The nearest number of rows from m upwards that ways were timed for, or one for up to four."""
+    known = {row["m"] for row in timed()["shapes"] if row["itemsize"] == itemsize}
+    return 1 if m <= 4 else int(min(each for each in known if each >= m))
 
 
 @functools.cache
@@ -112,7 +121,7 @@ def _known(m: int, itemsize: int) -> dict[Way, list[tuple[Place, Shape, float]]]
         for way, us in zip((ways[index] for index in row["ways"]), row["us"], strict=True):
             ratio = math.log(us / _by_formula(m, n, k, itemsize, num_sms, way))
             found = known.setdefault(_kind(way), [])
-            found.append((place(n, k, num_sms, way), (n, k), ratio))
+            found.append((place(n, k, itemsize, num_sms, way), (n, k), ratio))
     return known
 
 
