@@ -82,13 +82,12 @@ def turned_config(
 
     Where the best tiles do not, others, if they are expected to cost less than that saves: nothing
     in 16 bits with more than 4 rows (8B, 8 rows: 4.50 instead of 4.39 ms of all layers, 16 rows:
-    4.91 instead of 4.83). But not of a shape tuned.
+    4.91 instead of 4.83).
     """
     way = product_config(m, n, k, itemsize, num_sms, hopper=hopper)
     if holds_whole(way, n, kv_heads, head_dim):
         return way
-    tuned = _measured_row(m, n, k, itemsize, num_sms) is not None
-    if tuned or not (hopper and _has_ring(k, itemsize) and (m <= 16 or itemsize == 2)):
+    if not (hopper and _has_ring(k, itemsize) and (m <= 16 or itemsize == 2)):
         return None
     us = _expected(m, n, k, itemsize, num_sms)
     whole = {each: us[each] for each in us if holds_whole(each, n, kv_heads, head_dim)}
