@@ -102,6 +102,15 @@ TIMED = {
     "deepseek-67b": Model(8192, 64, 8, 128, 22016, 102400, 95),
     "falcon-40b": Model(8192, 128, 8, 64, 32768, 65024, 60),
     "opt-66b": Model(9216, 72, 72, 128, 36864, 50272, 64),
+    "ettin-400m": Model(1024, 16, 16, 64, 2624, 50368, 28),
+    "ettin-1b": Model(1792, 28, 28, 64, 3840, 50368, 28),
+    "falcon3-1b": Model(2048, 8, 4, 256, 8192, 131072, 18),
+    "exaone-4-1.2b": Model(2048, 32, 8, 64, 4096, 102400, 30),
+    "phi-2": Model(2560, 32, 32, 80, 10240, 51200, 32),
+    "nemotron-mini-4b": Model(3072, 24, 8, 128, 9216, 256000, 32),
+    "pythia-12b": Model(5120, 40, 40, 128, 20480, 50688, 36),
+    "mistral-large-123b": Model(12288, 96, 8, 128, 28672, 32768, 88),
+    "command-a-111b": Model(12288, 96, 8, 128, 36864, 256000, 64),
 }
 # In no table, though other models of it may have the same shapes: looked at once what is chosen
 # stood.
