@@ -23,6 +23,7 @@ import torch
 from gpu_attention import decode, prefill
 from gpu_chains import chain, tune
 from gpu_decode_hopper import decode_hopper
+from gpu_layer_ways import layer_ways, write_layer_ways
 from gpu_layers import layers
 from gpu_products import write_table
 from gpu_rows import rows, write_rows
@@ -32,15 +33,20 @@ from gpu_unseen import unseen
 
 PARTS = {
     "tune": tune, "chain": chain, "layers": layers, "decode": decode,
-    "decode_hopper": decode_hopper, "prefill": prefill, "rows": rows, "unseen": unseen,
+    "decode_hopper": decode_hopper, "prefill": prefill, "rows": rows, "layer_ways": layer_ways,
+    "unseen": unseen,
 }  # fmt: skip
-WRITERS = {"tune": write_table, "rows": write_rows}  # of the tables that `tuning` reads
+WRITERS = {
+    "tune": write_table,
+    "rows": write_rows,
+    "layer_ways": write_layer_ways,
+}  # of the tables that `tuning` reads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-2])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-3])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=PRODUCTS)
@@ -64,7 +70,7 @@ def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
     if args.compile:
-        for part in {"tune", "unseen", "chain", "rows"} & set(args.only):
+        for part in {"tune", "unseen", "chain", "rows", "layer_ways"} & set(args.only):
             PARTS[part](budget, args, [])
         return
     args.bandwidth = gpu_timing.read_bandwidth()

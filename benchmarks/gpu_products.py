@@ -134,7 +134,13 @@ def save_table(table: dict[str, Any]) -> None:
         lines = ",\n".join(json.dumps(row) for row in table[name])
         parts.append(f'"{name}": [\n{lines}\n]')
     TABLE.write_text(f"{{{', '.join(parts)}}}\n")
-    for choice in (tuning.measured, tuning.product_config, tuning.turned_config):
+    tuning.measured.cache_clear()
+    forget_choices()
+
+
+def forget_choices() -> None:
+    """What was chosen by another table."""
+    for choice in (tuning.product_config, tuning.turned_config):
         choice.cache_clear()
     for each in (tuning.library_is_faster, tuning.rows_config):
         each.cache_clear()

@@ -93,7 +93,7 @@ def _programs(n: int, num_sms: int, way: Way) -> float:
 def _steps(k: int, itemsize: int, way: Way) -> tuple[int, int]:
     """Bytes of a row that a step reads, and the steps of the program that has most of them."""
     step = 128 * way.tiles if isinstance(way, RingConfig) else way.block_k * itemsize
-    return step, -(-(-(-k * itemsize // step)) // max(1, way.split))
+    return step, math.ceil(math.ceil(k * itemsize / step) / max(1, way.split))
 
 
 def _kind(way: Way) -> Way:

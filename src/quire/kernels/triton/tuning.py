@@ -18,6 +18,7 @@ from quire.kernels.triton.ways import (
 )
 
 _TURNING = 2.8  # microseconds of a layer that turning heads inside of a product saves
+_SMALL = 24 * 2**20  # bytes of W up to which it does so with 5 to 16 rows of 16 bits, too
 _RINGS = 2 * 96 * 1024  # bytes of W that a multiprocessor's two programs hold
 
 
@@ -81,17 +82,19 @@ def turned_config(
     """The choice for a product that makes heads, if its tiles hold whole ones, all of one kind.
 
     Where the best tiles do not, others, if they are expected to cost less than that saves: nothing
-    in 16 bits with more than 4 rows (8B, 8 rows: 4.50 instead of 4.39 ms of all layers, 16 rows:
-    4.91 instead of 4.83).
+    with large weights of 16 bits and more than 4 rows. But not of a shape tuned with such heads.
     """
     way = product_config(m, n, k, itemsize, num_sms, hopper=hopper)
     if holds_whole(way, n, kv_heads, head_dim):
         return way
-    if not (hopper and _has_ring(k, itemsize) and (m <= 16 or itemsize == 2)):
+    row = _measured_row(m, n, k, itemsize, num_sms) or {}
+    tuned = row.get("head_dim") == head_dim
+    if tuned or not (hopper and _has_ring(k, itemsize) and (m <= 16 or itemsize == 2)):
         return None
     us = _expected(m, n, k, itemsize, num_sms)
     whole = {each: us[each] for each in us if holds_whole(each, n, kv_heads, head_dim)}
-    saved = _TURNING if itemsize == 1 or m <= 4 else 0.0
+    few = itemsize == 1 or m <= 4 or (m <= 16 and n * k * itemsize <= _SMALL)
+    saved = _TURNING if few else 0.0
     if not whole or min(whole.values()) > min(us.values()) + saved:
         return None
     return _quickest(whole)
