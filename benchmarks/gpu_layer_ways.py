@@ -12,11 +12,12 @@ import torch
 from gpu_chains import chain_weights
 from gpu_layers import Step, make_step, run_step
 from gpu_products import forget_choices, num_sms, save_table
-from gpu_shapes import MODELS
+from gpu_shapes import SHAPES
 from gpu_timing import REPLAYS, Budget, brief, capture, precompile, replay
 
 from quire.kernels.triton import fp8, tuning
 from quire.kernels.triton.neighbours import expected_us, rows_timed
+from quire.kernels.triton.skinny_gemm import MAX_ROWS
 from quire.kernels.triton.ways import RingConfig, Way, rows_ways_for, ways_for
 
 ORDER = ("gate_up", "down", "o", "qkv")  # the largest first
@@ -28,13 +29,19 @@ Row = dict[str, Any]
 
 def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> None:
     """Of each product of a layer the best way, with the best known of the others, twice."""
-    cases = [(name, size, m) for size in args.itemsizes for name in args.models for m in args.rows]
+    cases = [
+        (name, size, m)
+        for size in args.itemsizes
+        for name in args.models
+        for m in args.rows
+        if size == 1 or m <= MAX_ROWS
+    ]
     jobs = [(*case, product) for case in cases for product in ORDER]
     precompile(run_ways_once, jobs, args.workers, budget)
     for name, itemsize in () if args.compile else dict.fromkeys(case[:2] for case in cases):
-        model = MODELS[name]
+        model = SHAPES[name]
         weights = [chain_weights(model, itemsize) for _ in range(min(LAYERS, model.layers))]
-        for m in args.rows:
+        for m in [case[2] for case in cases if case[:2] == (name, itemsize)]:
             if budget.left < 4:
                 print("out of time")
                 return
@@ -49,8 +56,11 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
 
 
 def tuned(name: str, itemsize: int, step: Step) -> Row:
-    """Microseconds of a layer as the table had it and with the best ways, and these."""
-    m, products = len(step.hidden), MODELS[name].products()
+    """Microseconds of a layer with the choices so far and with the best ways, and these.
+
+    gained_us: what the best way of a product takes less of a layer than the choice so far.
+    """
+    m, products = len(step.hidden), SHAPES[name].products()
     before = {product: row_of(name, itemsize, m, product) for product in ORDER}
     best = dict(before)
     for product in 2 * ORDER:
@@ -59,11 +69,13 @@ def tuned(name: str, itemsize: int, step: Step) -> Row:
         quickest = min(range(len(us)), key=lambda i: us[i])
         if us[quickest] < WORTH * us[0]:
             best = others[quickest - 1]
-    us = time_by_tables(step, [before, best])
+    others = [best | {product: before[product]} for product in ORDER]
+    us = time_by_tables(step, [before, best, *others])
     found = {
-        product: {"n": products[product][0], "k": products[product][1], "config": row["config"]}
-        for product, row in best.items()
-    }
+        product: {"n": products[product][0], "k": products[product][1], "gained_us": each - us[1],
+                  "was": before[product]["config"], "config": best[product]["config"]}
+        for product, each in zip(ORDER, us[2:], strict=True)
+    }  # fmt: skip
     return {"model": name, "m": m, "itemsize": itemsize, "was_us": us[0], "us": us[1],
             "products": found}  # fmt: skip
 
@@ -75,14 +87,20 @@ def part_of(row: Row) -> str:
 
 def row_of(name: str, itemsize: int, m: int, product: str) -> Row:
     """What the table has for so many rows, or takes for them."""
-    n, k = MODELS[name].products()[product]
+    model = SHAPES[name]
+    n, k = model.products()[product]
     shape: Row = {"m": m, "n": n, "k": k}
     if itemsize == 1 and m > fp8.FEW:
         way = tuning.rows_config(m, n, k, num_sms())
         return shape | {"config": way and asdict(way)}
     library = tuning.library_is_faster(m, n, k, itemsize, num_sms(), hopper=True)
     chosen = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
-    heads = {"head_dim": MODELS[name].head_dim} if product == "qkv" else {}
+    heads = {}
+    if product == "qkv":
+        heads = {"head_dim": model.head_dim}
+        kinds = model.kv_heads, model.head_dim
+        inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *kinds, hopper=True)
+        chosen = inside or chosen
     return shape | {"itemsize": itemsize, "library": library} | heads | {"config": asdict(chosen)}
 
 
@@ -123,7 +141,7 @@ def put(row: Row) -> None:
 def run_ways_once(name: str, itemsize: int, m: int, product: str) -> None:
     """For what they leave in the cache of compiled kernels."""
     layer = layer_of(name, itemsize)
-    step = make_step(MODELS[name], itemsize, m, [layer, layer])
+    step = make_step(SHAPES[name], itemsize, m, [layer, layer])
     row = row_of(name, itemsize, m, product)
     for each in [row, *rows_to_try(row)]:
         put(each)
@@ -134,7 +152,7 @@ def run_ways_once(name: str, itemsize: int, m: int, product: str) -> None:
 @functools.cache
 def layer_of(name: str, itemsize: int) -> dict[str, Any]:
     """Once for each process."""
-    return chain_weights(MODELS[name], itemsize)
+    return chain_weights(SHAPES[name], itemsize)
 
 
 def write_layer_ways(result: dict[str, Any]) -> None:
