@@ -19,7 +19,6 @@ from quire.kernels.triton.ways import (
 
 _TURNING = 2.8  # microseconds of a layer that turning heads inside of a product saves
 _SMALL = 24 * 2**20  # bytes of W up to which it does so with 5 to 16 rows of 16 bits, too
-_RINGS = 2 * 96 * 1024  # bytes of W that a multiprocessor's two programs hold
 
 
 @functools.cache
@@ -27,17 +26,12 @@ def product_config(m: int, n: int, k: int, itemsize: int, num_sms: int, *, hoppe
     """The choice for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
     Of a shape tuned on such a GPU, the nearest number of rows from m upwards; of others on a
-    Hopper, what is expected to be quickest. But rings that hold half of a weight are filled while
-    the kernel in front runs, which no product measured by itself shows.
+    Hopper, what is expected to be quickest.
     """
     row = _measured_row(m, n, k, itemsize, num_sms)
-    ring = hopper and _has_ring(k, itemsize)
-    small = m <= 4 and itemsize == 2 and n * k * itemsize <= 2 * num_sms * _RINGS
-    if row and ring and small and "tiles" not in row["config"]:
-        row = _measured_row(1, n, k, itemsize, num_sms)
     if row and (hopper or "tiles" not in row["config"]):
         return way_from(row["config"])
-    if ring and (m <= 16 or itemsize == 2):
+    if hopper and _has_ring(k, itemsize) and (m <= 16 or itemsize == 2):
         return _quickest(_expected(m, n, k, itemsize, num_sms))
     return skinny_rule(m, n, k, itemsize, num_sms)
 
