@@ -158,4 +158,4 @@ def test_heads_are_turned_apart_where_that_is_expected_to_be_quicker(
     monkeypatch.setattr(tuning, "_TURNING", -1.0)
     assert choose(*shape, *heads, hopper=True) is None
     assert choose(*shape, 8, 64, hopper=True) == product_config(*shape, hopper=True)
-    assert choose(8, 6144, 4096, 2, 132, *heads, hopper=True) is None  # tuned
+    assert choose(16, 6144, 4096, 2, 132, *heads, hopper=True) is None  # tuned
