@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.head_start import give_head_start, read_ahead
+from quire.engine import head_start
+from quire.engine.head_start import give_head_start, read_ahead, wait_for_triton
 from quire.engine.startup import start_engine
 from quire.models.prepared_files import checkpoint_key, file_name
 
@@ -68,6 +70,24 @@ def test_it_ends_without_a_gpu_or_a_folder() -> None:
         if thread.name.startswith("quire-"):
             thread.join(10.0)
             assert not thread.is_alive()
+
+
+def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    awake: list[float] = []
+
+    def wake() -> None:
+        time.sleep(0.05)
+        awake.append(time.monotonic())
+
+    monkeypatch.setattr(head_start, "_driver", lambda: None)
+    give_head_start(EngineConfig.from_options(model="no/such-model"))
+    wait_for_triton()  # without a GPU nobody wakes it
+    monkeypatch.setattr(head_start, "_driver", object)
+    monkeypatch.setattr(head_start, "_wake_driver", lambda _: None)
+    monkeypatch.setattr(head_start, "_wake_triton", wake)
+    give_head_start(EngineConfig.from_options(model="no/such-model"))
+    wait_for_triton()
+    assert awake
 
 
 def test_phases_are_told_in_order() -> None:

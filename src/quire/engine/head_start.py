@@ -1,7 +1,7 @@
 """What the start of an engine can do while Python imports torch; itself it needs none.
 
-The GPU's driver is woken, Triton names itself, and the system is asked to read the weights' files
-ahead; nobody waits for any of it. All of that would happen anyway, later and one after the other.
+The GPU's driver and Triton are woken, and the system is asked to read the weights' files ahead. All
+of that would happen anyway, later and one after the other.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import ctypes
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.footprint import is_on_gpu
 from quire.models.large_pages import read_in_large_pages
 from quire.models.prepared_files import newest_file, product_bytes
+
+_TRITON = "quire-triton"  # the thread's name
 
 
 def give_head_start(config: EngineConfig) -> None:
@@ -24,7 +27,7 @@ def give_head_start(config: EngineConfig) -> None:
         threading.Thread(
             target=_wake_driver, args=(driver,), name="quire-driver", daemon=True
         ).start()
-        threading.Thread(target=_name_triton, name="quire-triton", daemon=True).start()
+        threading.Thread(target=_wake_triton, name=_TRITON, daemon=True).start()
     folder = Path(config.model.model)
     if config.model.load_format == "auto" and folder.is_dir():
         threading.Thread(
@@ -47,13 +50,25 @@ def _wake_driver(driver: ctypes.CDLL) -> None:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def _name_triton() -> None:
-    """Have Triton hash its own 0.4 GB: the names of compiled kernels on disk begin with that."""
-    try:
+def _wake_triton() -> None:
+    """Have Triton do what else the first launch would wait for.
+
+    It compiles a module in C that talks to the driver, once on a machine, and hashes its own
+    0.4 GB for the names of compiled kernels on disk.
+    """
+    with suppress(Exception):  # there is none, or one that does it in another way
+        from triton.backends.nvidia.driver import CudaUtils
         from triton.runtime.cache import triton_key
-    except ImportError:
-        return  # there is none, or one that does it in another way
-    triton_key()
+
+        CudaUtils()
+        triton_key()
+
+
+def wait_for_triton() -> None:
+    """Until it is awake, as nobody else may make that module meanwhile: its types would be two."""
+    for thread in threading.enumerate():
+        if thread.name == _TRITON:
+            thread.join()
 
 
 def read_ahead(config: EngineConfig) -> list[Path]:

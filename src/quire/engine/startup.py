@@ -25,6 +25,7 @@ from quire.engine.choices import (
 from quire.engine.core import EngineCore
 from quire.engine.executor import Executor
 from quire.engine.grammars import Grammars
+from quire.engine.head_start import wait_for_triton
 from quire.engine.info import EngineInfo
 from quire.engine.kv_size import choose_max_model_len, choose_num_blocks
 from quire.engine.library_pages import give_back_code
@@ -77,6 +78,7 @@ def start_engine(
     limit = length_limit(config, shape)
     with _timed("weights", seconds), fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
+    wait_for_triton()
     table = None
     if device.type == "cpu" and not is_tiny(shape):
         with _timed("tuning", seconds):
