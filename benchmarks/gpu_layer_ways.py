@@ -24,6 +24,7 @@ ORDER = ("gate_up", "down", "o", "qkv")  # the largest first
 LAYERS = 16  # at most: what they read outgrows the cache
 NEAR = 1.35  # times the best way's expected time: what takes longer by itself is not tried
 WORTH = 0.997  # of the time so far is what another way has to come to
+MOST_FP8_ROWS = 128  # more are the library's, or gpu_rows.py's
 Row = dict[str, Any]
 
 
@@ -34,7 +35,7 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
         for size in args.itemsizes
         for name in args.models
         for m in args.rows
-        if size == 1 or m <= MAX_ROWS
+        if m <= (MOST_FP8_ROWS if size == 1 else MAX_ROWS)
     ]
     jobs = [(*case, product) for case in cases for product in ORDER]
     precompile(run_ways_once, jobs, args.workers, budget)
@@ -45,6 +46,8 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
             if budget.left < 4:
                 print("out of time")
                 return
+            tuning.measured.cache_clear()  # without what was tried for other cases
+            forget_choices()
             row = tuned(name, itemsize, make_step(model, itemsize, m, weights))
             ways = ", ".join(f"{p} {brief(w['config'] or {})}" for p, w in row["products"].items())
             print(

@@ -167,6 +167,7 @@ class LLM:
         outputs = OutputProcessor(self.tokenizer, RequestMetrics())
         answers: dict[str, RequestOutput] = {}
         try:
+            interrupted.clear()  # a program that runs prompts again goes on
             for request in prepared:
                 outputs.add(request, time.monotonic())
                 for message in request.messages:

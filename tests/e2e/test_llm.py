@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, processes
 from quire.core.messages import AddRequest, EngineMessage
 from quire.errors import (
     CheckpointError,
@@ -258,14 +258,16 @@ def test_ctrl_c_while_prompts_are_added_leaves_nothing_behind(
 ) -> None:
     handle, added = llm._core.handle, list[AddRequest]()
 
-    def interrupted(message: EngineMessage) -> None:
+    def handle_one(message: EngineMessage) -> None:
         if isinstance(message, AddRequest):
             if added:
                 raise KeyboardInterrupt
             added.append(message)
         handle(message)
 
-    monkeypatch.setattr(llm._core, "handle", interrupted)
+    monkeypatch.setattr(llm._core, "handle", handle_one)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[5, 6], [7, 8]], GREEDY, use_tqdm=False)
+    assert processes.interrupted.is_set()
+    processes.interrupted.clear()
     assert llm.stats.num_waiting == 0

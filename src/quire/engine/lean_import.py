@@ -82,9 +82,7 @@ def _open_library(folder: Path) -> None:
     if not (folder / "lib" / "libtorch_cuda.so").exists():
         open_one = ctypes.CDLL(None).dlopen
         open_one.argtypes, open_one.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
-        open_one(
-            os.fsencode(folder / "lib" / "libtorch_cpu.so"), os.RTLD_NOW
-        )  # else torch says why
+        open_one(os.fsencode(folder / "lib" / "libtorch_cpu.so"), os.RTLD_NOW)
 
 
 @contextmanager

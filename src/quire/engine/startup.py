@@ -78,7 +78,8 @@ def start_engine(
     limit = length_limit(config, shape)
     with _timed("weights", seconds), fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))
-    wait_for_triton()
+    if device.type == "cuda":
+        wait_for_triton()
     table = None
     if device.type == "cpu" and not is_tiny(shape):
         with _timed("tuning", seconds):

@@ -62,13 +62,13 @@ ALSO_TORCHS = {"torch._higher_order_ops": ("cond", "while_loop"), "torch.func": 
 
 
 def names_that_wait(torch_folder: Path) -> Sequence[str]:
-    """Of this torch: fewer where it is one for GPUs, or a version that this was not tried with."""
-    for_gpus = (torch_folder / "lib" / "libtorch_cuda.so").exists()
+    """Of this torch: fewer where it is not one for CPUs of a version that this was tried with."""
     try:
-        is_tried = f"'{TRIED_TORCH}" in (torch_folder / "version.py").read_text(encoding="utf-8")
+        told = (torch_folder / "version.py").read_text(encoding="utf-8")
     except OSError:  # not where it usually is, or not there
-        is_tried = False
-    return OF_ANY_TORCH if for_gpus or not is_tried else OF_ANY_TORCH + OF_TRIED_TORCH
+        return OF_ANY_TORCH
+    is_tried = f"'{TRIED_TORCH}" in told and "+cpu'" in told and sys.platform == "linux"
+    return OF_ANY_TORCH + OF_TRIED_TORCH if is_tried else OF_ANY_TORCH
 
 
 class Waiting:
@@ -96,8 +96,7 @@ class Waiting:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            self.modules[name] = _Module(self, spec.loader)
-            spec.loader = self.modules[name]  # type: ignore[assignment]
+            spec.loader = _Module(self, spec.loader)  # type: ignore[assignment]
         return spec
 
     def wake(self) -> None:
@@ -107,7 +106,7 @@ class Waiting:
                 return
             self._is_awake = True
             sys.meta_path.remove(self)
-            for module in self.modules.values():
+            for module in list(self.modules.values()):
                 module.run()
             for name in ALSO_TORCHS.keys() & self.modules.keys():
                 for function in ALSO_TORCHS[name]:
@@ -129,6 +128,7 @@ class _Module:
     def exec_module(self, module: ModuleType) -> None:
         """Have the first look into the module run it."""
         self._module, self._asked = module, self._look_up
+        self._waiting.modules[module.__name__] = self
         module.__dict__["__getattr__"] = self._asked
 
     def run(self) -> None:

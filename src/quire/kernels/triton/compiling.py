@@ -69,7 +69,7 @@ def only_compiling() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_Noting())
         for kernel in (*_ALL, *_hopper_kernels()):
-            hash(kernel)  # always in this order: of Triton's, some tell what was hashed before
+            hash(kernel)  # always in this order: some hashes depend on what was hashed before
             stack.enter_context(_not_launching(kernel))
         yield
 
@@ -121,7 +121,7 @@ class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
     def submit(
         self, key: str, compile_it: Callable[[], Any], keep: Callable[[Any], None], *others: Any
     ) -> Any:
-        """As told there. key: of which Triton makes the folder's name. others: of later Tritons."""
+        """As in Triton. key: of which Triton makes the folder's name. others: of later Tritons."""
         kernel = self.future_kernels.get(key)
         if kernel is None:
             kernel = FutureKernel(keep, *others, SimpleNamespace(result=compile_it))

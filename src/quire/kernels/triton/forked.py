@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 16  # of a piece of work
+_PATIENCE = 300.0  # seconds at the end
 
 
 class ForkedWorkers:
@@ -37,17 +39,23 @@ class ForkedWorkers:
 
     def put(self, *arguments: Any) -> None:
         """Have one of them make a call with these, which JSON can carry."""
-        if self._line is None:
-            self._line = self._start()
-        with suppress(OSError):  # they have died
+        with suppress(OSError):  # there is no process to be had, or they have died
+            if self._line is None:
+                self._line = self._start()
             self._line.send(json.dumps(arguments).encode())
 
     def finish(self) -> None:
-        """Wait until all calls have been made."""
-        if self._line is not None:
-            self._line.close()
-            os.waitpid(self._foreman, 0)
-            self._line = None
+        """Wait until all calls have been made, but not for ever."""
+        if self._line is None:
+            return
+        self._line.close()
+        self._line, deadline = None, time.monotonic() + _PATIENCE
+        while os.waitpid(self._foreman, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:  # one hangs, by a lock that a thread held at the fork
+                os.kill(self._foreman, signal.SIGKILL)
+                os.waitpid(self._foreman, 0)
+                return
+            time.sleep(0.002)
 
     def _start(self) -> socket.socket:
         """Fork one that forks all of them and waits for them; the way to these."""

@@ -4,7 +4,7 @@ The formula knows what bounds a way: a launch, the bytes of W, those that the bu
 reads, how often a ring is filled, the parts that programs add up. It is some 10 % off, and alike
 where ways give multiprocessors work alike: by how much is the mean of what was timed, weighted by a
 Gaussian of the distance (Nadaraya and Watson's kernel regression). Constants are those that
-benchmarks/gpu_neighbours.py finds.
+benchmarks/gpu_neighbours.py found for an earlier table; now it would find others by up to 5 %.
 """
 
 from __future__ import annotations

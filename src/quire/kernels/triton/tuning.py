@@ -75,8 +75,9 @@ def turned_config(
 ) -> Way | None:
     """The choice for a product that makes heads, if its tiles hold whole ones, all of one kind.
 
-    Where the best tiles do not, others, if they are expected to cost less than that saves: nothing
-    with large weights of 16 bits and more than 4 rows. But not of a shape tuned with such heads.
+    Where the best tiles do not, others, if what they are expected to cost more is less than what
+    turning inside saves, which is nothing with large weights of 16 bits and more than 4 rows. But
+    not of a shape tuned with such heads.
     """
     way = product_config(m, n, k, itemsize, num_sms, hopper=hopper)
     if holds_whole(way, n, kv_heads, head_dim):
@@ -169,7 +170,8 @@ def skinny_rule(m: int, n: int, k: int, itemsize: int, num_sms: int) -> SkinnyCo
 def measured() -> dict[str, Any]:
     """The table of measured shapes and the GPU's multiprocessors, from benchmarks/gpu_kernels.py.
 
-    library: whether cuBLAS was faster than the best way, which then serves fused products only.
+    library: whether cuBLAS was faster than the best way by itself, which then serves fused products
+    only. head_dim: of the heads that a product makes, with which it was tuned.
     """
     text = (resources.files("quire.kernels.triton") / "tuned.json").read_text()
     table: dict[str, Any] = json.loads(text)

@@ -70,7 +70,7 @@ def ways_for(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
     """Of x [m, k] and W [n, k] on Hopper, x in 16 bits: up to 64 rows, in FP8 up to 16.
 
     Tiles that are shared make programs for half of the multiprocessors or more, at most two on
-    each, or as many as there are tiles. The kernel without a ring is never quicker with few rows.
+    each, or as many as there are tiles. With up to 4 rows the kernel without a ring is not tried.
     """
     ways: list[Way] = []
     for (block_n, tiles), split in itertools.product(((128, 1), (64, 2)), (1, 2, 3, 4, 5, 6, 8)):
