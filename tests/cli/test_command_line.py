@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -256,3 +257,18 @@ def test_a_full_disk_is_told_in_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "error: the disk is full; free some of it, or write elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--version <&- >&- 2>&-",
+        "generate --prompt a --max-tokens 1 --load-format dummy <&- 2>&-",  # half of torch waits
+        "chat <&-",
+    ],
+)
+def test_closed_streams_and_dummy_weights_are_no_failure(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.quote(sys.executable)} -m quire {command}"], capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()

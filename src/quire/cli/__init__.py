@@ -46,6 +46,7 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status: 0, 1 a failure, 2 a user's mistake, 130 Ctrl-C."""
+    _open_standard_streams()
     try:
         status = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where a full disk can still be told in one line
@@ -67,6 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(ConfigError("the disk is full; free some of it, or write elsewhere"), 1)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
+
+
+def _open_standard_streams() -> None:
+    """Where one is closed, nothing: else the next file or socket would be taken for it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _run(argv: list[str]) -> int:

@@ -39,10 +39,8 @@ def import_lean() -> None:
     import numpy as np  # noqa: F401
 
     folder = _torch_folder()
-    opening = threading.Thread(
-        target=_open_library, args=(folder,), name="quire-library", daemon=True
-    )
-    opening.start()
+    # Python waits for it at its end: while the library opens, no handler of exits may run.
+    threading.Thread(target=_open_library, args=(folder,), name="quire-library").start()
     import quire.engine.core
     import quire.engine.footprint
     import quire.engine.grammars

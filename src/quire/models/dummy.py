@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +23,8 @@ def fill_with_dummies(model: nn.Module, seed: int) -> None:
 
     The same seed gives the same weights.
     """
-    generator = torch.Generator().manual_seed(seed)
-    block = torch.randn(_BLOCK, generator=generator).mul_(_SCALE)
+    normals = np.random.default_rng(seed % 2**64).standard_normal(_BLOCK, dtype=np.float32)
+    block = torch.from_numpy(normals).mul_(_SCALE)
     converted: dict[torch.dtype, Tensor] = {}
     offset = 0
     norms = {id(m.weight) for m in model.modules() if isinstance(m, RMSNorm)}
