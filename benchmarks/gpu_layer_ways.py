@@ -14,11 +14,11 @@ from gpu_layers import Step, make_step, run_step
 from gpu_products import forget_choices, num_sms, save_table
 from gpu_shapes import SHAPES
 from gpu_timing import REPLAYS, Budget, brief, capture, precompile, replay
+from gpu_unseen import candidates, choice_in_layers, has_rows
 
-from quire.kernels.triton import fp8, tuning
+from quire.kernels.triton import tuning
 from quire.kernels.triton.neighbours import expected_us, rows_timed
 from quire.kernels.triton.skinny_gemm import MAX_ROWS
-from quire.kernels.triton.ways import RingConfig, Way, rows_ways_for, ways_for
 
 ORDER = ("gate_up", "down", "o", "qkv")  # the largest first
 LAYERS = 16  # at most: what they read outgrows the cache
@@ -67,7 +67,7 @@ def tuned(name: str, itemsize: int, step: Step) -> Row:
     before = {product: row_of(name, itemsize, m, product) for product in ORDER}
     best = dict(before)
     for product in 2 * ORDER:
-        others = [ways | {product: row} for ways in [best] for row in rows_to_try(best[product])]
+        others = [best | {product: row} for row in rows_to_try(best[product])]
         us = time_by_tables(step, [best, *others])
         quickest = min(range(len(us)), key=lambda i: us[i])
         if us[quickest] < WORTH * us[0]:
@@ -90,34 +90,24 @@ def part_of(row: Row) -> str:
 
 def row_of(name: str, itemsize: int, m: int, product: str) -> Row:
     """What the table has for so many rows, or takes for them."""
-    model = SHAPES[name]
-    n, k = model.products()[product]
+    n, k = SHAPES[name].products()[product]
     shape: Row = {"m": m, "n": n, "k": k}
-    if itemsize == 1 and m > fp8.FEW:
-        way = tuning.rows_config(m, n, k, num_sms())
+    asked = {"model": name, "product": product, "itemsize": itemsize} | shape
+    way: Any = choice_in_layers(asked, num_sms())
+    if has_rows(m, itemsize):
         return shape | {"config": way and asdict(way)}
     library = tuning.library_is_faster(m, n, k, itemsize, num_sms(), hopper=True)
-    chosen = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
-    heads = {}
-    if product == "qkv":
-        heads = {"head_dim": model.head_dim}
-        kinds = model.kv_heads, model.head_dim
-        inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *kinds, hopper=True)
-        chosen = inside or chosen
-    return shape | {"itemsize": itemsize, "library": library} | heads | {"config": asdict(chosen)}
+    heads = {"head_dim": SHAPES[name].head_dim} if product == "qkv" else {}
+    return shape | {"itemsize": itemsize, "library": library} | heads | {"config": asdict(way)}
 
 
 def rows_to_try(row: Row) -> list[Row]:
-    """With other ways."""
+    """With other ways; in FP8 of many rows the library's is one of them."""
     m, n, k, itemsize = row["m"], row["n"], row["k"], row.get("itemsize", 1)
-    few = part_of(row) == "skinny_gemm"
-    ways: list[Way] = [*(ways_for(m, n, k, itemsize, num_sms()) if few else ())]
-    ways = ways or [*rows_ways_for(m, n, k, num_sms())]
-    if m <= 4:
-        ways = [way for way in ways if isinstance(way, RingConfig)]
+    ways = candidates(m, n, k, itemsize, num_sms())
     us = expected_us(rows_timed(m, itemsize), n, k, itemsize, num_sms(), ways)
-    configs = [asdict(way) for way in ways if us[way] < NEAR * min(us.values())]
-    tried: list[dict[str, Any] | None] = configs if few else [*configs, None]
+    tried: list[dict[str, Any] | None] = [None] if has_rows(m, itemsize) else []
+    tried += [asdict(way) for way in ways if us[way] < NEAR * min(us.values())]
     return [row | {"config": config} for config in tried if config != row["config"]]
 
 

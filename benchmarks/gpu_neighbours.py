@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import record
 from gpu_shapes import HELD_OUT, TIMED
-from gpu_unseen import has_rows, of_choice
+from gpu_unseen import candidates, has_rows, of_choice
 
 from quire.kernels.triton import neighbours, tuning
-from quire.kernels.triton.ways import Way, rows_ways_for, way_from, ways_for
+from quire.kernels.triton.ways import Way, way_from
 
 TABLE = Path(neighbours.__file__).parent / "timed.json"
 TOLD = ("model", "product", "m", "n", "k", "itemsize")
@@ -45,9 +45,7 @@ def main() -> None:
             mean = sum(above) / len(above)
             print(f"{name} {8 * itemsize:2} bits m={m:3} mean {mean:.2%}, at most {max(above):.1%}")
         for row, x in sorted(found, key=lambda each: -each[1])[:8]:
-            print(
-                f"{x:.1%}", *(row[key] for key in ("model", "product", "m", "n", "k", "itemsize"))
-            )
+            print(f"{x:.1%}", *(row[key] for key in TOLD))
 
 
 def recorded() -> Rows:
@@ -83,10 +81,7 @@ def write_table(rows: Rows) -> None:
 
 def worth_trying(row: dict[str, Any]) -> set[Way]:
     """The ways that a choice is among."""
-    m, n, k, itemsize = row["m"], row["n"], row["k"], row["itemsize"]
-    if has_rows(m, itemsize):
-        return {*rows_ways_for(m, n, k, NUM_SMS)}
-    return {*ways_for(m, n, k, itemsize, NUM_SMS)}
+    return {*candidates(row["m"], row["n"], row["k"], row["itemsize"], NUM_SMS)}
 
 
 def judged(num_sms: int = NUM_SMS) -> dict[str, list[tuple[dict[str, Any], float]]]:

@@ -57,7 +57,7 @@ def compile_ways(cases: list[Case], workers: int, budget: Budget) -> None:
     many: dict[Any, tuple[Any, ...]] = {}
     heads: dict[Any, tuple[Any, ...]] = {}
     for m, model, product, n, k, itemsize in cases:
-        for way in candidates(m, n, k, itemsize):
+        for way in candidates(m, n, k, itemsize, num_sms()):
             if has_rows(m, itemsize):
                 many[1 << (m - 1).bit_length(), way] = m, way
                 continue
@@ -87,11 +87,11 @@ def turns(m: int, model: str, product: str, itemsize: int) -> bool:
     return product == "qkv" and SHAPES[model].head_dim == HEAD_DIM and not has_rows(m, itemsize)
 
 
-def candidates(m: int, n: int, k: int, itemsize: int) -> list[Way]:
-    """All ways that are timed."""
+def candidates(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
+    """All ways that are timed, and that a choice is among."""
     if has_rows(m, itemsize):
-        return [*rows_ways_for(m, n, k, num_sms())]
-    return ways_for(m, n, k, itemsize, num_sms())
+        return [*rows_ways_for(m, n, k, num_sms)]
+    return ways_for(m, n, k, itemsize, num_sms)
 
 
 def choice(row: dict[str, Any], num_sms: int) -> Way | None:
@@ -114,6 +114,13 @@ def choice_of_heads(row: dict[str, Any], num_sms: int) -> tuple[bool, Way]:
     return False, tuning.product_config(*shape, num_sms, hopper=True)
 
 
+def choice_in_layers(row: dict[str, Any], num_sms: int) -> Way | None:
+    """What the engine takes in a layer; None: the library's."""
+    if row["product"] == "qkv" and not has_rows(row["m"], row["itemsize"]):
+        return choice_of_heads(row, num_sms)[1]
+    return choice(row, num_sms)
+
+
 def of_choice(row: dict[str, Any], num_sms: int) -> tuple[float, float]:
     """Microseconds of the choice, and of the best that the engine could have chosen."""
     if "heads" in row:
@@ -132,7 +139,9 @@ def time_case(case: Case) -> dict[str, Any]:
     label = f"{m} {model} {product} {itemsize}"
     asked = {"model": model, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize}
     taken = choice(asked, num_sms())
-    ways = list(dict.fromkeys([*candidates(m, n, k, itemsize), *([taken] if taken else [])]))
+    ways = list(
+        dict.fromkeys([*candidates(m, n, k, itemsize, num_sms()), *([taken] if taken else [])])
+    )
     rows = time_ways(ways, make, given.expected, label, least_us=200)
     near = [way_from(row["config"]) for row in rows[:AGAIN]]
     calls: dict[Any, Any] = {way: make(way) for way in [*near, taken] if way}

@@ -14,6 +14,7 @@ import gpu_neighbours
 import pytest
 import torch
 from gpu_shapes import HELD_OUT, TIMED
+from gpu_unseen import choice_in_layers
 
 from quire.kernels import reference
 from quire.kernels.triton import attention_tuning, neighbours, tuning
@@ -23,7 +24,6 @@ from quire.kernels.triton.tuning import (
     product_config,
     rows_config,
     skinny_rule,
-    turned_config,
 )
 from quire.kernels.triton.ways import RingConfig, SkinnyConfig, rows_ways_for, way_from, ways_for
 from quire.kernels.triton.workspace import NUM_PARTIALS
@@ -133,19 +133,6 @@ def test_choices_are_near_the_best_way_of_shapes_that_nobody_tuned() -> None:
     assert max(above["heads"]) < 0.12
 
 
-def chosen_in_layers(row: dict[str, Any], product: str) -> dict[str, Any] | None:
-    """As the engine does."""
-    m, itemsize, model = row["m"], row["itemsize"], HELD_OUT[row["model"]]
-    n, k = model.products()[product]
-    if itemsize == 1 and m > 16:
-        way: Any = rows_config(m, n, k, H200)
-    else:
-        shape, heads = (m, n, k, itemsize, H200), (model.kv_heads, model.head_dim)
-        way = turned_config(*shape, *heads, hopper=True) if product == "qkv" else None
-        way = way or product_config(*shape, hopper=True)
-    return way and dataclasses.asdict(way)
-
-
 def test_layers_of_models_left_out_take_little_more_than_if_they_were_tuned() -> None:
     """Those that the file knows to have been by what is chosen."""
     rows = json.loads((RESULTS / "gpu_layer_ways_left_out.json").read_text())["layer_ways"]
@@ -156,7 +143,8 @@ def test_layers_of_models_left_out_take_little_more_than_if_they_were_tuned() ->
     told = [(row, *each) for row in rows for each in row["products"].items() if "was" in each[1]]
     assert len(told) > 80
     for row, product, way in told:
-        assert chosen_in_layers(row, product) == way["was"]
+        choice = choice_in_layers(row | way | {"product": product}, H200)
+        assert (choice and dataclasses.asdict(choice)) == way["was"]
 
 
 def test_times_are_those_of_the_result_files() -> None:
