@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from quire.cli import main, serve
-from quire.config import Option, iter_options, options_of
+from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
+from quire.options import Option, options_of
 from quire.server import embeddings, messages_protocol, protocol, responses_protocol, tokenize
 from quire.server.settings import ServerSettings
 

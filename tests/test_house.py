@@ -15,7 +15,8 @@ SOURCE = ROOT / "src" / "quire"
 
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
-    "version": -2, "errors": -1, "processes": -1, "background": 0, "config": 0, "logs": 0,
+    "version": -3, "errors": -2, "processes": -2, "options": -1,
+    "background": 0, "config": 0, "logs": 0,
     "hub": 1, "kernels": 1,
     "core": 2,
     "tokenizer": 3, "quantization": 3, "kvcache": 3, "sampling": 3,

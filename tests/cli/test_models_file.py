@@ -97,7 +97,7 @@ def test_a_file(tmp_path: Path) -> None:
             3,
             "num_blocks: 'many' is not an integer",
         ),
-        ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks is 0; give at least 1"),
+        ("models:\n  - model: a\n    num_blocks: 0\n", 3, "num_blocks is 0; give 1 to"),
         ("models:\n  - model: a\n    num_blocks: [1]\n", 3, "num_blocks must be one value"),
         ("models:\n  - model: a\n    dtype: int3\n", 3, "dtype is 'int3'; give one of"),
         ("models:\n  - model: a\n\n    load: later\n", 4, "load is 'later'; give one of at_start"),
@@ -152,7 +152,7 @@ def test_the_command_tells_the_files_own_names(
         "give a folder or a hub name\n"
     )
     assert main(["serve", "--config", str(file), "--port", "0", "--num-blocks", "0"]) == 2
-    assert capsys.readouterr().err == "error: --num-blocks is 0; give at least 1\n"
+    assert capsys.readouterr().err == "error: --num-blocks is 0; give 1 to 2147483647\n"
     file.write_text("models:\n  - model: quire-tiny\n    scheduling_policy: x\n")
     assert main(["serve", "--config", str(file)]) == 2
     assert "models[0]: scheduling_policy is 'x'" in capsys.readouterr().err

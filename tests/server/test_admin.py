@@ -14,7 +14,7 @@ from live_server import Running
 from starlette.applications import Starlette
 
 from quire.errors import ConfigError
-from quire.server.address import bind_admin
+from quire.server.address import admin_place, bind_admin
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -133,9 +133,11 @@ def test_a_dead_servers_socket_is_replaced_and_nothing_else(tmp_path: Path) -> N
         assert path.is_socket()
     assert not path.exists()
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="admin_uds"), bind_admin(None, str(path)):
+    with pytest.raises(ConfigError, match=r"it is a file.*admin_uds"), bind_admin(None, str(path)):
         pass
     assert path.read_text() == "precious"
+    with pytest.raises(ConfigError, match="it is a folder"), bind_admin(None, str(tmp_path)):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,15 @@ def test_a_path_that_no_socket_can_have_is_an_error(tmp_path: Path, path: str, w
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=why), bind_admin(None, str(tmp_path / path)):
         pass
+
+
+def test_a_port_that_was_free_can_be_told(tmp_path: Path) -> None:
+    path = str(tmp_path / "admin")
+    with bind_admin(0, None) as port, bind_admin(None, path) as file:
+        assert port is not None
+        assert file is not None
+        assert admin_place(port) == f"http://127.0.0.1:{port.getsockname()[1]}"
+        assert admin_place(file) == path
 
 
 def test_a_port_in_use_is_an_error() -> None:

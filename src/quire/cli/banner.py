@@ -11,9 +11,18 @@ from quire.version import __version__
 
 
 def ready_text(
-    infos: Sequence[EngineInfo], on_demand: Sequence[str], url: str, seconds: float, *, key: str
+    infos: Sequence[EngineInfo],
+    on_demand: Sequence[str],
+    url: str,
+    seconds: float,
+    *,
+    key: str,
+    admin: str = "",
 ) -> str:
-    """The whole text. on_demand: the models that are not loaded yet. key: of `key_in_shell`."""
+    """The whole text. on_demand: the models that are not loaded yet. key: of `key_in_shell`.
+
+    admin: where the admin endpoints are, if anywhere.
+    """
     auth = f' -H "Authorization: Bearer {key}"' if key else ""
     spent = infos[0].seconds if len(infos) == 1 else {}
     if spent:
@@ -25,6 +34,7 @@ def ready_text(
         *map(_model_text, infos),
         *(f"  model     {name}: loaded on demand" for name in on_demand),
         f"  page      {url}/",
+        *([f"  admin     {admin}"] if admin else []),
         f"  try       curl {url}/v1/chat/completions{auth} -H 'Content-Type: application/json' \\",
         """              -d '{"messages": [{"role": "user", "content": "hello"}]}'""",
     ]

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import human_int
-from quire.config import EngineConfig, Option, iter_options
+from quire.config import EngineConfig, iter_options
 from quire.engine.fleet_model import ModelPlan
 from quire.errors import ConfigError, FileError, UserError
+from quire.options import Option
 
 if TYPE_CHECKING:
     import yaml

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from quire.config import EngineConfig, Option, iter_options
+from quire.config import EngineConfig, iter_options
 from quire.errors import ConfigError
+from quire.options import Option
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -77,15 +78,16 @@ class CommandParser(argparse.ArgumentParser):
 
 def human_int(text: str) -> int:
     """`32K` is 32 * 1024, `32k` is 32,000; likewise M, m, G, g."""
-    match = re.fullmatch(r"(-?\d{1,19}(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""))
+    match = re.fullmatch(r"(-?\d+(?:\.\d{1,9})?)([kKmMgG]?)", text.replace("_", ""), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer such as 4096, 4K or 4k")
     number, unit = match.groups()
-    value = float(number) * _FACTORS[unit] if "." in number else int(number) * _FACTORS[unit]
+    is_exact = "." not in number and len(number) <= 20  # Python reads no integer of any length
+    value = (int(number) if is_exact else float(number)) * _FACTORS[unit]
+    if not -(2**63) <= value < 2**63:  # messages between processes have no more
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} does not fit in 64 bits; give less")
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    if not -(2**63) <= value < 2**63:  # messages between processes have no more
-        raise argparse.ArgumentTypeError(f"{text!r} does not fit in 64 bits; give less")
     return int(value)
 
 

@@ -24,18 +24,19 @@ from quire.cli.options import (
     engine_config,
     engine_options,
 )
-from quire.config import EngineConfig, options_of
+from quire.config import EngineConfig
 from quire.engine.fleet import Fleet, FleetSettings
 from quire.engine.fleet_model import ModelPlan
-from quire.engine.info import EngineInfo
 from quire.engine.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
-from quire.server.address import base_url, bind, bind_admin, is_loopback
+from quire.options import options_of
+from quire.server.address import admin_place, base_url, bind, bind_admin, is_loopback
 from quire.server.keys import listed
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
+_OPEN_TO_ALL = "  note      other machines can reach this without a key; set --api-key"
 
 EXAMPLES = (
     "quire serve",
@@ -188,7 +189,11 @@ async def _serve(
         async def work() -> None:
             infos = await fleet.start()
             waiting = [plan.name for plan in plans if not plan.at_start]
-            _say_ready(infos, waiting, listener, time.monotonic() - begin, key)
+            seconds, place = time.monotonic() - begin, admin_place(admin) if admin else ""
+            url = base_url(listener)
+            print(ready_text(infos, waiting, url, seconds, key=key, admin=place), flush=True)
+            if not key and not is_loopback(listener):
+                print(_OPEN_TO_ALL, flush=True)
             await supervisor.run()
 
         ended_by = await _until_signal(work(), signals)
@@ -212,15 +217,3 @@ async def _until_signal(
     task.cancel()
     await asyncio.wait({task})
     return came.result()
-
-
-def _say_ready(
-    infos: Sequence[EngineInfo],
-    on_demand: Sequence[str],
-    listener: socket.socket,
-    seconds: float,
-    key: str,
-) -> None:
-    print(ready_text(infos, on_demand, base_url(listener), seconds, key=key), flush=True)
-    if not key and not is_loopback(listener):
-        print("  note      other machines can reach this without a key; set --api-key", flush=True)

@@ -41,6 +41,12 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def admin_place(sock: socket.socket) -> str:
+    """Where administrators of this machine connect to: an address, or the path of a file."""
+    name = sock.getsockname()
+    return name if isinstance(name, str) else base_url(sock)
+
+
 def is_loopback(sock: socket.socket) -> bool:
     """Whether only this machine can reach it."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
@@ -73,8 +79,11 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
 def _bind_file(path: str) -> socket.socket:
     """A socket of a server that has died is replaced; any other file is an error."""
     file = Path(path)
-    if file.is_socket() and not _is_answered(path):
-        file.unlink()
+    if file.is_socket():
+        if not _is_answered(path):
+            file.unlink()
+    elif file.exists():
+        raise FileExistsError(errno.EEXIST, f"it is a {'folder' if file.is_dir() else 'file'}")
     sock = socket.socket(socket.AF_UNIX)
     before = os.umask(stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR)
     try:

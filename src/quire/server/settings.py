@@ -2,78 +2,73 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from quire.errors import ConfigError
+from quire.options import MOST, MOST_BYTES, check_ranges, setting
 from quire.server.keys import Keys, all_keys, listed
 from quire.server.origins import listed_origins
 
-
-def _setting(default: Any, help_text: str, *, is_list: bool = False) -> Any:
-    return field(default=default, metadata={"help": help_text, "is_list": is_list})
-
-
-_LEAST = {
-    "max_body_bytes": 1,
-    "api_server_count": 1,
-    "engine_hang_timeout": 0,
-    "shutdown_timeout": 0,
-    "max_queued_requests": 0,
-    "max_queued_tokens": 0,
-    "model_memory_bytes": 1,
-}
-_MOST_PROCESSES = 256  # that speak HTTP
-_SECONDS = (
-    *("queue_timeout", "request_timeout", "slow_reader_timeout"),
-    *("model_load_timeout", "idle_unload_seconds"),
-)
+_YEAR = 366 * 24 * 3600  # event loops cannot wait for whatever is a number
+_SECONDS = (0.001, _YEAR)
+_WHOLE_SECONDS = (0, _YEAR)
+_PORTS = (0, 65535)
+_BYTES = (1, MOST_BYTES)
+_WAITING = (0, MOST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
     """Where the server listens, whom it lets in, and how much it reads."""
 
-    host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
-    port: int = _setting(8000, "port to listen on; 0 takes a free one")
-    api_key: str | None = _setting(
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 is every interface")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
+    api_key: str | None = setting(
         None,
         "key that requests must bring; of several, given so or with commas between, one; "
         "default: $QUIRE_API_KEY",
         is_list=True,
     )
-    api_key_file: str | None = _setting(None, "file of more such keys, one per line")
-    share_prefix_cache: bool = _setting(
+    api_key_file: str | None = setting(None, "file of more such keys, one per line")
+    share_prefix_cache: bool = setting(
         False, "let requests of different API keys share cached prefixes"
     )
-    allowed_origins: str | None = _setting(
+    allowed_origins: str | None = setting(
         None,
         "origins whose pages may call this from a browser, with commas between; * for all",
         is_list=True,
     )
-    max_queued_requests: int = _setting(
-        1024, "most answers that may wait, besides the max-num-seqs that run; more get 429"
+    max_queued_requests: int = setting(
+        1024,
+        "most answers that may wait, besides the max-num-seqs that run; more get 429",
+        within=_WAITING,
     )
-    max_queued_tokens: int | None = _setting(
-        None, "most prompt tokens served at once, besides those that the KV cache holds"
+    max_queued_tokens: int | None = setting(
+        None,
+        "most prompt tokens served at once, besides those that the KV cache holds",
+        within=_WAITING,
     )
-    queue_timeout: float | None = _setting(
-        None, "seconds after which a request that has not begun to run gets 503"
+    queue_timeout: float | None = setting(
+        None, "seconds after which a request that has not begun to run gets 503", within=_SECONDS
     )
-    request_timeout: float | None = _setting(
-        None, "seconds after which a request gets 504; it may ask for less (then 408), not for more"
+    request_timeout: float | None = setting(
+        None,
+        "seconds after which a request gets 504; it may ask for less (then 408), not for more",
+        within=_SECONDS,
     )
-    slow_reader_timeout: float = _setting(
-        30.0, "seconds without progress after which a client that does not read is cut off"
+    slow_reader_timeout: float = setting(
+        30.0,
+        "seconds without progress after which a client that does not read is cut off",
+        within=_SECONDS,
     )
-    admin_port: int | None = _setting(
-        None, "port of 127.0.0.1 for the admin endpoints; default: there are none"
+    admin_port: int | None = setting(
+        None, "port of 127.0.0.1 for the admin endpoints; default: there are none", within=_PORTS
     )
-    admin_uds: str | None = _setting(
+    admin_uds: str | None = setting(
         None, "path of a Unix socket for the admin endpoints, instead of a port"
     )
-    admin_api_key: str | None = _setting(
+    admin_api_key: str | None = setting(
         None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY", is_list=True
     )
     tool_call_parser: Literal[
@@ -90,63 +85,56 @@ class ServerSettings:
         "phi4_mini_json",
         "granite",
         "internlm",
-    ] = _setting("auto", "how the model writes tool calls; auto: as its chat template shows")
-    reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
+    ] = setting("auto", "how the model writes tool calls; auto: as its chat template shows")
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = setting(
         "auto", "how the model marks its thoughts; auto: as its chat template shows"
     )
-    model_load: Literal["at_start", "on_demand"] = _setting(
+    model_load: Literal["at_start", "on_demand"] = setting(
         "at_start", "when models are loaded; on_demand: by the first request that names one"
     )
-    model_memory_bytes: int | None = _setting(
-        None, "memory of all loaded models; for more, idle ones are unloaded, default: no limit"
+    model_memory_bytes: int | None = setting(
+        None,
+        "memory of all loaded models; for more, idle ones are unloaded, default: no limit",
+        within=_BYTES,
     )
-    model_load_timeout: float = _setting(
-        300.0, "seconds that a request waits for its model to be loaded"
+    model_load_timeout: float = setting(
+        300.0, "seconds that a request waits for its model to be loaded", within=_SECONDS
     )
-    idle_unload_seconds: float | None = _setting(
-        None, "seconds after which an idle model that was loaded on demand is unloaded"
+    idle_unload_seconds: float | None = setting(
+        None,
+        "seconds after which an idle model that was loaded on demand is unloaded",
+        within=_SECONDS,
     )
-    max_body_bytes: int = _setting(4 << 20, "largest request body")
-    max_held_body_bytes: int | None = _setting(
+    max_body_bytes: int = setting(4 << 20, "largest request body", within=(1, MOST))
+    max_held_body_bytes: int | None = setting(
         None,
         "bytes of large request bodies that an API process holds at once, more get 429; "
         "default: 64 times max-body-bytes",
+        within=_BYTES,
     )
-    api_server_count: int = _setting(1, "processes that speak HTTP, on one port")
-    engine_hang_timeout: int = _setting(
+    api_server_count: int = setting(1, "processes that speak HTTP, on one port", within=(1, 256))
+    engine_hang_timeout: int = setting(
         60,
         "seconds without a sign of life, one comes with each layer of a step, after which the "
         "engine is restarted; 0: never",
+        within=_WHOLE_SECONDS,
     )
-    shutdown_timeout: int = _setting(30, "seconds that running requests get to finish at the end")
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
-    log_format: Literal["text", "json"] = _setting("text", "form of the log's lines")
-    otlp_traces_endpoint: str | None = _setting(
+    shutdown_timeout: int = setting(
+        30, "seconds that running requests get to finish at the end", within=_WHOLE_SECONDS
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least level logged")
+    log_format: Literal["text", "json"] = setting("text", "form of the log's lines")
+    otlp_traces_endpoint: str | None = setting(
         None, "URL that OpenTelemetry traces are sent to; needs the extra `trace`"
     )
-    gpu_hour_cost: float | None = _setting(
-        None, "what an hour of this server costs; /metrics then tells the cost of tokens"
+    gpu_hour_cost: float | None = setting(
+        None,
+        "what an hour of this server costs; /metrics then tells the cost of tokens",
+        within=(0.0, 1e9),
     )
 
     def __post_init__(self) -> None:
-        for name in ("port", "admin_port"):
-            port = getattr(self, name)
-            if port is not None and not 0 <= port <= 65535:
-                raise ConfigError(f"{name} is {port}; give 0 to 65535")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} is {value}; give {least} or more")
-        if self.api_server_count > _MOST_PROCESSES:
-            text = f"api_server_count is {self.api_server_count}"
-            raise ConfigError(f"{text}; give at most {_MOST_PROCESSES}")
-        for name in _SECONDS:
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise ConfigError(f"{name} is {value}; give a positive number of seconds")
-        cost = self.gpu_hour_cost
-        if cost is not None and not 0.0 <= cost < math.inf:
-            raise ConfigError(f"gpu_hour_cost is {cost}; give 0 or more")
+        check_ranges(self)
         if self.held_body_bytes < self.max_body_bytes:
             raise ConfigError(
                 f"max_held_body_bytes is {self.held_body_bytes}, less than one body may have; "

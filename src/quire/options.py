@@ -1,0 +1,89 @@
+"""What a setting is: a field of a frozen dataclass that carries its help text and its range.
+
+The command line and `LLM(...)` are both generated from such fields. Which settings there are is
+said by config.py, for the engine, and server/settings.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from quire.errors import ConfigError
+
+MOST = 2**31 - 1  # of whatever is counted: kernels count in 32 bits
+MOST_BYTES = 2**63 - 1
+COUNT = (1, MOST)
+
+Range = tuple[float, float]
+
+
+def setting(
+    default: Any, help_text: str, *, within: Range | None = None, is_list: bool = False
+) -> Any:
+    """A field of a class of settings; the arguments are those of Option."""
+    metadata = {"help": help_text, "within": within, "is_list": is_list}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ConfigError with this message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def check_ranges(settings: Any) -> None:
+    """Raises ConfigError for a number that is out of its setting's range."""
+    for field in dataclasses.fields(settings):
+        within, value = field.metadata["within"], getattr(settings, field.name)
+        if within is not None and value is not None:
+            least, most = within
+            message = f"{field.name} is {value}; give {least} to {most}"
+            require(least <= value <= most, message)  # also refuses NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as the command line sees it. within: the least and the most it may be."""
+
+    name: str
+    kind: type  # bool, int, float or str
+    default: Any
+    choices: tuple[str, ...] | None
+    help: str
+    within: Range | None = None
+    is_list: bool = False  # text with commas between; an option that may be given several times
+
+    def checked(self, value: Any) -> Any:
+        """The value, a path as text. Raises ConfigError for a wrong type or an unknown choice."""
+        if value is None and self.default is None:
+            return None
+        if self.kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if self.choices is not None and value not in self.choices:
+            raise ConfigError(f"{self.name} is {value!r}; give one of {', '.join(self.choices)}")
+        accepted: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, accepted) or (self.kind is not bool and isinstance(value, bool)):
+            kind = self.kind.__name__
+            raise ConfigError(f"{self.name} is {value!r}; give a value of type {kind}")
+        return value
+
+
+def options_of(cls: Any) -> list[Option]:
+    """The fields of one settings class, in order of declaration."""
+    hints = get_type_hints(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, choices = _plain_type(hints[field.name])
+        found.append(Option(field.name, kind, field.default, choices, **field.metadata))
+    return found
+
+
+def _plain_type(hint: Any) -> tuple[type, tuple[str, ...] | None]:
+    """`int | None` → int; `Literal["a", "b"]` → str with choices."""
+    if get_origin(hint) is Literal:
+        return str, get_args(hint)
+    inner = [t for t in get_args(hint) if t is not type(None)]
+    return (inner[0], None) if inner else (hint, None)
