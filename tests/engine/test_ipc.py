@@ -298,6 +298,24 @@ def test_an_engine_that_does_not_return_ends_its_streams(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
+def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
+    """It was started again and unloaded at once; its end is told to those who waited for it."""
+
+    async def scenario(front: Front) -> None:
+        front.server.pause = 0.001
+        stream = asyncio.create_task(front.collect(3000))
+        await front.until_running(1)
+        front.lose()
+        with pytest.raises(FileNotFoundError):
+            front.link.engine_returned(front.server.info, "ipc://gone", str(tmp_path / "gone"))
+        assert front.link.silent_seconds >= 0.0  # of the one before
+        front.link.engine_died(will_return=False)
+        with pytest.raises(EngineError):
+            await stream
+
+    run(tmp_path, scenario)
+
+
 def test_what_does_not_stream_comes_with_the_first_token_and_with_the_last(tmp_path: Path) -> None:
     async def scenario(front: Front) -> None:
         parts = await front.collect(200, stream=False)

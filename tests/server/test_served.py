@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from asgi_client import JSON, Reply, call, request, run_leaping
 from fake_engine import FakeEngine, FakeInfo
 from starlette.applications import Starlette
 
+from quire.config import EngineConfig
 from quire.engine.control import (
     Control,
+    EngineDown,
+    EngineUp,
     LeaveModel,
     LoadModel,
     ModelCondition,
@@ -24,6 +28,7 @@ from quire.server.app import build_server
 from quire.server.loading import Loader
 from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
+from quire.server.worker import Fronts
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: dict[str, dict[str, Any]] = {
@@ -84,6 +89,22 @@ def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
         assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
+
+
+def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> None:
+    house = House(condition("a", "loading"))
+
+    async def hear() -> None:
+        fronts = Fronts("0", house.asked.append, house.loader)
+        info: Any = house.engines["a"].info
+        place = {"address": f"ipc://{tmp_path}/a", "page_path": f"{tmp_path}/a.page"}
+        fronts.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
+        fronts.handle(EngineDown(name="a", will_return=False))
+        house.become("a", "unloaded", failure="it went")
+        assert not fronts.are_complete.is_set()
+
+    asyncio.run(hear())
+    assert call(house.app, "/v1/completions", {"prompt": "abc"}).status == 503
 
 
 def on_demand(**settings: Any) -> House:

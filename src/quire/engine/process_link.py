@@ -15,12 +15,15 @@ from quire.engine.status_page import StatusPage
 
 
 class ProcessLink:
-    """The way to an engine that runs in one process after another."""
+    """The way to an engine that runs in one process after another.
+
+    Made for the first one. Raises FileNotFoundError if that is gone already.
+    """
 
     def __init__(self, client: str, address: str, page_path: str) -> None:
         self.client = client
         self._listener: Listener | None = None
-        self._connect(address, page_path)
+        self._connect(address, StatusPage(Path(page_path)))
 
     def attach(self, listener: Listener) -> None:
         """Tell this listener from now on."""
@@ -53,19 +56,21 @@ class ProcessLink:
 
     def engine_died(self, *, will_return: bool, why: str = "") -> None:
         """Deliver what it had told, then tell that it has ended. why: if it does not return."""
-        if self._connection is None or self._listener is None:
+        if self._listener is None:
             return
+        was_alive = self.is_alive
         self._hang_up()
-        if will_return:
-            self._listener.on_down(self._page.has_begun)
-        else:
+        if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")
+        elif was_alive:
+            self._listener.on_down(self._page.has_begun)
 
     def engine_returned(self, info: EngineInfo, address: str, page_path: str) -> None:
-        """Go on with another process."""
+        """Go on with another process. Raises FileNotFoundError if that is gone again."""
+        page = StatusPage(Path(page_path))
         self._hang_up()
         self._page.close()
-        self._connect(address, page_path)
+        self._connect(address, page)
         if self._listener is not None:
             self._listener.on_up(info)
 
@@ -73,8 +78,8 @@ class ProcessLink:
         """Hang up; the engine forgets this client when the supervisor says so."""
         self._hang_up()
 
-    def _connect(self, address: str, page_path: str) -> None:
-        self._page = StatusPage(Path(page_path))
+    def _connect(self, address: str, page: StatusPage) -> None:
+        self._page = page
         self._connection: EngineConnection | None = EngineConnection(
             address, self.client, self._deliver
         )

@@ -185,6 +185,7 @@ def _reading(
         tool_format=formats.tools if use.allowed else None,
         tools=use.schemas,
         most_calls=1 if request.parallel_tool_calls is False else use.most_calls,
+        must_call=use.must_call,
     )
 
 
@@ -214,7 +215,6 @@ def _with_grammar(
     try:
         grammar = answer_grammar(
             msgspec.structs.replace(reading, tools=use.enforced_schemas),
-            must_call=use.must_call,
             form=form,
             control_token_id=tokenizer.control_token_id,
         )

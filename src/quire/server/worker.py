@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     place, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
     counts = partial(shared_counts, folder / "heads", place, settings.api_server_count)
     models = ServedModels(start.models, settings, counts)
-    fronts = Fronts(start.client, line, Loader(models, line.send))
+    fronts = Fronts(start.client, line.send, Loader(models, line.send))
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))
     line.follow(lambda message: _call(loop, fronts, message))
@@ -108,13 +108,16 @@ async def _say_ready(fronts: Fronts, line: ParentLine) -> None:
 
 
 class Fronts:
-    """This process's ends of the engines. are_complete: it has those of the server's start."""
+    """This process's ends of the engines. are_complete: it has those of the server's start.
 
-    def __init__(self, client: str, line: ParentLine, loader: Loader) -> None:
+    tell: sends to the parent.
+    """
+
+    def __init__(self, client: str, tell: Callable[[Control], None], loader: Loader) -> None:
         self.loader = loader
         self.are_complete = asyncio.Event()
         self._client = client
-        self._line = line
+        self._tell = tell
         self._links: dict[str, ProcessLink] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._check_complete()
@@ -128,14 +131,9 @@ class Fronts:
     def handle(self, message: Control) -> None:
         """Take news from the parent."""
         match message:
-            case EngineUp() if message.name in self._links:
-                self._links[message.name].engine_returned(
-                    message.info, message.address, message.page_path
-                )
             case EngineUp():
-                link = ProcessLink(self._client, message.address, message.page_path)
-                self._links[message.name] = link
-                self.begin(self._meet(link, message))
+                with contextlib.suppress(FileNotFoundError):  # it was unloaded; that is told next
+                    self._follow(message)
             case EngineDown() if message.name in self._links:
                 link = self._links[message.name]
                 link.engine_died(will_return=message.will_return, why=message.why)
@@ -144,6 +142,13 @@ class Fronts:
             case LeaveModel():
                 self.begin(self.loader.leave(message))
 
+    def _follow(self, up: EngineUp) -> None:
+        if up.name in self._links:
+            self._links[up.name].engine_returned(up.info, up.address, up.page_path)
+        else:
+            link = self._links[up.name] = ProcessLink(self._client, up.address, up.page_path)
+            self.begin(self._meet(link, up))
+
     async def _meet(self, link: ProcessLink, up: EngineUp) -> None:
         """An engine that was not known before; its tokenizer is read beside the loop."""
         try:
@@ -151,7 +156,7 @@ class Fronts:
             tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder)
         except QuireError as error:
             if self.loader.models.entry(up.name).condition.at_start:
-                self._line.send(StartFailed.by(error))
+                self._tell(StartFailed.by(error))
             else:
                 await self._links.pop(up.name).close()
                 self.loader.give_up(up.name, str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,8 +39,8 @@ def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
 
 
 def grammar(how: Reading, ids: dict[str, int], **options: Any) -> str:
-    asked = {"must_call": True, "form": None} | options
-    return answer_grammar(how, control_token_id=ids.get, **asked)
+    how = msgspec.structs.replace(how, must_call=options.pop("must_call", True))
+    return answer_grammar(how, control_token_id=ids.get, **({"form": None} | options))
 
 
 def matcher(how: Reading, **options: Any) -> LLMatcher:
@@ -179,6 +180,16 @@ def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) ->
 def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
     with pytest.raises(NoGrammarError):
         grammar(Reading(REASONING_FORMATS["think"]), {}, must_call=False, form=form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_forced_call_that_is_cut_leaves_no_text(form: str) -> None:
+    how = reading(form, "think", must_call=True)
+    text = f"<think>hm</think>\n{written(form, WEATHER)}"
+    for end in range(len(text)):
+        parser = Parser(how)
+        answer = join(parser.push(text[:end]) + parser.finish())
+        assert answer.text == "", text[:end]
 
 
 @settings(max_examples=40, deadline=None)

@@ -39,17 +39,16 @@ class NoGrammarError(ValueError):
 def answer_grammar(
     reading: Reading,
     *,
-    must_call: bool,
     form: StructuredOutputs | None,
     control_token_id: Callable[[str], int | None],
 ) -> str:
     """The grammar of an answer whose calls have arguments that fit the tools' schemas.
 
-    must_call: the answer is calls and nothing else, but for a thought before them; without it
-    there may be text and no call. form: of the text, and then it is either text or calls.
-    control_token_id: the id of a control token by its text. Raises NoGrammarError.
+    Without reading.must_call there may be text and no call. form: of the text, and then it is
+    either text or calls. control_token_id: the id of a control token by its text. Raises
+    NoGrammarError.
     """
-    return _Writer(reading, control_token_id).write(must_call=must_call, form=form)
+    return _Writer(reading, control_token_id).write(form)
 
 
 def tools_of_lines(grammar: str) -> dict[int, int]:
@@ -67,8 +66,9 @@ class _Writer:
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
         self._rules = list(_COMMON_RULES)
 
-    def write(self, *, must_call: bool, form: StructuredOutputs | None) -> str:
+    def write(self, form: StructuredOutputs | None) -> str:
         """The whole text; the rule `start` comes first."""
+        must_call = self._reading.must_call
         thought, tools = self._thought(self._reading.reasoning), self._reading.tool_format
         if form is not None and not must_call:
             self._rules.append(f"form: {_form(form)}")

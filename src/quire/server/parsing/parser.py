@@ -27,6 +27,7 @@ class Reading(msgspec.Struct, frozen=True):
     """What to look for. in_thought: the prompt has begun the thought already.
 
     tools: the request's; without a tool format there are none. most_calls: None is any number.
+    must_call: the answer is calls and nothing else, but for a thought before them.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -34,6 +35,7 @@ class Reading(msgspec.Struct, frozen=True):
     tool_format: ToolFormat | None = None
     tools: Schemas | None = None
     most_calls: int | None = None
+    must_call: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -77,7 +79,10 @@ class Parser:
         self._source.close()
         for _ in self._reader:
             raise AssertionError("the reader waits at the end of the text")
-        return self._take_events()
+        events = self._take_events()
+        if self._reading.must_call:  # a call that was cut before it was certain is no text
+            return [event for event in events if not isinstance(event, TextDelta)]
+        return events
 
     # Reading
 
