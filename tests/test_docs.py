@@ -18,7 +18,14 @@ from quire.cli import main, serve
 from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.options import Option, options_of
-from quire.server import embeddings, messages_protocol, protocol, responses_protocol, tokenize
+from quire.server import (
+    chat_protocol,
+    completions_protocol,
+    embeddings,
+    messages_protocol,
+    responses_protocol,
+    tokenize,
+)
 from quire.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +34,8 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if page.name != "log.md")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])  # all that may hold tables
 ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
 BODIES = [
-    protocol.CompletionRequest,
-    protocol.ChatRequest,
+    completions_protocol.CompletionRequest,
+    chat_protocol.ChatRequest,
     messages_protocol.MessagesRequest,
     responses_protocol.ResponsesRequest,
     embeddings.EmbeddingRequest,
@@ -36,8 +43,8 @@ BODIES = [
     tokenize.DetokenizeRequest,
 ]
 REFUSED = [
-    protocol.COMPLETION_UNSUPPORTED,
-    protocol.CHAT_UNSUPPORTED,
+    completions_protocol.COMPLETION_UNSUPPORTED,
+    chat_protocol.CHAT_UNSUPPORTED,
     messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.RESPONSES_UNSUPPORTED,
     embeddings.EMBEDDING_UNSUPPORTED,

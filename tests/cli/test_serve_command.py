@@ -112,7 +112,7 @@ def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None:
-    heavy = ["starlette", "uvicorn", "numpy", "rich", "zmq", "quire.server.protocol"]
+    heavy = ["starlette", "uvicorn", "numpy", "rich", "zmq", "quire.server.generation"]
     code = f"import sys, quire.cli.serve; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

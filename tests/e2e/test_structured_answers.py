@@ -18,7 +18,7 @@ from quire.engine.startup import start_engine
 from quire.errors import InvalidRequestError
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.matcher import Matcher
-from quire.server import protocol
+from quire.server.chat_protocol import ChatRequest
 
 EOS = 2  # of tiny_model, whose other tokens are the bytes
 PERSON = {
@@ -282,7 +282,7 @@ def test_two_requests_of_one_name(tiny_model: Path) -> None:
 
 
 def test_every_field_of_a_form_request_is_a_wish() -> None:
-    assert {"response_format", "structured_outputs"} <= set(protocol.ChatRequest.__struct_fields__)
+    assert {"response_format", "structured_outputs"} <= set(ChatRequest.__struct_fields__)
 
 
 def test_steps_in_flight_know_the_token_before(

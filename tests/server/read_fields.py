@@ -7,7 +7,9 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from quire.server import chat, completions, protocol
+from quire.server import chat, chat_protocol, completions, completions_protocol
+from quire.server.chat_protocol import ChatRequest
+from quire.server.completions_protocol import CompletionRequest
 from quire.server.in_step import Steps, at_once
 from quire.server.served import ServedModels
 from quire.server.settings import ServerSettings
@@ -21,11 +23,11 @@ CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "log
 def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
     return _unread(
-        protocol.CompletionRequest, completions.prepare, "parse_completion", COMPLETION_BODY
-    ) | _unread(protocol.ChatRequest, chat.prepare, "parse_chat", CHAT_BODY)
+        completions_protocol, CompletionRequest, completions.prepare, COMPLETION_BODY
+    ) | _unread(chat_protocol, ChatRequest, chat.prepare, CHAT_BODY)
 
 
-def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> set[str]:
+def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> set[str]:
     read: set[str] = set()
 
     class Noting(request_type):  # type: ignore[misc]
@@ -33,17 +35,17 @@ def _unread(request_type: Any, prepare: Prepare, parser: str, body: bytes) -> se
             read.add(name)
             return super().__getattribute__(name)
 
-    parse: Callable[[bytes], Any] = getattr(protocol, parser)
+    parse: Callable[[bytes], Any] = protocol.parse
 
     def noting_parse(data: bytes) -> Any:
         plain = parse(data)
         values = {name: getattr(plain, name) for name in request_type.__struct_fields__}
         return Noting(**values)
 
-    setattr(protocol, parser, noting_parse)
+    protocol.parse = noting_parse
     try:
         models = ServedModels.of(FakeEngine(), ServerSettings())
         at_once(prepare(body, models))
     finally:
-        setattr(protocol, parser, parse)
+        protocol.parse = parse
     return set(request_type.__struct_fields__) - read

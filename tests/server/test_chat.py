@@ -10,7 +10,7 @@ import pytest
 from asgi_client import Post
 from fake_engine import LIMITS, FakeEngine
 
-from quire.server import protocol
+from quire.server import chat_protocol
 
 
 def rendered(engine: FakeEngine) -> str:
@@ -63,13 +63,13 @@ def test_only_small_bodies_are_read_on_the_loop(
     chat: Post, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    parse = protocol.parse_chat
+    parse = chat_protocol.parse
 
-    def noting_parse(data: bytes) -> protocol.ChatRequest:
+    def noting_parse(data: bytes) -> chat_protocol.ChatRequest:
         threads.append(threading.current_thread() is threading.main_thread())
         return parse(data)
 
-    monkeypatch.setattr(protocol, "parse_chat", noting_parse)
+    monkeypatch.setattr(chat_protocol, "parse", noting_parse)
     chat()
     chat(messages=[{"role": "user", "content": ""}] * 4000)  # much work, though no text
     chat(chat_template_kwargs={"x": "y" * 5000})

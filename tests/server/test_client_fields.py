@@ -21,20 +21,26 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from starlette.applications import Starlette
 
-from quire.server import embeddings, messages_protocol, protocol, responses_protocol
+from quire.server import (
+    chat_protocol,
+    completions_protocol,
+    embeddings,
+    messages_protocol,
+    responses_protocol,
+)
 
 MESSAGES = (messages_protocol.MessagesRequest, messages_protocol.MESSAGES_UNSUPPORTED)
 COUNT = (messages_protocol.CountRequest, messages_protocol.MESSAGES_UNSUPPORTED)
 ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     (
         chat_params.CompletionCreateParamsStreaming,
-        protocol.ChatRequest,
-        protocol.CHAT_UNSUPPORTED,
+        chat_protocol.ChatRequest,
+        chat_protocol.CHAT_UNSUPPORTED,
     ),
     (
         completion_create_params.CompletionCreateParamsStreaming,
-        protocol.CompletionRequest,
-        protocol.COMPLETION_UNSUPPORTED,
+        completions_protocol.CompletionRequest,
+        completions_protocol.COMPLETION_UNSUPPORTED,
     ),
     (
         response_create_params.ResponseCreateParamsStreaming,

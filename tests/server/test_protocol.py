@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 from read_fields import unread_fields
 
 from quire.core.sampling_params import SamplingParams
-from quire.server import protocol, turns
+from quire.server import chat_protocol, completions_protocol, generation, turns
 
 # field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -201,18 +201,18 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
 
 def test_tables_cover_every_field() -> None:
     for table, request in (
-        (COMPLETION, protocol.CompletionRequest),
-        (CHAT, protocol.ChatRequest),
+        (COMPLETION, completions_protocol.CompletionRequest),
+        (CHAT, chat_protocol.ChatRequest),
     ):
         assert set(request.__struct_fields__) - {"stream_options"} <= set(table)
 
 
 def test_every_accepted_field_is_read() -> None:
-    assert unread_fields() == set(protocol.NO_EFFECT)
+    assert unread_fields() == set(generation.NO_EFFECT)
 
 
 def test_every_sampling_wish_is_reachable() -> None:
-    fields = set(protocol.ChatRequest.__struct_fields__)
+    fields = set(chat_protocol.ChatRequest.__struct_fields__)
     assert set(SamplingParams.__struct_fields__) <= fields | {"kept_token_ids"}
 
 
@@ -331,8 +331,8 @@ def test_too_many_answers(complete: Post) -> None:
 
 def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
-        (protocol.COMPLETION_UNSUPPORTED, protocol.CompletionRequest),
-        (protocol.CHAT_UNSUPPORTED, protocol.ChatRequest),
+        (completions_protocol.COMPLETION_UNSUPPORTED, completions_protocol.CompletionRequest),
+        (chat_protocol.CHAT_UNSUPPORTED, chat_protocol.ChatRequest),
         (turns.MESSAGE_UNSUPPORTED, turns.Message),
     ):
         assert not set(unsupported) & set(request.__struct_fields__)

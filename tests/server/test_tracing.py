@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
 from quire.server.app import build_app
+from quire.server.generation import GenerationRequest
 from quire.server.job import make_job
-from quire.server.protocol import GenerationRequest
 from quire.server.record import RequestRecord
 from quire.server.settings import ServerSettings
 from quire.server.tracing import Tracer

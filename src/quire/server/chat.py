@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.server import conversation, protocol
+from quire.server import chat_protocol, conversation
+from quire.server.chat_protocol import ChatRequest
 from quire.server.chat_wire import (
     ChatChoice,
     ChatChunk,
@@ -31,7 +32,7 @@ def prepare(body: bytes, models: ServedModels) -> Steps[ChatDialect]:
 
     Raises InvalidRequestError or ContextLengthError.
     """
-    request = protocol.parse_chat(body)
+    request = chat_protocol.parse(body)
     served = models.find(request.model)
     yield
     made = yield from conversation.prepare(request, served)
@@ -44,7 +45,7 @@ class ChatDialect(OpenAIDialect):
     def __init__(
         self,
         conversation: Conversation,
-        request: protocol.ChatRequest,
+        request: ChatRequest,
         tokenizer: TokenizerProtocol,
     ) -> None:
         self.job = conversation.job

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.output import CompletionOutput, RequestOutput
-from quire.server import protocol
+from quire.server import completions_protocol
+from quire.server.completions_protocol import CompletionRequest
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.in_step import Steps
 from quire.server.job import Job, make_job
@@ -53,20 +54,18 @@ def prepare(body: bytes, models: ServedModels) -> Steps[CompletionDialect]:
 
     Raises InvalidRequestError.
     """
-    request = protocol.parse_completion(body)
+    request = completions_protocol.parse(body)
     served = models.find(request.model)
     yield
-    sampling = protocol.completion_sampling(request)
-    job = make_job("cmpl-", request, protocol.prompts(request), sampling, served.name)
+    sampling = completions_protocol.sampling(request)
+    job = make_job("cmpl-", request, completions_protocol.prompts(request), sampling, served.name)
     return CompletionDialect(job, request, served.engine.tokenizer)
 
 
 class CompletionDialect(OpenAIDialect):
     """Speaks /v1/completions for one job. Choices are numbered prompt by prompt."""
 
-    def __init__(
-        self, job: Job, request: protocol.CompletionRequest, tokenizer: TokenizerProtocol
-    ) -> None:
+    def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
         self.job = job
         self._echo = bool(request.echo)
         self._num_logprobs = request.logprobs

@@ -15,7 +15,8 @@ from quire.core.output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.engine.long_texts import encode_within
 from quire.errors import ContextLengthError, invalid_value
-from quire.server import protocol
+from quire.server import chat_protocol
+from quire.server.chat_protocol import ChatRequest
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.server.field_names import SAME, FieldNames
 from quire.server.in_step import Steps
@@ -76,7 +77,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def prepare(
-    request: protocol.ChatRequest,
+    request: ChatRequest,
     served: Served,
     *,
     id_prefix: str = "chatcmpl-",
@@ -92,7 +93,7 @@ def prepare(
     engine, formats = served.engine, served.formats
     with names:
         use = _checked_use(request, served)
-        sampling = protocol.chat_sampling(request)
+        sampling = chat_protocol.sampling(request)
         yield
         prompt = _rendered(request, use, served)
         yield
@@ -112,7 +113,7 @@ def prepare(
     return Conversation(job, _parser_maker(reading, new_call_id), hides, counter)
 
 
-def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
+def encode(request: ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
     """The token ids of a conversation, however many; nothing else is made of it.
 
     Raises InvalidRequestError or ContextLengthError.
@@ -122,8 +123,8 @@ def encode(request: protocol.ChatRequest, served: Served, *, names: FieldNames =
         return served.engine.tokenizer.encode_prompt(prompt)
 
 
-def _checked_use(request: protocol.ChatRequest, served: Served) -> ToolUse:
-    protocol.check_chat(request)
+def _checked_use(request: ChatRequest, served: Served) -> ToolUse:
+    chat_protocol.check(request)
     use = tool_use(request.tools, request.tool_choice)
     _check_tools_fit(use, served.formats, served.engine.tokenizer)
     return use
@@ -142,7 +143,7 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _rendered(request: protocol.ChatRequest, use: ToolUse, served: Served) -> str:
+def _rendered(request: ChatRequest, use: ToolUse, served: Served) -> str:
     engine, form = served.engine, served.formats.tools
     fit_id = form.fit_id if form is not None else str
     num_chars = sum(message.num_chars for message in request.messages)
@@ -155,9 +156,7 @@ def _rendered(request: protocol.ChatRequest, use: ToolUse, served: Served) -> st
     )
 
 
-def _template_variables(
-    request: protocol.ChatRequest, tokenizer: TokenizerProtocol
-) -> dict[str, Any]:
+def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> dict[str, Any]:
     """The caller's variables; an effort goes by the name that the template has for it."""
     variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     if effort is None:
@@ -172,7 +171,7 @@ def _template_variables(
 
 
 def _reading(
-    request: protocol.ChatRequest,
+    request: ChatRequest,
     use: ToolUse,
     formats: AnswerFormats,
     token_ids: list[int],

@@ -24,7 +24,7 @@ from quire.core.request import NO_WISHES
 from quire.engine.input_processor import Prompt, told_of
 from quire.engine.long_texts import encode_within
 from quire.errors import invalid_value
-from quire.server import body, bounds, protocol
+from quire.server import body, bounds
 from quire.server.bounds import Int32, ShortText, TokenId
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http_errors import send_json
@@ -125,8 +125,8 @@ def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
     """
     request = body.decode(data, _decoder)
     given = bytes(request.input)
-    audited = protocol.without(data, given) if given.startswith(b"[") else data
-    body.check_names(body.read_names(audited), request.__struct_fields__, EMBEDDING_UNSUPPORTED)
+    found = body.read_names(data, long=given)
+    body.check_names(found, request.__struct_fields__, EMBEDDING_UNSUPPORTED)
     served = models.find(request.model)
     pooling = served.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions

@@ -10,8 +10,8 @@ import msgspec
 from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import Prompt, StopWhen
 from quire.errors import invalid_value
+from quire.server.generation import MAX_CHOICES, GenerationRequest
 from quire.server.labels import new_label
-from quire.server.protocol import MAX_CHOICES, GenerationRequest
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

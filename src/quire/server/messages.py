@@ -15,6 +15,7 @@ from quire.server.field_names import FieldNames
 from quire.server.http_errors import AnthropicError, ErrorReply
 from quire.server.in_step import Steps
 from quire.server.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
+from quire.server.messages_to_chat import to_chat
 from quire.server.parsing.events import (
     Event,
     ReasoningDelta,
@@ -148,7 +149,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[MessagesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = messages_protocol.parse(data)
     served = models.find(request.model)
-    chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
+    chat = to_chat(request, served.engine.tokenizer.chat_variables)
     yield
     made = yield from conversation.prepare(
         chat, served, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
@@ -160,7 +161,7 @@ def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
     """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_protocol.parse_count(data)
     served = models.find(request.model)
-    chat = messages_protocol.to_chat(request, served.engine.tokenizer.chat_variables)
+    chat = to_chat(request, served.engine.tokenizer.chat_variables)
     return TokenCountReply(len(conversation.encode(chat, served, names=_NAMES)))
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from quire.server import (
+    chat_protocol,
+    completions_protocol,
     embeddings,
     forms,
     messages_protocol,
-    protocol,
     responses_protocol,
     tokenize,
     turns,
@@ -28,8 +29,8 @@ REF = "#/components/schemas/{name}"
 
 # struct → fields that are refused unless they ask for nothing
 _NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
-    protocol.CompletionRequest: protocol.COMPLETION_UNSUPPORTED,
-    protocol.ChatRequest: protocol.CHAT_UNSUPPORTED,
+    completions_protocol.CompletionRequest: completions_protocol.COMPLETION_UNSUPPORTED,
+    chat_protocol.ChatRequest: chat_protocol.CHAT_UNSUPPORTED,
     turns.Message: turns.MESSAGE_UNSUPPORTED,
     forms.FormFields: forms.UNSUPPORTED,
     messages_protocol.MessagesRequest: messages_protocol.MESSAGES_UNSUPPORTED,
@@ -110,7 +111,7 @@ class Schemas:
 
 # field of a struct → the forms that its JSON may have
 _RAW = (
-    (protocol.CompletionRequest, "prompt", protocol.PROMPT_FORMS),
+    (completions_protocol.CompletionRequest, "prompt", completions_protocol.PROMPT_FORMS),
     (embeddings.EmbeddingRequest, "input", embeddings.INPUT_FORMS),
 )
 _RAW_FORMS = tuple(form for _, _, given in _RAW for form in given)

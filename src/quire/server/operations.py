@@ -18,10 +18,11 @@ from quire.server import (
     completions,
     embeddings,
     messages,
-    protocol,
     responses_wire,
     tokenize,
 )
+from quire.server.chat_protocol import ChatRequest
+from quire.server.completions_protocol import CompletionRequest
 from quire.server.health import HealthReply
 from quire.server.http_errors import AnthropicError, ErrorChunk
 from quire.server.live import LiveState
@@ -90,7 +91,7 @@ _POSTS = (
             "`max_tokens` is 0 only with `echo`.",
         ),
         example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
-        body=protocol.CompletionRequest,
+        body=CompletionRequest,
         reply=completions.CompletionReply,
         events=(completions.CompletionReply, ErrorChunk),
         errors=_RUN_ERRORS,
@@ -107,7 +108,7 @@ _POSTS = (
             "`reasoning_effort` needs a chat template that reads it.",
         ),
         example={"messages": [_USER], "max_tokens": 8, "temperature": 0},
-        body=protocol.ChatRequest,
+        body=ChatRequest,
         reply=chat_wire.ChatReply,
         events=(chat_wire.ChatChunk, ErrorChunk),
         errors=_RUN_ERRORS,

@@ -20,6 +20,7 @@ from quire.server.parsing.events import (
     ToolCallBegin,
 )
 from quire.server.responses_protocol import ResponsesRequest
+from quire.server.responses_to_chat import to_chat
 from quire.server.served import ServedModels
 from quire.server.usage import Usage
 
@@ -40,7 +41,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[ResponsesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = responses_protocol.parse(data)
     served = models.find(request.model)
-    chat = responses_protocol.to_chat(request)
+    chat = to_chat(request)
     yield
     made = yield from conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
     return ResponsesDialect(made, request)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server import body, bounds, conversation, protocol
+from quire.server import body, bounds, chat_protocol, conversation
 from quire.server.served import Served, ServedModels
 from quire.server.tools import Tools, check_tool_names
 from quire.server.turns import check_message_names
@@ -22,7 +22,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: protocol.Messages | None = None
+    messages: chat_protocol.Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
@@ -127,5 +127,5 @@ def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
         return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
     if special:
         raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
-    chat = protocol.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+    chat = chat_protocol.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
     return conversation.encode(chat, served)
