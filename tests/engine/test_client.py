@@ -27,11 +27,11 @@ class EagerLink:
         self._steps = list(steps)
 
     def attach(self, listener: Listener) -> None:
-        self._listener = listener
+        self.listener = listener
 
     def send(self, message: EngineMessage) -> None:
         if isinstance(message, AbortRequests) and self._steps:
-            self._listener.on_step(self._steps.pop(0))
+            self.listener.on_step(self._steps.pop(0))
 
     async def close(self) -> None:
         pass
@@ -51,7 +51,8 @@ def test_a_step_that_comes_while_one_is_told_is_told_behind_it() -> None:
 
     async def main() -> None:
         _, info = start_null_engine(CONFIG)
-        engine = AsyncEngine(EagerLink(step(b=third)), TOKENIZER, info, 0)
+        link = EagerLink(step(b=third))
+        engine = AsyncEngine(link, TOKENIZER, info, 0)
         streams = [
             engine.generate([5], stops, request_id="a"),
             engine.generate([5], SamplingParams(max_tokens=9), request_id="b"),
@@ -59,7 +60,7 @@ def test_a_step_that_comes_while_one_is_told_is_told_behind_it() -> None:
         readers = [asyncio.ensure_future(anext(stream)) for stream in streams]
         await asyncio.sleep(0.0)  # until they are sent
         await asyncio.sleep(0.0)
-        engine.on_step(step(a=last, b=second))
+        link.listener.on_step(step(a=last, b=second))
         ended, other = [(await reader).outputs[0] for reader in readers]
         assert ended.finish_reason == "stop"
         assert other.token_ids == [second, third]

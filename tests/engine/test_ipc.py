@@ -238,7 +238,7 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, caplog: pytest.LogCapt
             assert [part.finished for part in parts] == [False] * (len(parts) - 1) + [True]
         assert front.engine.stats.epoch == 1
 
-    with caplog.at_level(logging.INFO, "quire.engine.client"):
+    with caplog.at_level(logging.INFO, "quire.engine.exchange"):
         run(tmp_path, scenario)
     assert "4 unfinished answers go on in it" in caplog.text
 
