@@ -8,7 +8,6 @@ request, which arrives whole in one piece, costs no timer.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 import uuid
 from asyncio import TimerHandle, Transport
@@ -19,22 +18,17 @@ from functools import partial
 from typing import Any
 
 import httptools
-from starlette.types import Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.body import STATE_KEY as BODY
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
-from quire.server.http_errors import WHOLE, HttpError, describe, id_headers, send_in_two
+from quire.server.http_errors import WHOLE, HttpError, describe
+from quire.server.http_writing import refusal_bytes, send_on
 from quire.server.record import RequestRecord
+from quire.server.slow_reader import ReaderWatch
 
-logger = logging.getLogger(__name__)
-
-STALL_CHECKS = 4  # looks at a client that does not read, until it is cut off
 PROBE_SECONDS = (0.01, 1.0)  # between two looks whether a client that sends no more is there
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -85,9 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timed_phase = Phase.NONE
         self._phase_begin = 0.0
         self._probe_timer: TimerHandle | None = None
-        self._stall_timer: TimerHandle | None = None
-        self._unread_bytes = 0
-        self._num_stalls = 0
+        self._reader = ReaderWatch(self.loop, limits.stall_seconds)
         self._idle_since = math.inf  # infinity while a request is under way
 
     # ------------------------------------------------------------------ the connection
@@ -101,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client has left, or was cut off."""
         self._tell_departures()
         self._watch_receiving(Phase.NONE)
-        self._stop_watching_reader()
+        self._reader.end()
         self._unset_keepalive_if_required()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
@@ -215,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
             scope["extensions"] = {WHOLE: {}}
-            return app(scope, receive, partial(_send_on, cycle))  # type: ignore[no-any-return]
+            return app(scope, receive, partial(send_on, cycle))  # type: ignore[no-any-return]
 
         super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
 
@@ -284,7 +276,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if record is None:
             record = RequestRecord(*self._line(), uuid.uuid4().hex)
         reply = describe(refusal, record.request_id)
-        self.transport.write(_raw(refusal.status, record, reply.body(record.path)))
+        self.transport.write(refusal_bytes(refusal.status, record, reply.body(record.path)))
         record.status, record.error_code = refusal.status, reply.error.code
         if is_new:
             self._on_refusal(record)
@@ -310,78 +302,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Much is unread: whoever writes waits, but not for ever."""
         super().pause_writing()
-        if self._stall_timer is None:
-            self._num_stalls = 0
-            self._unread_bytes = self.transport.get_write_buffer_size()
-            self._watch_reader()
+        self._reader.begin(self.transport)
 
     def resume_writing(self) -> None:
         """The client has read enough."""
-        self._stop_watching_reader()
+        self._reader.end()
         super().resume_writing()
-
-    def _watch_reader(self) -> None:
-        seconds = self._limits.stall_seconds / STALL_CHECKS
-        self._stall_timer = self.loop.call_later(seconds, self._check_reader)
-
-    def _check_reader(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._num_stalls = 0 if unread < self._unread_bytes else self._num_stalls + 1
-        self._unread_bytes = unread
-        if self._num_stalls < STALL_CHECKS:
-            self._watch_reader()
-        else:
-            logger.info(
-                "a client that did not read for %g s is cut off", self._limits.stall_seconds
-            )
-            self.transport.abort()
-
-    def _stop_watching_reader(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
-
-def _send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
-    """As the cycle's own `send`; a whole response, most of all, is one write."""
-    is_whole = message["type"] == "http.response.start" and "body" in message
-    return _send_whole(cycle, message) if is_whole else cycle.send(message)  # type: ignore[arg-type]
-
-
-async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
-    headers = message["headers"]
-    if (
-        cycle.flow.write_paused
-        or cycle.disconnected
-        or not cycle.keep_alive
-        or cycle.scope["method"] == "HEAD"
-        or (b"connection", b"close") in headers
-    ):
-        await send_in_two(cycle.send, message)  # type: ignore[arg-type]
-        return
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = False
-    headers = [*cycle.default_headers, *headers]
-    cycle.transport.write(_response(message["status"], headers, message["body"]))
-    cycle.message_event.set()
-    cycle.on_response()
-
-
-def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
-    """A whole response, ready for the wire."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body)
-
-
-def _raw(status: int, record: RequestRecord, body: bytes) -> bytes:
-    """The response to a request that no application answers."""
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        *id_headers(record.path, record.request_id),
-        (b"connection", b"close"),
-    ]
-    return _response(status, headers, body)
 
 
 def _malformed() -> HttpError:
