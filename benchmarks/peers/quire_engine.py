@@ -15,6 +15,7 @@ from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.head_start import give_head_start
 from quire.engine.lean_import import import_lean
+from quire.engine.torch_library import open_torch_library
 from quire.version import __version__
 
 
@@ -29,6 +30,8 @@ class Quire:
 
     def load(self, load: Load) -> dict[str, Any]:
         block_size = 16
+        if self._alone:
+            open_torch_library()
         config = EngineConfig.from_options(
             model=load.model,
             device="cpu",

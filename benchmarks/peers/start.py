@@ -20,6 +20,9 @@ PATIENCE = 60.0  # seconds for prepared weights to be written
 
 def main() -> None:
     begin, before = time.monotonic(), age()
+    from quire.engine.torch_library import open_torch_library
+
+    open_torch_library()
     settings = json.loads(sys.argv[1])
     from quire.config import EngineConfig
     from quire.engine.head_start import give_head_start

@@ -79,6 +79,7 @@ def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.Mo
         time.sleep(0.05)
         awake.append(time.monotonic())
 
+    monkeypatch.setattr(head_start, "is_for_gpus", lambda _: True)
     monkeypatch.setattr(head_start, "_driver", lambda: None)
     give_head_start(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()  # without a GPU nobody wakes it

@@ -95,14 +95,12 @@ def test_an_engine_looks_into_none() -> None:
 # What torch's modules have, with the names of functions and types, so that no stand-in is left.
 WHOLE = """
 import json, sys
-from pathlib import Path
 from types import FunctionType
 if len(sys.argv) > 1:
-    from quire.engine.waiting import Waiting, names_that_wait
-    with Waiting(names_that_wait(Path(sys.argv[1]))):
-        import torch
+    from quire.engine.lean_import import import_lean
+    import_lean()
     import torch.utils.data
-    exec(sys.argv[2])
+    exec(sys.argv[1])
 import torch
 
 def told(thing):
@@ -125,7 +123,7 @@ def test_who_looks_into_one_has_all_of_torch() -> None:
     )
     with ThreadPoolExecutor(2) as pool:
         plain = pool.submit(run, WHOLE)
-        found = list(pool.map(lambda look: run(WHOLE, str(torch_folder()), look), looks))
+        found = list(pool.map(lambda look: run(WHOLE, look), looks))
     for each in found:
         assert json.loads(each) == json.loads(plain.result())
 
@@ -169,14 +167,15 @@ def test_threads_that_look_at_once_find_the_whole_module(package: Path) -> None:
 
 
 LIBRARY = """
-import sys
-from importlib.machinery import PathFinder
+import os, sys
 from pathlib import Path
-from quire.engine.lean_import import _open_library
-folder = Path(PathFinder.find_spec("torch").origin).parent
-_open_library(folder)
-folder /= "lib"
-if (folder / "libtorch_cpu.so").exists() and not (folder / "libtorch_cuda.so").exists():
+from quire.engine.torch_library import is_for_gpus, open_torch_library, torch_folder
+before = dict(os.environ)
+library = open_torch_library()
+assert open_torch_library() is library and os.environ == before
+library.join()
+folder = torch_folder()
+if (folder / "lib" / "libtorch_cpu.so").exists() and not is_for_gpus(folder):
     assert "libtorch_cpu" in Path("/proc/self/maps").read_text()
 assert "torch" not in sys.modules
 import torch

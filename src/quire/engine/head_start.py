@@ -15,6 +15,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.footprint import is_on_gpu
+from quire.engine.torch_library import is_for_gpus, torch_folder
 from quire.models.large_pages import read_in_large_pages
 from quire.models.prepared_files import newest_file, product_bytes
 
@@ -23,7 +24,8 @@ _TRITON = "quire-triton"  # the thread's name
 
 def give_head_start(config: EngineConfig) -> None:
     """Begin it in threads; whatever fails there is told by those who need it."""
-    if config.device.device != "cpu" and (driver := _driver()) is not None:
+    for_gpus = config.device.device != "cpu" and is_for_gpus(torch_folder())
+    if for_gpus and (driver := _driver()) is not None:
         threading.Thread(
             target=_wake_driver, args=(driver,), name="quire-driver", daemon=True
         ).start()

@@ -1,53 +1,68 @@
 """Less to do while Python imports torch, in a process that is all the engine's.
 
-The garbage collector rests: nothing of what is imported is garbage. Where torch asks what module
-its code is in, the answer comes by name and not by the paths of all modules. Half of torch waits
-until someone looks into it (`waiting.py`). Torch's library is opened by a thread, which takes
-a third of the import and not the interpreter, while the engine's modules that need no torch are
-imported. A program that has an engine in it keeps torch as it is.
+The garbage collector rests: nothing of what is imported is garbage. While a thread opens torch's
+library (`torch_library.py`), what needs no torch is imported, and torch's modules are read
+(`read_modules.py`). Half of them wait until someone looks into one (`waiting.py`). Where torch asks
+what module its code is in, the answer comes by name and not by the paths of all modules. A program
+that has an engine in it keeps torch as it is.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import inspect
-import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
+from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from quire.config import EngineConfig
 from quire.engine.head_start import give_head_start
+from quire.engine.read_modules import FOLDERS, ReadModules
+from quire.engine.torch_library import open_torch_library, torch_folder, unless_set
 from quire.engine.waiting import Waiting, names_that_wait
+
+# Of the standard library, what torch imports.
+_STANDARD = (
+    *("argparse", "ast", "copy", "csv", "email.message", "glob", "importlib.metadata", "inspect"),
+    *("importlib.resources", "multiprocessing.reduction", "pickletools", "pkgutil", "platform"),
+    *("pprint", "shutil", "socket", "statistics", "subprocess", "tarfile", "tempfile", "timeit"),
+    *("unittest", "uuid", "zipfile"),
+)
 
 
 def import_lean() -> None:
     """Import torch. `gc.enable()` ends the collector's rest."""
-    gc.disable()
-    # These have libraries of their own, which would wait for the thread's.
-    import queue  # noqa: F401
-    import shutil  # noqa: F401
-    import statistics  # noqa: F401
-    import subprocess  # noqa: F401
+    library, folder = open_torch_library(), torch_folder()
+    _import_what_needs_no_torch()
+    waiting, modules = Waiting(names_that_wait(folder)), ReadModules()
+    for inner in FOLDERS:
+        package = ".".join(("torch", *Path(inner).parts))
+        modules.read(
+            package, folder / inner, lambda name: library.is_alive() and not waiting.holds(name)
+        )
+    with (
+        _quick_look_ups(),
+        modules.as_finder(),
+        waiting,
+        unless_set("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"),  # looks into each installed package
+    ):
+        import torch  # noqa: F401
 
-    import msgspec  # noqa: F401
-    import numpy as np  # noqa: F401
 
-    folder = _torch_folder()
-    # Python waits for it at its end: while the library opens, no handler of exits may run.
-    threading.Thread(target=_open_library, args=(folder,), name="quire-library").start()
+def _import_what_needs_no_torch() -> None:
+    for name in _STANDARD:
+        import_module(name)
     import quire.engine.core
     import quire.engine.footprint
     import quire.engine.grammars
+    import quire.engine.info
+    import quire.engine.memory_plan
+    import quire.engine.step_sizes
+    import quire.kernels.operands
     import quire.tokenizer.tokenizer  # noqa: F401
-
-    with _quick_look_ups(), Waiting(names_that_wait(folder)):
-        import torch  # noqa: F401
 
 
 @contextmanager
@@ -56,6 +71,7 @@ def lean_start(config: EngineConfig) -> Iterator[None]:
     if config.model.load_format == "null" or "torch" in sys.modules:
         yield  # nothing to import, or somebody's program
         return
+    open_torch_library()
     give_head_start(config)
     import_lean()
     try:
@@ -63,24 +79,6 @@ def lean_start(config: EngineConfig) -> Iterator[None]:
     finally:
         gc.freeze()  # what is there by now stays
         gc.enable()
-
-
-def _torch_folder() -> Path:
-    """Where it lies; nowhere if it is not installed, or otherwise than as files."""
-    spec = PathFinder.find_spec("torch")
-    return Path(*(spec.submodule_search_locations or ())[:1]) if spec else Path("/nowhere")
-
-
-def _open_library(folder: Path) -> None:
-    """Have the system's loader open torch's library; who imports torch meanwhile waits for that.
-
-    By a call of its own, since Python holds the interpreter's lock while it opens one. A torch with
-    a GPU's libraries is left to itself: it knows where those lie.
-    """
-    if not (folder / "lib" / "libtorch_cuda.so").exists():
-        open_one = ctypes.CDLL(None).dlopen
-        open_one.argtypes, open_one.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
-        open_one(os.fsencode(folder / "lib" / "libtorch_cpu.so"), os.RTLD_NOW)
 
 
 @contextmanager

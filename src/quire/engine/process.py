@@ -37,6 +37,7 @@ from quire.engine.ipc import EngineSocket, Sent
 from quire.engine.lean_import import import_lean
 from quire.engine.outbox import Clients
 from quire.engine.status_page import StatusPage
+from quire.engine.torch_library import open_torch_library
 from quire.errors import EngineError, UserError
 from quire.logs import configure_logging
 
@@ -85,6 +86,7 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
 
         return start_null_engine(config)
     begin = time.monotonic()
+    open_torch_library()
     give_head_start(config)
     import_lean()
     from quire.engine.startup import start_engine

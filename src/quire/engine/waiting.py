@@ -86,13 +86,17 @@ class Waiting:
     def __exit__(self, *details: object) -> None:
         self.is_importing = False
 
+    def holds(self, name: str) -> bool:
+        """Whether a module of this name waits."""
+        parts = name.split(".")
+        above = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+        return name not in AT_ONCE and not self._names.isdisjoint(above)
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module's own spec with another loader; None for what does not wait."""
-        parts = name.split(".")
-        above = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
-        if name in AT_ONCE or self._names.isdisjoint(above):
+        if not self.holds(name):
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:

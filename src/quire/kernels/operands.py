@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Fp8Rows:
 
     def widened(self) -> Tensor:
         """In bfloat16, which holds them exactly: scales are powers of two."""
-        return (self.codes.float() * self.scale).to(torch.bfloat16)
+        return (self.codes.float() * self.scale).bfloat16()
 
 
-Rows = Tensor | Fp8Rows  # [T, K], what a fused product takes
+Rows: TypeAlias = "Tensor | Fp8Rows"  # [T, K], what a fused product takes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ import sys
 LARGE_PAGE = 2 << 20
 _WINDOW = 64 << 20  # mapped at a time, as that counts as this process's memory
 _POPULATE_READ = 22  # MADV_POPULATE_READ, of Linux 5.14
+# mmap's own would keep the interpreter's lock; looked up at once, as that can wait for a library
+# that is opened meanwhile
+_advise = ctypes.CDLL(None).madvise
+_advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def ask_for_large_pages(mapped: mmap.mmap, num_bytes: int) -> None:
@@ -31,8 +35,6 @@ def read_in_large_pages(file: int, num_bytes: int) -> bool:
     """
     if sys.platform != "linux":
         return False
-    advise = ctypes.CDLL(None).madvise  # mmap's own would keep the interpreter's lock
-    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for begin in range(0, num_bytes, _WINDOW):
         length = min(_WINDOW, num_bytes - begin)
         try:
@@ -42,6 +44,6 @@ def read_in_large_pages(file: int, num_bytes: int) -> bool:
         with window:
             ask_for_large_pages(window, length)
             address = ctypes.addressof(ctypes.c_char.from_buffer(window))
-            if advise(address, length, _POPULATE_READ) != 0:
+            if _advise(address, length, _POPULATE_READ) != 0:
                 return False
     return True
