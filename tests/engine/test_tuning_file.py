@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def start(
     return steps_of(config, shape, numbers, other.get("candidates", [2, 1]), measure)
 
 
-def test_a_second_start_is_told_what_the_first_one_found(tmp_path: Path) -> None:
+def test_a_second_start_is_told_what_the_first_one_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning_file, "BELIEVED_SECONDS", 0)
     seen: Seen = []
     assert start(tmp_path / "new", seen, TABLE) == TABLE
     assert start(tmp_path / "new", seen) == TABLE
@@ -50,6 +54,21 @@ def test_a_second_start_is_told_what_the_first_one_found(tmp_path: Path) -> None
     assert start(tmp_path / "new", seen) == OTHER
     assert seen == [None, TABLE, TABLE, TABLE, OTHER]
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["steps.json"]
+
+
+def test_a_table_that_held_is_believed_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Seen = []
+    start(tmp_path, seen, TABLE)
+    start(tmp_path, seen)
+    assert start(tmp_path, seen, OTHER) == TABLE
+    now = time.time()
+    for seconds in (86400, -3600):  # a day later, and where the clock was wrong
+        monkeypatch.setattr("time.time", lambda seconds=seconds: now + seconds)
+        start(tmp_path, seen)
+    assert seen == [None, TABLE, TABLE, TABLE]
+    assert start(tmp_path, seen, OTHER) == TABLE
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -48,12 +48,14 @@ class StepTable:
     """Seconds of a step of the whole model. threads: by number of threads, of one token.
 
     decodes, prompts: by number of tokens, with as many threads as were chosen.
+    agreed_at: when a later start last found that it holds, in seconds since 1970.
     """
 
     num_threads: int
     threads: dict[int, float]
     decodes: dict[int, float]
     prompts: dict[int, float]
+    agreed_at: float = field(default=0.0, compare=False)
 
     @property
     def observations(self) -> list[tuple[int, int, float]]:

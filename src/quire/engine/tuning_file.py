@@ -1,4 +1,4 @@
-"""Tables of what steps cost, on disk: a second start tries one step instead of timing all again.
+"""Tables of what steps cost, on disk: a second start tries one step, later ones of a day none.
 
 Owns the file, which of its tables belongs to which model, settings and machine, and how many stay.
 It lies with the prepared weights. What is wrong with it costs a measurement and no start.
@@ -6,9 +6,11 @@ It lies with the prepared weights. What is wrong with it costs a measurement and
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from quire.version import __version__
 logger = logging.getLogger(__name__)
 
 LAYOUT = 1  # to be raised when steps are timed in another way
+BELIEVED_SECONDS = 86400  # behind a start that tried a table and agreed; then it is tried again
 MOST_TABLES = 64  # of a file; the ones made first leave
 _NAME = "steps.json"
 
@@ -42,6 +45,8 @@ def steps_of(
     measure: Measure,
 ) -> StepTable:
     """The table that `measure` gives for the kept one, or for None; kept, too, if it is quicker.
+
+    One that a start tried within the last day, and that held, is taken as it is.
 
     numbers: the model's data type, the KV cache's, and tokens of a block.
     candidates: numbers of threads that are chosen from.
@@ -60,8 +65,12 @@ def steps_of(
     kept = _read(file).get(name)
     if kept is not None and not _is_whole(kept, candidates):
         kept = None
+    if kept is not None and 0.0 <= time.time() - kept.agreed_at < BELIEVED_SECONDS:
+        return kept
     table = measure(kept)
-    if kept is None or table.decodes[1] < kept.decodes[1]:
+    if table is kept:
+        _write(file, name, dataclasses.replace(kept, agreed_at=time.time()))
+    elif kept is None or table.decodes[1] < kept.decodes[1]:
         _write(file, name, table)
     return table
 
