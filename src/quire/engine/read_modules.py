@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 # Below torch's.
 FOLDERS = (
     *("", "nn/modules", "jit", "cuda", "package", "nn/utils", "autograd", "_library", "nn"),
     *("distributed", "distributed/rpc", "distributed/_pycute", "nn/parallel", "xpu", "backends"),
     *("testing", "accelerator", "mtia", "mps", "_logging", "_strobelight", "amp", "cpu", "signal"),
-    *("utils", "cuda/amp", "_functorch", "_vendor/packaging", "sparse", "package/analyze"),
+    *("utils", "cuda/amp", "_vendor/packaging", "package/analyze"),
 )
 
 
@@ -58,6 +58,12 @@ class ReadModules:
 
 def _read_code(spec: ModuleSpec) -> None:
     """Have a module's loader do now what it would do when the module is run."""
-    if isinstance(spec.loader, SourceFileLoader):
-        code = spec.loader.get_code(spec.name)
-        vars(spec.loader)["get_code"] = lambda _: code
+    loader = spec.loader
+    if isinstance(loader, SourceFileLoader):
+        code = loader.get_code(spec.name)
+
+        def get_code(_: str) -> CodeType | None:
+            del vars(loader)["get_code"]  # else the code would stay in memory
+            return code
+
+        vars(loader)["get_code"] = get_code
