@@ -77,8 +77,8 @@ class StepTable:
         def longer(seconds: dict[int, float]) -> dict[int, float]:
             return {count: times * each for count, each in seconds.items()}
 
-        found = map(longer, (self.threads, self.decodes, self.prompts))
-        return StepTable(self.num_threads, *found)
+        threads, decodes, prompts = map(longer, (self.threads, self.decodes, self.prompts))
+        return StepTable(self.num_threads, threads, decodes, prompts)
 
     def __str__(self) -> str:
         threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
