@@ -20,10 +20,11 @@ from types import FrameType, ModuleType
 
 from quire.config import EngineConfig
 from quire.engine.head_start import give_head_start
-from quire.engine.read_modules import FOLDERS, ReadModules
+from quire.engine.read_modules import FOLDERS, OUR_FOLDERS, ReadModules
 from quire.engine.torch_library import open_torch_library, torch_folder, unless_set
 from quire.engine.waiting import Waiting, names_that_wait
 
+_OURS = Path(__file__).parents[1]
 # Of the standard library, what torch imports.
 _STANDARD = (
     *("argparse", "ast", "copy", "csv", "email.message", "glob", "importlib.metadata", "inspect"),
@@ -34,15 +35,17 @@ _STANDARD = (
 
 
 def import_lean() -> None:
-    """Import torch. `gc.enable()` ends the collector's rest."""
+    """Import torch, and what starts an engine. `gc.enable()` ends the collector's rest."""
     library, folder = open_torch_library(), torch_folder()
     _import_what_needs_no_torch()
     waiting, modules = Waiting(names_that_wait(folder)), ReadModules()
-    for inner in FOLDERS:
-        package = ".".join(("torch", *Path(inner).parts))
-        modules.read(
-            package, folder / inner, lambda name: library.is_alive() and not waiting.holds(name)
-        )
+
+    def is_wanted(name: str) -> bool:
+        return library.is_alive() and name not in sys.modules and not waiting.holds(name)
+
+    for top, inner in [(folder, each) for each in FOLDERS] + [(_OURS, each) for each in OUR_FOLDERS]:
+        package = ".".join((top.name, *Path(inner).parts))
+        modules.read(package, top / inner, is_wanted)
     with (
         _quick_look_ups(),
         modules.as_finder(),
@@ -50,6 +53,8 @@ def import_lean() -> None:
         unless_set("TORCH_DEVICE_BACKEND_AUTOLOAD", "0"),  # looks into each installed package
     ):
         import torch  # noqa: F401
+
+        import quire.engine.startup  # noqa: F401
 
 
 def _import_what_needs_no_torch() -> None:

@@ -13,13 +13,14 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
-# Below torch's.
+# Below torch's, and below this package's.
 FOLDERS = (
     *("", "nn/modules", "jit", "cuda", "package", "nn/utils", "autograd", "_library", "nn"),
     *("distributed", "distributed/rpc", "distributed/_pycute", "nn/parallel", "xpu", "backends"),
     *("testing", "accelerator", "mtia", "mps", "_logging", "_strobelight", "amp", "cpu", "signal"),
     *("utils", "cuda/amp", "_vendor/packaging", "package/analyze"),
 )
+OUR_FOLDERS = ("engine", "kernels", "kernels/cpu", "layers", "sampling", "models")
 
 
 class ReadModules:
