@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.read_modules import FOLDERS, ReadModules
+from quire.engine.read_modules import FOLDERS, OUR_FOLDERS, ReadModules
 from quire.engine.torch_library import torch_folder
 
 
@@ -38,3 +38,7 @@ def test_a_module_that_was_read_is_found_once(
 def test_the_folders_are_torchs() -> None:
     """Of the version that is installed here; one that has moved its files is as quick as it is."""
     assert all((torch_folder() / folder).is_dir() for folder in FOLDERS)
+
+
+def test_ours_are_there() -> None:
+    assert all(Path("src/quire", folder).is_dir() for folder in OUR_FOLDERS)

@@ -43,7 +43,9 @@ def import_lean() -> None:
     def is_wanted(name: str) -> bool:
         return library.is_alive() and name not in sys.modules and not waiting.holds(name)
 
-    for top, inner in [(folder, each) for each in FOLDERS] + [(_OURS, each) for each in OUR_FOLDERS]:
+    for top, inner in [(folder, each) for each in FOLDERS] + [
+        (_OURS, each) for each in OUR_FOLDERS
+    ]:
         package = ".".join((top.name, *Path(inner).parts))
         modules.read(package, top / inner, is_wanted)
     with (
