@@ -16,14 +16,13 @@ tokens, such as <think>, are recognised everywhere.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequestError
+from quire.tokenizer.encoder import Encoder
 from quire.tokenizer.folder import (
     add_missing_tokens,
     named_tokens,
@@ -31,7 +30,7 @@ from quire.tokenizer.folder import (
     read_settings,
     read_templates,
 )
-from quire.tokenizer.messages import BREAK, check_text
+from quire.tokenizer.messages import check_text
 from quire.tokenizer.spelling import Pieces, Spelling
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Tokenizer:
         """The chat templates themselves; empty if there is none."""
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._control = _beginnings_of(added[i].content for i in self._special_ids)
+        self._encoder = Encoder(backend, (added[i].content for i in self._special_ids))
         self._spelling = Spelling(backend.decoder)
         self._spelled: dict[tuple[int, bool], bytes | None] = {}  # what was asked for so far
         self.pieces = lru_cache(_MAX_PIECES)(self._pieces)
@@ -113,65 +112,24 @@ class Tokenizer:
         Raises InvalidRequestError (param "prompt") for what is no Unicode text.
         """
         check_text(text, "prompt")
-        return self._encode(text if parse_special else self._as_prose(text), add_special_tokens)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        backend = self._careful if BREAK in text else self._backend
-        # the batch form skips offsets, which makes it twice as fast
-        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
-
-    def _as_prose(self, text: str) -> str:
-        """Break each control token's name behind its first character."""
-        if self._control.search(text) is None:  # which is quicker than to replace nothing
-            return text
-        return self._control.sub(rf"\g<0>{BREAK}", text)
-
-    @cached_property
-    def _careful(self) -> tokenizers.Tokenizer:
-        """Drops the breaks after it has looked for control tokens: as ids, the text is whole.
-
-        A copy, made when the first text with a control token's name comes, so that other texts
-        take exactly the library's path.
-        """
-        import tokenizers
-
-        spec = json.loads(self._backend.to_str())
-        drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
-        rest = [spec["normalizer"]] if spec["normalizer"] else []
-        spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
-        for token in spec["added_tokens"]:
-            token["normalized"] &= not token["special"]  # look for them before the break goes
-        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+        text = text if parse_special else self._encoder.as_prose(text)
+        return self._encoder.ids(text, add_special_tokens=add_special_tokens)
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that follows other text; names of control tokens are plain text."""
-        before = self._encode("\n", add_special_tokens=False)
-        return self._inner_ids(self._as_prose(text), before)
+        return self._encoder.inner_ids(self._encoder.as_prose(text))
 
     def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:
         """Each word as token ids, as it is spelled inside a text with and without a space before.
 
         Raises InvalidRequestError (param "bad_words").
         """
-        before = self._encode("\n", add_special_tokens=False)
         found: dict[tuple[int, ...], None] = {}  # a set in order
         for word in words:
             check_text(word, "bad_words")
             for spelled in (word, f" {word}"):
-                found[tuple(self._inner_ids(spelled, before))] = None
+                found[tuple(self._encoder.inner_ids(spelled))] = None
         return [list(ids) for ids in found if ids]
-
-    def _inner_ids(self, text: str, before: list[int]) -> list[int]:
-        """Ids of a text that follows other text, without the space that some put in front.
-
-        before: the ids of a line end, after which the text is encoded.
-        """
-        ids = self._encode(f"\n{text}", add_special_tokens=False)
-        if ids[: len(before)] == before:
-            return ids[len(before) :]
-        return self._encode(text, add_special_tokens=False)
 
     # Ids to text
 
@@ -304,12 +262,12 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             options=template_kwargs,
-            map_text=self._as_prose,
+            map_text=self._encoder.as_prose,
         )
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """The second half of encode_chat: the ids of what chat_prompt has made."""
-        return self._encode(prompt, add_special_tokens=False)
+        return self._encoder.ids(prompt)
 
     def _template_for(self, tools: Any) -> ChatTemplate:
         if tools is not None and "tool_use" in self._templates:
@@ -334,12 +292,3 @@ def _compile(
         name: ChatTemplate(source, origin=origin, special_tokens=names)
         for name, (origin, source) in templates.items()
     }
-
-
-def _beginnings_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the first character of any of them, wherever one stands, also inside another.
-
-    Texts of one character are left out: there is no place to break them.
-    """
-    texts = sorted(text for text in texts if len(text) > 1)
-    return re.compile("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in texts) or "(?!)")

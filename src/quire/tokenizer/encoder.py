@@ -1,0 +1,72 @@
+"""Text to token ids, in which names of control tokens may be plain text. Back: spelling.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from quire.tokenizer.messages import BREAK
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Encoder:
+    """Encodes with the library's tokenizer. control_names: the texts of its control tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, control_names: Iterable[str]) -> None:
+        self._backend = backend
+        self._control = _beginnings_of(control_names)
+
+    def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text. Names of control tokens are these tokens, unless they are broken."""
+        backend = self._careful if BREAK in text else self._backend
+        # the batch form skips offsets, which makes it twice as fast
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def as_prose(self, text: str) -> str:
+        """The text with each control token's name broken behind its first character."""
+        if self._control.search(text) is None:  # which is quicker than to replace nothing
+            return text
+        return self._control.sub(rf"\g<0>{BREAK}", text)
+
+    def inner_ids(self, text: str) -> list[int]:
+        """Ids of a text that follows other text, without the space that some put in front."""
+        before = self._line_end
+        ids = self.ids(f"\n{text}")
+        return ids[len(before) :] if ids[: len(before)] == before else self.ids(text)
+
+    @cached_property
+    def _line_end(self) -> list[int]:
+        return self.ids("\n")
+
+    @cached_property
+    def _careful(self) -> tokenizers.Tokenizer:
+        """Drops the breaks after it has looked for control tokens: as ids, the text is whole.
+
+        A copy, made when the first text with a control token's name comes, so that other texts
+        take exactly the library's path.
+        """
+        import tokenizers
+
+        spec = json.loads(self._backend.to_str())
+        drop = {"type": "Replace", "pattern": {"String": BREAK}, "content": ""}
+        rest = [spec["normalizer"]] if spec["normalizer"] else []
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [drop, *rest]}
+        for token in spec["added_tokens"]:
+            token["normalized"] &= not token["special"]  # look for them before the break goes
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _beginnings_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches the first character of any of them, wherever one stands, also inside another.
+
+    Texts of one character are left out: there is no place to break them.
+    """
+    texts = sorted(text for text in texts if len(text) > 1)
+    return re.compile("|".join(f"{re.escape(t[0])}(?={re.escape(t[1:])})" for t in texts) or "(?!)")
