@@ -21,7 +21,7 @@ from quire.options import Option, options_of
 from quire.server import (
     chat_protocol,
     completions_protocol,
-    embeddings,
+    embeddings_protocol,
     messages_protocol,
     responses_protocol,
     tokenize,
@@ -38,7 +38,7 @@ BODIES = [
     chat_protocol.ChatRequest,
     messages_protocol.MessagesRequest,
     responses_protocol.ResponsesRequest,
-    embeddings.EmbeddingRequest,
+    embeddings_protocol.EmbeddingRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
 ]
@@ -47,7 +47,7 @@ REFUSED = [
     chat_protocol.CHAT_UNSUPPORTED,
     messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.RESPONSES_UNSUPPORTED,
-    embeddings.EMBEDDING_UNSUPPORTED,
+    embeddings_protocol.EMBEDDING_UNSUPPORTED,
     tokenize.TOKENIZE_UNSUPPORTED,
 ]
 

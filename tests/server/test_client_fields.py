@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from quire.server import (
     chat_protocol,
     completions_protocol,
-    embeddings,
+    embeddings_protocol,
     messages_protocol,
     responses_protocol,
 )
@@ -49,8 +49,8 @@ ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     ),
     (
         embedding_create_params.EmbeddingCreateParams,
-        embeddings.EmbeddingRequest,
-        embeddings.EMBEDDING_UNSUPPORTED,
+        embeddings_protocol.EmbeddingRequest,
+        embeddings_protocol.EMBEDDING_UNSUPPORTED,
     ),
     (message_create_params.MessageCreateParamsStreaming, *MESSAGES),
     (beta_params.MessageCreateParamsStreaming, *MESSAGES),

@@ -15,9 +15,10 @@ from starlette.applications import Starlette
 
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
-from quire.server import embeddings
+from quire.server import embeddings, embeddings_protocol
 from quire.server.admission import Admission
 from quire.server.app import build_app
+from quire.server.embeddings_protocol import MAX_INPUTS
 from quire.server.settings import ServerSettings
 
 PATH = "/v1/embeddings"
@@ -127,9 +128,9 @@ def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings(max_queued_requests=embeddings.MOST_AT_ONCE))
     admission = app.state.models.find(None).admission
     watch = Watch(engine, admission)
-    reply = embed(app, input=["ab", "c"] * (embeddings.MAX_INPUTS // 2), encoding_format="base64")
-    assert [item["index"] for item in reply.json()["data"]] == list(range(embeddings.MAX_INPUTS))
-    assert len(engine.calls) == embeddings.MAX_INPUTS
+    reply = embed(app, input=["ab", "c"] * (MAX_INPUTS // 2), encoding_format="base64")
+    assert [item["index"] for item in reply.json()["data"]] == list(range(MAX_INPUTS))
+    assert len(engine.calls) == MAX_INPUTS
     assert watch.most_inputs == watch.most_counted == embeddings.MOST_AT_ONCE
     assert embed(app, input=["x" * 1000] * 30).status == 200
     assert watch.most_tokens == 8 * 1000 < embeddings.MOST_TOKENS
@@ -197,15 +198,15 @@ def test_each_field_is_read(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings())
     read: set[str] = set()
 
-    class Noting(embeddings.EmbeddingRequest):
+    class Noting(embeddings_protocol.EmbeddingRequest):
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
 
-    decoder = embeddings._decoder
-    embeddings._decoder = msgspec.json.Decoder(Noting)
+    decoder = embeddings_protocol._decoder
+    embeddings_protocol._decoder = msgspec.json.Decoder(Noting)
     try:
         assert embed(app).status == 200
     finally:
-        embeddings._decoder = decoder
-    assert set(embeddings.EmbeddingRequest.__struct_fields__) - read == {"user"}
+        embeddings_protocol._decoder = decoder
+    assert set(embeddings_protocol.EmbeddingRequest.__struct_fields__) - read == {"user"}

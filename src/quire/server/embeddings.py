@@ -1,7 +1,7 @@
 """/v1/embeddings: from a body to vectors, as OpenAI has it.
 
-Owns the body, the answer, and how many inputs of one request are with the engine at a time. How
-hidden states become a vector is in engine/pooling.py.
+Owns the answer, and how many inputs of one request are with the engine at a time. How hidden states
+become a vector is in engine/pooling.py.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, cast
+from typing import cast
 
 import msgspec
 from starlette.types import Send
 
 from quire.core.output import RequestOutput
-from quire.core.pooling_params import Pooling, PoolingParams
+from quire.core.pooling_params import PoolingParams
 from quire.core.request import NO_WISHES
 from quire.engine.input_processor import Prompt, told_of
 from quire.engine.long_texts import encode_within
-from quire.errors import invalid_value
-from quire.server import body, bounds
-from quire.server.bounds import Int32, ShortText, TokenId
+from quire.server import embeddings_protocol
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http_errors import send_json
 from quire.server.in_step import Steps
@@ -34,44 +32,11 @@ from quire.server.reception import TenantEngine, Visit
 from quire.server.served import ServedModels
 from quire.server.usage import UsageCounter
 
-MAX_INPUTS = 2048  # in one request, as OpenAI has it
 # Inputs of one request, and tokens of them, that the engine has at a time: enough to keep it busy
 # for some steps, and no more, because whoever comes later waits behind them.
 MOST_AT_ONCE = 256
 MOST_TOKENS = 8192
-MAX_DIMENSIONS = 1 << 20
 _ENCODED_BESIDE = 16  # more vectors than these are written beside the event loop
-
-Text = Annotated[str, msgspec.Meta(min_length=1)]
-TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
-Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
-_InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
-INPUT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
-    Text,
-    Annotated[list[Text], _InputList],
-    TokenIds,
-    Annotated[list[TokenIds], _InputList],
-)
-
-
-class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
-
-    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: keep only so many of
-    the first numbers. pooling, normalize: how states become a vector, where not as the model says.
-    user: accepted, and without any effect. priority, cache_salt, timeout: as for completions.
-    """
-
-    model: str | None = None
-    input: msgspec.Raw
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
-    pooling: Pooling | None = None
-    normalize: bool | None = None
-    user: ShortText | None = None
-    priority: Int32 | None = None
-    cache_salt: ShortText | None = None
-    timeout: bounds.Seconds | None = None
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -98,14 +63,6 @@ class EmbeddingReply(msgspec.Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
-EMBEDDING_UNSUPPORTED: body.NeutralValues = {
-    "add_special_tokens": (None, True),
-    "extra_body": (None, {}),
-    "truncate_prompt_tokens": (None,),
-}
-
-_decoder = msgspec.json.Decoder(EmbeddingRequest)
-_input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 _encoder = msgspec.json.Encoder()
 
 
@@ -123,10 +80,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
 
     Raises InvalidRequestError.
     """
-    request = body.decode(data, _decoder)
-    given = bytes(request.input)
-    found = body.read_names(data, long=given)
-    body.check_names(found, request.__struct_fields__, EMBEDDING_UNSUPPORTED)
+    request = embeddings_protocol.parse(data)
     served = models.find(request.model)
     pooling = served.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
@@ -135,7 +89,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
     job = Job(
         reply_id=f"embd-{uuid.uuid4().hex}",
         model=served.name,
-        prompts=_token_ids(_inputs(given), pooling, served.engine),
+        prompts=_token_ids(embeddings_protocol.inputs(request), pooling, served.engine),
         sampling=NO_WISHES,
         stream=False,
         include_usage=False,
@@ -160,23 +114,6 @@ async def answer(wanted: EmbeddingJob, visit: Visit, send: Send) -> None:
         else:
             reply = _encoded(wanted, outputs)
     await send_json(send, 200, reply)
-
-
-def _inputs(data: bytes) -> list[str] | list[list[int]]:
-    """Bring the four forms of `input` into one. Raises InvalidRequestError."""
-    given = body.decode(data, _input_decoder, path="input")
-    if isinstance(given, str):
-        return [given]
-    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
-    if kinds == {int}:
-        return [cast(list[int], given)]
-    if kinds not in ({str}, {list}):
-        text = "give a text, a list of texts, a list of token ids, or a list of such lists"
-        raise invalid_value("input", text)
-    if len(given) > MAX_INPUTS:
-        problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"
-        raise invalid_value("input", problem)
-    return cast(list[str] | list[list[int]], given)
 
 
 def _token_ids(

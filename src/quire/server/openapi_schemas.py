@@ -14,7 +14,7 @@ import msgspec
 from quire.server import (
     chat_protocol,
     completions_protocol,
-    embeddings,
+    embeddings_protocol,
     forms,
     messages_protocol,
     responses_protocol,
@@ -36,7 +36,7 @@ _NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
     messages_protocol.MessagesRequest: messages_protocol.MESSAGES_UNSUPPORTED,
     messages_protocol.CountRequest: messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.ResponsesRequest: responses_protocol.RESPONSES_UNSUPPORTED,
-    embeddings.EmbeddingRequest: embeddings.EMBEDDING_UNSUPPORTED,
+    embeddings_protocol.EmbeddingRequest: embeddings_protocol.EMBEDDING_UNSUPPORTED,
     tokenize.TokenizeRequest: tokenize.TOKENIZE_UNSUPPORTED,
 }
 
@@ -112,7 +112,7 @@ class Schemas:
 # field of a struct → the forms that its JSON may have
 _RAW = (
     (completions_protocol.CompletionRequest, "prompt", completions_protocol.PROMPT_FORMS),
-    (embeddings.EmbeddingRequest, "input", embeddings.INPUT_FORMS),
+    (embeddings_protocol.EmbeddingRequest, "input", embeddings_protocol.INPUT_FORMS),
 )
 _RAW_FORMS = tuple(form for _, _, given in _RAW for form in given)
 

@@ -17,12 +17,13 @@ from quire.server import (
     chat_wire,
     completions,
     embeddings,
-    messages,
+    messages_wire,
     responses_wire,
     tokenize,
 )
 from quire.server.chat_protocol import ChatRequest
 from quire.server.completions_protocol import CompletionRequest
+from quire.server.embeddings_protocol import EmbeddingRequest
 from quire.server.health import HealthReply
 from quire.server.http_errors import AnthropicError, ErrorChunk
 from quire.server.live import LiveState
@@ -139,10 +140,11 @@ _POSTS = (
         rules=(_MODEL, _CONTEXT, *_CHAT_RULES, _CHOICE, _LAST),
         example={"messages": [_USER], "max_tokens": 8},
         body=MessagesRequest,
-        reply=messages.MessageReply,
+        reply=messages_wire.MessageReply,
         events=(
-            messages.MessageStart, messages.Ping, messages.BlockStart, messages.BlockDelta,
-            messages.BlockStop, messages.MessageDelta, messages.MessageStop, AnthropicError,
+            messages_wire.MessageStart, messages_wire.Ping,
+            messages_wire.BlockStart, messages_wire.BlockDelta, messages_wire.BlockStop,
+            messages_wire.MessageDelta, messages_wire.MessageStop, AnthropicError,
         ),
         errors=_RUN_ERRORS,
     ),
@@ -155,7 +157,7 @@ _POSTS = (
             "`dimensions` is at most the model's hidden size.",
         ),
         example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
-        body=embeddings.EmbeddingRequest,
+        body=EmbeddingRequest,
         reply=embeddings.EmbeddingReply,
         errors=_RUN_ERRORS,
     ),
@@ -165,7 +167,7 @@ _POSTS = (
         rules=(_MODEL, *_CHAT_RULES, _CHOICE, _LAST),
         example={"messages": [_USER]},
         body=CountRequest,
-        reply=messages.TokenCountReply,
+        reply=messages_wire.TokenCountReply,
         errors=_RUN_ERRORS,
     ),
     Operation(
