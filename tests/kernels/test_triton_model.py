@@ -15,7 +15,7 @@ from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
 from quire.kernels.triton import operations
 from quire.layers.context import ForwardContext
-from quire.layers.linear import FusedLinear
+from quire.layers.linear_methods import FusedLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.models.architecture import ModelArchitecture

@@ -19,7 +19,8 @@ from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Rows, Rows
 from quire.kernels.triton import fp8, operations
-from quire.layers.linear import FusedQuantizedLinear, GateUpParallelLinear, RowParallelLinear
+from quire.layers.linear import GateUpParallelLinear, RowParallelLinear
+from quire.layers.linear_methods import FusedQuantizedLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import SCHEMES

@@ -100,12 +100,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     config = settle(config, device.type)
     folder = resolve_model(config.model.model, config.model.revision)
     shape = ModelArchitecture.from_folder(folder)
-    if step.context > shape.max_position_embeddings:
-        name = "context" if step.num_new == 1 else "prefill"
-        raise ConfigError(
-            f"{name} is {step.context}, but the model knows positions up to "
-            f"{shape.max_position_embeddings}; lower it"
-        )
+    _check_positions(step, shape)
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
     threads = thread_candidates(config, shape)
@@ -117,10 +112,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
         table = measure_steps(model, shape, config.cache.block_size, kv_type, threads)
     with torch.inference_mode():
         run = _step(model, shape, step, config.cache.block_size, kv_type, device, recorder)
-        run()  # what is made at a first call is no part of a step
-        recorder.is_on = True
-        run()
-        recorder.is_on = False
+        recorder.record(run)
         in_fp8 = any(kind.in_fp8 for kind in recorder.kinds.values())
         roofline = measure_roofline(device, dtype, in_fp8=in_fp8)
         operations = [_timed(key, kind, roofline, device) for key, kind in recorder.kinds.items()]
@@ -135,6 +127,15 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
         seconds,
         table,
     )
+
+
+def _check_positions(step: StepShape, shape: ModelArchitecture) -> None:
+    if step.context > shape.max_position_embeddings:
+        name = "context" if step.num_new == 1 else "prefill"
+        raise ConfigError(
+            f"{name} is {step.context}, but the model knows positions up to "
+            f"{shape.max_position_embeddings}; lower it"
+        )
 
 
 def _step(

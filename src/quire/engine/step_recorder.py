@@ -33,10 +33,10 @@ class CallKind:
 
 
 class Recorder:
-    """Kernels that note their calls while `is_on`."""
+    """Kernels that note their calls while a step is recorded."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self.is_on = False
+        self._is_on = False
         self.kinds: dict[tuple[str, str], CallKind] = {}
         self._caches: set[int] = set()
         names = [f.name for f in fields(Kernels)]
@@ -51,9 +51,16 @@ class Recorder:
         """Count of these only what an operation touches."""
         self._caches = {cache.data_ptr() for pair in kv_caches for cache in pair}
 
+    def record(self, step: Call) -> None:
+        """Run a step twice and note the second: what is made at a first call is no part of it."""
+        step()
+        self._is_on = True
+        step()
+        self._is_on = False
+
     def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         result = function(*arguments)
-        if self.is_on:
+        if self._is_on:
             self._kind_of(name, arguments, result).calls.append(partial(function, *arguments))
         return result
 
