@@ -12,6 +12,7 @@ goes, and writes the result file after each part.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 from pathlib import Path
@@ -85,12 +86,13 @@ def measure(args: argparse.Namespace) -> None:
         f"a launch in a graph takes {measured['launch_us']:.2f} us",
         flush=True,
     )
+    args.save = functools.partial(record.save, args.name, measured, args.results)
     for part in args.only:
         measured[part] = []
         try:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
-            path = record.save(args.name, measured, args.results)
+            path = args.save()
         if part in WRITERS and args.tune:
             WRITERS[part](measured)
         torch.cuda.empty_cache()

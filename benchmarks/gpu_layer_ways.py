@@ -56,6 +56,7 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
                 flush=True,
             )
             results.append(row)
+            args.save()  # a run that is cut loses no row
 
 
 def tuned(name: str, itemsize: int, step: Step) -> Row:
