@@ -1,17 +1,16 @@
-"""Times the products of a model's layers one after the other, and tunes them among each other."""
+"""Times the products of a model's layers one after the other, without attention."""
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_products import case_of, compiled_as, few, num_sms, run_once, time_alone
+from gpu_products import few, num_sms
 from gpu_shapes import MODELS, SHAPES, Model
-from gpu_timing import CACHE, DEVICE, DTYPE, Budget, brief, precompile, time_graph, time_ways
+from gpu_timing import CACHE, DEVICE, DTYPE, Budget, precompile, time_graph
 from torch import Tensor
 
 from quire.kernels import reference
@@ -27,92 +26,9 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_silu,
     skinny_gemm_turned,
 )
-from quire.kernels.triton.ways import Way, way_from, ways_for
 from quire.quantization.fp8 import FORM
 
-Ways = dict[str, Way]
-
-
-def ways_of(m: int, n: int, k: int, itemsize: int) -> list[Way]:
-    """The choice, and all others worth trying."""
-    usual = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
-    return list(dict.fromkeys([usual, *ways_for(m, n, k, itemsize, num_sms())]))
-
-
 MOST = 256  # rows of a chain
-
-
-def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """The best way of each product between those of its layers; the head's alone.
-
-    us, slowest_us: of a layer's products with the best and the worst way, or of the head;
-    alone_us: of the product by the best.
-    """
-    cases = [
-        (m, name, size)
-        for size in args.itemsizes
-        for m in few(args.rows, size)
-        for name in args.models
-    ]
-    precompile(run_way_once, list(way_cases(cases, args.products)), args.workers, budget)
-    for m, name, itemsize in () if args.compile else cases:
-        if budget.left < 1:
-            print("out of time")
-            break
-        model = MODELS[name]
-        found = ways_between(name, itemsize, m, args.products)
-        beside = {
-            product: time_fused(model, m, itemsize, product, way_from(rows[0]["config"]))
-            for product, rows in found.items()
-        }
-        if "head" in args.products:
-            n, k = model.products()["head"]
-            ways, label = ways_of(m, n, k, itemsize), f"{m} {name} head {itemsize}"
-            found["head"], library = time_alone(m, n, k, itemsize, ways, label)
-            beside["head"] = found["head"][0]["us"], library
-        for product, (alone, library) in beside.items():
-            (n, k), rows = model.products()[product], found[product]
-            print(
-                f"tune {name} {product:8} {8 * itemsize:2} bits m={m:2} {rows[0]['us']:7.2f} to "
-                f"{rows[-1]['us']:7.2f} us; alone {alone:7.2f}, library {library:7.2f}  "
-                f"{brief(rows[0]['config'])}",
-                flush=True,
-            )
-            results.append(
-                {"model": name, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize,
-                 "config": rows[0]["config"], "us": rows[0]["us"], "slowest_us": rows[-1]["us"],
-                 "alone_us": alone, "library_us": library}
-            )  # fmt: skip
-
-
-def ways_between(
-    name: str, itemsize: int, m: int, wanted: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Of the products of a layer: ways, by the time of all four, the quickest first.
-
-    Each is timed with the best that is known of the others, and so all are twice.
-    """
-    model, layers = MODELS[name], tuned_layers(name, itemsize)
-    first = rows_for(model, m)
-    ways = {
-        product: ways_of(m, *model.products()[product], itemsize)
-        for product in ("gate_up", "down", "o", "qkv")
-    }
-    usual: Ways = {product: choice[0] for product, choice in ways.items()}
-    expected = run_chain(model, layers, first, usual)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for product in 2 * [product for product in ways if product in wanted]:
-
-        def calls(way: Way, product: str = product) -> list[functools.partial[Tensor]]:
-            return [functools.partial(run_chain, model, layers, first, usual | {product: way})]
-
-        label = f"{m} {name} {product} {itemsize}"
-        rows = time_ways(ways[product], calls, expected, label, limit=0.1, least_us=0)
-        if not rows:
-            continue
-        found[product] = [row | {"us": row["us"] / len(layers)} for row in rows]
-        usual[product] = way_from(rows[0]["config"])
-    return found
 
 
 @functools.cache
@@ -122,64 +38,6 @@ def tuned_layers(name: str, itemsize: int) -> list[dict[str, Any]]:
     numbers = sum(n * k for product, (n, k) in model.products().items() if product != "head")
     count = max(3, -(-CACHE // (numbers * itemsize)))
     return [chain_weights(model, itemsize) for _ in range(count)]
-
-
-def time_fused(model: Model, m: int, itemsize: int, product: str, way: Way) -> tuple[float, float]:
-    """A product alone with what its layer fuses into it, and the library's with nothing fused."""
-    n, k = model.products()[product]
-    case = case_of(m, n, k, itemsize)
-    x: Any = case.x
-    norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
-    residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
-    squares = torch.rand(32, m, device=DEVICE)
-    normed = Normed(case.x, x, norm[:k], 1e-5, squares)
-    calls: list[functools.partial[Any]] = []
-    for w in case.weights:
-        if product == "qkv":
-            calls.append(functools.partial(skinny_gemm, normed, w, config=way))
-        elif product == "gate_up":
-            calls.append(functools.partial(skinny_gemm_silu, normed, w, config=way))
-        else:
-            calls.append(
-                functools.partial(skinny_gemm_norm, x, w, residual, norm[:n], 1e-5, config=way)
-            )
-    return time_graph(calls), time_graph(case.library)
-
-
-def way_cases(
-    cases: list[tuple[int, str, int]], products: Sequence[str]
-) -> Iterator[tuple[int, int, int, int, str, Way, str]]:
-    """What is to be compiled: rows, N, K, bytes of a weight's numbers, product, way, model."""
-    wanted = {}
-    for m, name, itemsize in cases:
-        for product, (n, k) in MODELS[name].products().items():
-            for way in ways_of(m, n, k, itemsize) if product in products else ():
-                key = compiled_as(m, n, k, way, num_sms()), itemsize, product
-                turning = name if product == "qkv" else ""
-                wanted[key, turning] = m, n, k, itemsize, product, way, name
-    return iter(wanted.values())
-
-
-def run_way_once(m: int, n: int, k: int, itemsize: int, product: str, way: Way, name: str) -> None:
-    """For what it leaves in the cache of compiled kernels: a head, or a small model's layers."""
-    if product == "head":
-        run_once(m, n, k, itemsize, way)
-        return
-    model = small(MODELS[name])
-    layer = small_weights(model, itemsize)
-    run_chain(model, [layer, layer], rows_for(model, m), {product: way})
-    torch.cuda.synchronize()
-
-
-def small(model: Model) -> Model:
-    """One that is compiled like it."""
-    return Model(1024, 8, model.kv_heads, model.head_dim, 1024, 1024, 2)
-
-
-@functools.cache
-def small_weights(model: Model, itemsize: int) -> dict[str, Any]:
-    """Once for each process."""
-    return chain_weights(model, itemsize)
 
 
 def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -200,7 +58,7 @@ def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]
         for m in few(args.rows, itemsize):
             if budget.left < 2:
                 break
-            call = functools.partial(run_chain, model, layers, rows_for(model, m), {})
+            call = functools.partial(run_chain, model, layers, rows_for(model, m))
             us, error = time_graph([call], least_us=0), chain_error(model, layers[0], m)
             share = num_bytes / us * 1e6 / args.bandwidth
             print(
@@ -217,7 +75,7 @@ def chain(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]
 def run_chain_once(name: str, m: int, itemsize: int) -> None:
     """Two layers, for what they leave in the cache of compiled kernels."""
     layer = chain_weights(MODELS[name], itemsize)
-    run_chain(MODELS[name], [layer, layer], rows_for(MODELS[name], m), {})
+    run_chain(MODELS[name], [layer, layer], rows_for(MODELS[name], m))
     torch.cuda.synchronize()
 
 
@@ -244,31 +102,28 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
     return weights
 
 
-def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: Ways) -> Tensor:
-    """Layers whose attention passes on the values of its input. ways: those that are not usual."""
+def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor) -> Tensor:
+    """Layers whose attention passes on the values of its input."""
     x: Any = first
-    residual, way = first, ways.get
+    residual = first
     for w in layers:
-        heads = turned(model, x, w, way("qkv")).flatten(1)
-        x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5, config=way("o"))
-        hidden = skinny_gemm_silu(x, w["gate_up"], config=way("gate_up"))
-        x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5, config=way("down"))
+        heads = turned(model, x, w).flatten(1)
+        x = skinny_gemm_norm(heads, w["o"], residual, w["norm"], 1e-5)
+        hidden = skinny_gemm_silu(x, w["gate_up"])
+        x = skinny_gemm_norm(hidden, w["down"], x.residual, w["norm"], 1e-5)
         residual = x.residual
     return residual
 
 
-def turned(model: Model, x: Any, w: dict[str, Any], way: Way | None) -> Tensor:
+def turned(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
     """Queries, in one launch where tiles hold whole heads, else in two."""
     m, (n, k) = len(x.rows if isinstance(x, Normed) else x), model.products()["qkv"]
     itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
     turning = Turning(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
-    if way is None:
-        inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
-    else:
-        inside = way if tuning.holds_whole(way, n, *heads) else None
+    inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
     if inside is not None:
         return skinny_gemm_turned(x, w["qkv"], turning, inside)
-    return rotary_write_kv(*turning.operands(skinny_gemm(x, w["qkv"], config=way)))
+    return rotary_write_kv(*turning.operands(skinny_gemm(x, w["qkv"])))
 
 
 def rows_for(model: Model, m: int) -> Tensor:
@@ -279,7 +134,7 @@ def rows_for(model: Model, m: int) -> Tensor:
 
 def chain_error(model: Model, w: dict[str, Any], m: int) -> float:
     """Relative error of one layer; with FP8 most of it is the rounding of activations."""
-    out = run_chain(model, [w, w], rows_for(model, m), {})
+    out = run_chain(model, [w, w], rows_for(model, m))
     x = rows_for(model, m).float()
     residual, w = x, {name: in_float32(weight) for name, weight in w.items()}
     for _ in range(2):

@@ -3,10 +3,11 @@
 python benchmarks/gpu_kernels.py --seconds 300 --tune
 python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
 
-Parts: tune (the ways of products between each other), chain (a model's products in sequence),
-layers (with attention), decode, decode_hopper (two kernels by turns), prefill, rows (the ways of
-products of many rows in FP8), unseen (products of models that the tables leave out). Prints as it
-goes, and writes the result file after each part.
+Parts: tune (the ways of heads, and all products beside the library's), chain (a model's products in
+sequence), layers (with attention), decode, decode_hopper (two kernels by turns), prefill, rows (the
+ways of products of many rows in FP8), layer_ways (of products in layers with attention), unseen
+(products of models that the tables leave out). Prints as it goes, and writes the result file after
+each part, of layer_ways after each row.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import gpu_timing
 import record
 import torch
 from gpu_attention import decode, prefill
-from gpu_chains import chain, tune
+from gpu_chains import chain
 from gpu_decode_hopper import decode_hopper
 from gpu_layer_ways import layer_ways, write_layer_ways
 from gpu_layers import layers
-from gpu_products import write_table
+from gpu_products import tune, write_table
 from gpu_rows import rows, write_rows
 from gpu_shapes import MODELS, PRODUCTS, SHAPES
 from gpu_timing import Budget

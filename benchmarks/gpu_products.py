@@ -1,27 +1,113 @@
-"""Times products of a few rows with a model's weights, one by one and as its layers chain them."""
+"""Times products of a few rows one by one, with what their layers fuse into them."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import DEVICE, DTYPE, copies_beyond_cache, time_graph, time_ways
+from gpu_shapes import MODELS
+from gpu_timing import (
+    DEVICE,
+    DTYPE,
+    Budget,
+    brief,
+    copies_beyond_cache,
+    precompile,
+    time_graph,
+    time_ways,
+)
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed
 from quire.kernels.triton import fp8, tuning
 from quire.kernels.triton.elementwise import quantize_rows
 from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.skinny_gemm import MAX_ROWS, skinny_gemm
-from quire.kernels.triton.ways import RingConfig, Way
+from quire.kernels.triton.skinny_gemm import (
+    MAX_ROWS,
+    skinny_gemm,
+    skinny_gemm_norm,
+    skinny_gemm_silu,
+)
+from quire.kernels.triton.ways import RingConfig, Way, ways_for
 
 TABLE = Path(tuning.__file__).parent / "tuned.json"
+
+
+def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Of heads the best way, of layers' products the choice, beside the library's.
+
+    alone_us: with what the layer fuses into the product.
+    """
+    cases = [
+        (m, name, product, size)
+        for size in args.itemsizes
+        for m in few(args.rows, size)
+        for name in args.models
+        for product in args.products
+    ]
+    precompile(run_tuned_once, cases, args.workers, budget)
+    for m, name, product, itemsize in () if args.compile else cases:
+        if budget.left < 1:
+            print("out of time")
+            break
+        n, k = MODELS[name].products()[product]
+        ways = ways_of(m, n, k, itemsize)
+        if product == "head":
+            rows, library = time_alone(m, n, k, itemsize, ways, f"{m} {name} head {itemsize}")
+            alone, config = rows[0]["us"], rows[0]["config"]
+        else:
+            case, config = case_of(m, n, k, itemsize), asdict(ways[0])
+            alone, library = time_graph(fused(product, case)), time_graph(case.library)
+        print(
+            f"tune {name} {product:8} {8 * itemsize:2} bits m={m:2} {alone:7.2f} us, library "
+            f"{library:7.2f}  {brief(config)}",
+            flush=True,
+        )
+        results.append(
+            {"model": name, "product": product, "m": m, "n": n, "k": k, "itemsize": itemsize,
+             "config": config, "alone_us": alone, "library_us": library}
+        )  # fmt: skip
+
+
+def ways_of(m: int, n: int, k: int, itemsize: int) -> list[Way]:
+    """The choice, and all others worth trying."""
+    usual = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
+    return list(dict.fromkeys([usual, *ways_for(m, n, k, itemsize, num_sms())]))
+
+
+def fused(product: str, case: Case) -> list[functools.partial[Any]]:
+    """The product with what its layer fuses into it, for each weight."""
+    x, (m, k), n = case.x, case.x.shape, len(case.expected[0])
+    assert isinstance(x, Tensor)
+    norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
+    normed = Normed(x, x, norm[:k], 1e-5, torch.rand(32, m, device=DEVICE))
+    residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
+    if product in ("qkv", "gate_up"):
+        call: Any = skinny_gemm if product == "qkv" else skinny_gemm_silu
+        return [functools.partial(call, normed, w) for w in case.weights]
+    return [
+        functools.partial(skinny_gemm_norm, x, w, residual, norm[:n], 1e-5) for w in case.weights
+    ]
+
+
+def run_tuned_once(m: int, name: str, product: str, itemsize: int) -> None:
+    """For what it leaves in the cache of compiled kernels."""
+    n, k = MODELS[name].products()[product]
+    if product == "head":
+        for way in ways_of(m, n, k, itemsize):
+            run_once(m, n, k, itemsize, way)
+    else:
+        weight = torch.ones(n, k, device=DEVICE, dtype=DTYPE)
+        case = plain_case(m, [weight]) if itemsize == 2 else fp8_case(m, [weight.to(reference.FP8)])
+        fused(product, case)[0]()
+    torch.cuda.synchronize()
 
 
 def few(rows: list[int], itemsize: int) -> list[int]:
@@ -118,7 +204,7 @@ def write_table(result: dict[str, Any]) -> None:
     """
     kept = {_shape(row): row for row in tuning.measured()["skinny_gemm"]}
     for row in result["tune"]:
-        kept[_shape(row)] = {
+        kept[_shape(row)] = kept.get(_shape(row), {}) | {
             **{key: row[key] for key in ("m", "n", "k", "itemsize")},
             "library": row["library_us"] < row["alone_us"],
             "config": row["config"],
