@@ -12,8 +12,8 @@ import torch
 from gpu_chains import chain_weights
 from gpu_layers import Step, make_step, run_step
 from gpu_products import forget_choices, num_sms, save_table
-from gpu_shapes import SHAPES
-from gpu_timing import REPLAYS, Budget, brief, capture, precompile, replay
+from gpu_shapes import SHAPES, Model
+from gpu_timing import CACHE, REPLAYS, Budget, brief, capture, precompile, replay
 from gpu_unseen import candidates, choice_in_layers, has_rows
 
 from quire.kernels.triton import tuning
@@ -21,7 +21,7 @@ from quire.kernels.triton.neighbours import expected_us, rows_timed
 from quire.kernels.triton.skinny_gemm import MAX_ROWS
 
 ORDER = ("gate_up", "down", "o", "qkv")  # the largest first
-LAYERS = 16  # at most: what they read outgrows the cache
+FEWEST, LAYERS = 6, 16  # of large and small models: what they read outgrows the cache
 NEAR = 1.35  # times the best way's expected time: what takes longer by itself is not tried
 WORTH = 0.997  # of the time so far is what another way has to come to
 MOST_FP8_ROWS = 128  # more are the library's, or gpu_rows.py's
@@ -41,7 +41,7 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
     precompile(run_ways_once, jobs, args.workers, budget)
     for name, itemsize in () if args.compile else dict.fromkeys(case[:2] for case in cases):
         model = SHAPES[name]
-        weights = [chain_weights(model, itemsize) for _ in range(min(LAYERS, model.layers))]
+        weights = [chain_weights(model, itemsize) for _ in range(num_layers(model, itemsize))]
         for m in [case[2] for case in cases if case[:2] == (name, itemsize)]:
             if budget.left < 4:
                 print("out of time")
@@ -57,6 +57,13 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
             )
             results.append(row)
             args.save()  # a run that is cut loses no row
+
+
+def num_layers(model: Model, itemsize: int) -> int:
+    """Of a model, with which ways are timed."""
+    products = [n * k for name, (n, k) in model.products().items() if name != "head"]
+    enough = -(-4 * CACHE // (itemsize * sum(products)))
+    return min(model.layers, LAYERS, max(FEWEST, enough))
 
 
 def tuned(name: str, itemsize: int, step: Step) -> Row:

@@ -4,7 +4,8 @@ The formula knows what bounds a way: a launch, the bytes of W, those that the bu
 reads, how often a ring is filled, the parts that programs add up. It is some 10 % off, and alike
 where ways give multiprocessors work alike: by how much is the mean of what was timed, weighted by a
 Gaussian of the distance (Nadaraya and Watson's kernel regression). Constants are those that
-benchmarks/gpu_neighbours.py found for an earlier table; now it would find others by up to 5 %.
+benchmarks/gpu_neighbours.py finds. What was timed is a product behind itself; in layers, ways whose
+programs may crowd on some multiprocessors take longer.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from quire.kernels.triton.ways import RingConfig, Way, way_from
+from quire.kernels.triton.ways import RingConfig, Way, room_for, way_from
 
 Place = tuple[float, float, float, float]
 Shape = tuple[int, int]  # n, k
-COSTS = (1.91, 0.205, 2.81, 0.456, 1.33)  # microseconds for each of `terms`
+COSTS = (1.83, 0.202, 2.95, 0.469, 1.3)  # microseconds for each of `terms`
 SCALES = (160.0, 10.0, 64.0, 64.0)  # what a distance of 1 in each part of a place weighs
 # What nothing alike was timed of is presumed to take 10 % longer; counts as much as this.
 PRESUMED, WEIGHT = 0.1, 1e-3
+CROWDED = 0.05  # longer in layers, if half of the places are empty or more
 
 
 def expected_us(
@@ -55,7 +57,8 @@ def expected_us(
             if far < 40 and shape not in without:
                 weight = math.exp(-far / 2)
                 total, weights = total + weight * ratio, weights + weight
-        found[way] = _by_formula(m, n, k, itemsize, num_sms, way) * math.exp(total / weights)
+        alone = _by_formula(m, n, k, itemsize, num_sms, way) * math.exp(total / weights)
+        found[way] = alone * (1 + CROWDED * _crowding(m, n, itemsize, num_sms, way))
     return found
 
 
@@ -83,6 +86,18 @@ def place(n: int, k: int, itemsize: int, num_sms: int, way: Way) -> Place:
     step, steps = _steps(k, itemsize, way)
     filled = programs / math.ceil(programs)
     return math.log(programs), math.log(steps * step), math.log(max(1, way.split)), filled
+
+
+def _crowding(m: int, n: int, itemsize: int, num_sms: int, way: Way) -> float:
+    """Empty places for each program on a multiprocessor, one at most; none if some programs wait.
+
+    Where the kernel in front ends on one multiprocessor before others, programs then take all
+    places there, and none is left for the others. With more rows in the ring that was not seen.
+    """
+    programs, places = _programs(n, num_sms, way), min(3, room_for(m, itemsize, way))
+    if programs > places or (m > 16 and isinstance(way, RingConfig)):
+        return 0.0
+    return min(1.0, places / programs - 1)
 
 
 def _programs(n: int, num_sms: int, way: Way) -> float:

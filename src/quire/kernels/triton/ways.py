@@ -61,6 +61,17 @@ class RingConfig:
 Way = SkinnyConfig | RingConfig
 
 
+def room_for(m: int, itemsize: int, way: Way) -> int:
+    """How many programs a Hopper multiprocessor has shared memory for, of a product with m rows."""
+    block_m = 1 << (m - 1).bit_length()
+    if isinstance(way, SkinnyConfig):
+        a_column = itemsize * way.block_n + 2 * max(way.min_block_m, block_m)
+        return _SHARED_MEMORY // (way.stages * way.block_k * a_column)
+    rounds = itemsize == 1 and m <= 16  # x itself, which takes some 8 KiB and no place in the ring
+    rows = way.block_n if rounds else way.block_n + max(8, block_m)
+    return _SHARED_MEMORY // (128 * way.stages * way.tiles * rows + 1024 * (9 if rounds else 2))
+
+
 def way_from(config: dict[str, Any]) -> Way:
     """A way as tables keep it."""
     return RingConfig(**config) if "tiles" in config else SkinnyConfig(**config)
