@@ -71,7 +71,9 @@ def write_table(rows: Rows) -> None:
             if way_from(way["config"]) in worth:
                 index = ways.setdefault(json.dumps(way["config"]), len(ways))
                 found[index] = float(f"{way['us']:.4g}")
-        given = {"ways": sorted(found), "us": [found[index] for index in sorted(found)]}
+        given: dict[str, Any] = {"ways": sorted(found), "us": [found[i] for i in sorted(found)]}
+        if has_rows(row["m"], row["itemsize"]):
+            given["library_us"] = float(f"{row['library_us']:.4g}")
         kept[tuple(shape.values())] = shape | given
     lines = ",\n".join(json.dumps(row) for _, row in sorted(kept.items()))
     kinds = ",\n".join(ways)
@@ -118,7 +120,7 @@ def left_out(rows: Rows) -> list[tuple[dict[str, Any], float]]:
         best, few = min(us.values()), neighbours.rows_timed(m, itemsize)
         if row["product"] == "head" or has_rows(m, itemsize):
             best = min(best, row["library_us"])
-        if has_rows(m, itemsize) and tuning.rows_config(m, n, k, NUM_SMS) is None:
+        if has_rows(m, itemsize) and tuning.library_rule(m, n, k, NUM_SMS):
             above.append((row, row["library_us"] / best - 1))
             continue
         expected = neighbours.expected_us(few, n, k, itemsize, NUM_SMS, worth, shapes[row["model"]])

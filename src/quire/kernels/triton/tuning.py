@@ -7,7 +7,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from quire.kernels.triton.neighbours import expected_us, rows_timed
+from quire.kernels.triton.neighbours import expected_us, library_us, rows_timed
 from quire.kernels.triton.ways import (
     RingConfig,
     SkinnyConfig,
@@ -123,17 +123,30 @@ def rows_config(m: int, n: int, k: int, num_sms: int) -> RingConfig | None:
     """The choice for many rows x [m, k] and W [n, k] in FP8 on Hopper; None: better the library's.
 
     Of a shape tuned on such a GPU, the nearest number of rows from m upwards; of others what is
-    expected to be quickest, up to 128 rows, since more take as long as 256, or up to 64 where not
-    all of W's tiles have a place at once, three on a multiprocessor.
+    expected to be quickest, up to 128 rows, since more take as long as 256.
     """
     row = _nearest("rows", m, (n, k), num_sms)
     if row is not None:
         return row["config"] and RingConfig(**row["config"])
-    if m > 128 or (m > 64 and n > 64 * 3 * num_sms):
+    if m > 128:
         return None
-    way = _quickest(_expected(max(m, 17), n, k, 1, num_sms))
+    few = rows_timed(max(m, 17), 1)
+    us = _expected_as_timed(few, n, k, 1, num_sms)
+    way, by_library = _quickest(us), library_us(few, n, k)
+    if library_rule(m, n, k, num_sms) if by_library is None else by_library < us[way]:
+        return None
     assert isinstance(way, RingConfig)
     return way
+
+
+def library_rule(m: int, n: int, k: int, num_sms: int) -> bool:
+    """Whether to leave a shape in FP8 to the library that it was not timed with, see `rows_config`.
+
+    So it is if not all of W's tiles have a place at once, three on a multiprocessor, and if long
+    tiles are somewhat more than multiprocessors.
+    """
+    tiles = n / (64 * num_sms)
+    return m > 64 and (tiles > 3 or (1 < tiles < 1.5 and k >= 3072))
 
 
 def _measured_row(m: int, n: int, k: int, itemsize: int, num_sms: int) -> dict[str, Any] | None:
