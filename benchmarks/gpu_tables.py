@@ -92,7 +92,7 @@ def gpu_unseen(result: Result) -> str:
     return "\n".join(lines)
 
 
-def gpu_layer_ways_left_out(result: Result) -> str:
+def layers_unseen(result: Result) -> str:
     """Layers of models that no table has: as is chosen for them, beside tuned where they run."""
     rows = result["layer_ways"]
     sizes = sorted({row["m"] for row in rows})

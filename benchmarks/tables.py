@@ -28,12 +28,12 @@ from gpu_tables import (
     gpu_decode,
     gpu_decode_hopper,
     gpu_invariance,
-    gpu_layer_ways_left_out,
     gpu_layers,
     gpu_prefill,
     gpu_products,
     gpu_rows,
     gpu_unseen,
+    layers_unseen,
 )
 from serving_table import saturated, serving, step_profile
 
@@ -267,7 +267,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_rows": gpu_rows,
     "gpu_unseen": gpu_unseen,
     "gpu_chain": gpu_chain,
-    "gpu_layer_ways_left_out": gpu_layer_ways_left_out,
+    "gpu_layer_ways_unseen_fp8": layers_unseen,
+    "gpu_layer_ways_unseen_bf16": layers_unseen,
     "gpu_layers": gpu_layers,
     "gpu_decode": gpu_decode,
     "gpu_decode_hopper": gpu_decode_hopper,
