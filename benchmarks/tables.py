@@ -267,6 +267,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_rows": gpu_rows,
     "gpu_unseen": gpu_unseen,
     "gpu_chain": gpu_chain,
+    "gpu_layer_ways_left_out_fp8": layers_unseen,
+    "gpu_layer_ways_left_out_bf16": layers_unseen,
     "gpu_layer_ways_unseen_fp8": layers_unseen,
     "gpu_layer_ways_unseen_bf16": layers_unseen,
     "gpu_layers": gpu_layers,

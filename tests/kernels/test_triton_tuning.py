@@ -13,7 +13,7 @@ from typing import Any
 import gpu_neighbours
 import pytest
 import torch
-from gpu_shapes import HELD_OUT, TIMED
+from gpu_shapes import HELD_OUT, TIMED, UNSEEN
 from gpu_unseen import choice_in_layers
 
 from quire.kernels import reference
@@ -133,18 +133,22 @@ def test_choices_are_near_the_best_way_of_shapes_that_nobody_tuned() -> None:
     assert max(above["heads"]) < 0.12
 
 
-def test_layers_of_models_left_out_take_little_more_than_if_they_were_tuned() -> None:
-    """Those that the file knows to have been by what is chosen."""
-    rows = json.loads((RESULTS / "gpu_layer_ways_left_out.json").read_text())["layer_ways"]
-    assert {row["model"] for row in rows} <= set(HELD_OUT)
-    above = [row["was_us"] / row["us"] - 1 for row in rows]
-    assert statistics.mean(above) < 0.03
-    assert max(above) < 0.1
-    told = [(row, *each) for row in rows for each in row["products"].items() if "was" in each[1]]
-    assert len(told) > 80
-    for row, product, way in told:
-        choice = choice_in_layers(row | way | {"product": product}, H200)
-        assert (choice and dataclasses.asdict(choice)) == way["was"]
+@pytest.mark.parametrize("weights", ["fp8", "bf16"])
+@pytest.mark.parametrize(("name", "models"), [("unseen", UNSEEN), ("left_out", HELD_OUT)])
+def test_layers_of_models_unseen_take_little_more_than_if_they_were_tuned(
+    name: str, models: dict[str, Any], weights: str
+) -> None:
+    """By what was chosen for them when they were timed, and still is."""
+    result = json.loads((RESULTS / f"gpu_layer_ways_{name}_{weights}.json").read_text())
+    rows = result["layer_ways"]
+    assert {row["model"] for row in rows} <= set(models)
+    above = sorted(row["was_us"] / row["us"] - 1 for row in rows)
+    assert statistics.mean(above) < 0.025
+    assert above[-2] < 0.06  # see docs/gpu-kernels.md for the last
+    for row in rows:
+        for product, way in row["products"].items():
+            choice = choice_in_layers(row | way | {"product": product}, H200)
+            assert (choice and dataclasses.asdict(choice)) == way["was"]
 
 
 def test_times_are_those_of_the_result_files() -> None:
