@@ -30,6 +30,7 @@ from quire.server.admin_wire import (
 from quire.server.application import Application
 from quire.server.envelope import Envelope
 from quire.server.http_errors import HttpError
+from quire.server.incoming import read_body
 from quire.server.loading import Loader
 from quire.server.openapi import OpenApi
 from quire.server.operations import ADMIN_OPERATIONS
@@ -121,7 +122,7 @@ class _Endpoints:
 
 async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """The body. Raises InvalidRequestError."""
-    data = await body.read_body(request.scope, request.receive, MAX_BODY_BYTES)
+    data = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
     asked = body.decode(data, decoder)
     body.check_names(body.read_names(data), decoder.type.__struct_fields__, {})
     return asked

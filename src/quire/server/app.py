@@ -18,7 +18,6 @@ from quire.errors import ModelNotLoadedError
 from quire.server import chat, completions, embeddings, messages, responses
 from quire.server.admin import build_admin_app
 from quire.server.application import Application
-from quire.server.body import read_body
 from quire.server.cross_origin import CrossOrigin
 from quire.server.departure import unless_disconnected
 from quire.server.drain import Drain, DrainGate
@@ -28,6 +27,7 @@ from quire.server.exposition import MetricsPage
 from quire.server.health import Health
 from quire.server.http_errors import send_json
 from quire.server.in_step import InStep, Steps, at_once
+from quire.server.incoming import read_body
 from quire.server.live import Live
 from quire.server.loading import Loader
 from quire.server.models import Models

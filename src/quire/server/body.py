@@ -1,4 +1,4 @@
-"""From bytes on the wire to one strictly checked struct. Owns every rule about JSON itself.
+"""From a body's bytes to one strictly checked struct. Owns every rule about JSON itself.
 
 A body is read twice. The first reading gives the values: strict types, strict JSON and UTF-8, no
 NaN. The second one, for the names only, is free of types: it tells of fields that no struct
@@ -11,17 +11,14 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
 
 from quire.errors import InvalidRequestError, invalid_value
 from quire.server.allowed_values import allowed_values
-from quire.server.http_errors import HttpError
 
 T = TypeVar("T")
 
@@ -34,59 +31,12 @@ _ESCAPE = re.compile(
 _ESCAPED_COLON = b"\\u003"  # and a few others
 _encoder = msgspec.json.Encoder()
 
-_BY_NAME = "quire.headers"  # in a scope
-STATE_KEY = "body"  # in a scope's state: the body, if our own protocol had all of it at once
-
-_USUAL_TYPE = b"application/json"
-_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
-
 # field → values that ask for nothing, so that they are honoured by doing nothing
 NeutralValues = Mapping[str, Collection[Any]]
 
 
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A part of a body that refuses names that it does not know."""
-
-
-def first_headers(scope: Scope) -> dict[bytes, bytes]:
-    """A request's headers by name; of several with one name, the first."""
-    found: dict[bytes, bytes] | None = scope.get(_BY_NAME)
-    if found is None:  # whoever asks next has it from here
-        found = scope[_BY_NAME] = dict(reversed(scope["headers"]))
-    return found
-
-
-async def read_body(
-    scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None] = lambda _: None
-) -> bytes:
-    """Read a JSON body of at most `limit` bytes, counted as they arrive.
-
-    hold: told how many have come so far; may raise. Raises HttpError 413 or 415, ClientDisconnect
-    if the client leaves meanwhile.
-    """
-    headers = first_headers(scope)
-    _check_media_type(headers)
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
-        raise _too_large(limit)
-    whole: bytes | None = scope["state"].get(STATE_KEY)
-    if whole is not None:
-        if len(whole) > limit:
-            raise _too_large(limit)
-        hold(len(whole))
-        return whole
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise _too_large(limit)
-        hold(len(body))
-        more = message.get("more_body", False)
-    return bytes(body)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:
@@ -214,29 +164,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _audit = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-
-
-def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
-    if headers.get(b"content-type") == _USUAL_TYPE and b"content-encoding" not in headers:
-        return
-    given = headers.get(b"content-type", b"").decode("latin-1")
-    media_type = given.partition(";")[0].strip().lower()
-    if not _JSON_TYPE.fullmatch(media_type):
-        text = "the body must be JSON; send it with the header Content-Type: application/json"
-        raise HttpError(415, text, code="unsupported_media_type")
-    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
-    if encoding.strip().lower() != "identity":
-        text = "compressed bodies are not read; send it without Content-Encoding"
-        raise HttpError(415, text, code="unsupported_media_type")
-
-
-def _too_large(limit: int) -> HttpError:
-    text = (
-        f"the body is larger than {limit} bytes; send a shorter one, or start the server with a "
-        "larger --max-body-bytes"
-    )
-    # the rest of the body is not read, so the connection cannot serve another request
-    return HttpError(413, text, code="body_too_large", headers={"connection": "close"})
 
 
 def _malformed(reason: str) -> InvalidRequestError:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.body import first_headers
+from quire.server.incoming import first_headers
 from quire.server.origins import ANY
 
 METHODS = b"GET, POST"

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.body import first_headers
 from quire.server.http_errors import (
     WHOLE,
     describe,
@@ -16,6 +15,7 @@ from quire.server.http_errors import (
     send_in_two,
     words_of,
 )
+from quire.server.incoming import first_headers
 from quire.server.keys import Keys
 from quire.server.labels import new_label
 from quire.server.record import RequestRecord

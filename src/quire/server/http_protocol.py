@@ -21,11 +21,11 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.server.body import STATE_KEY as BODY
 from quire.server.departure import STATE_KEY as DEPARTURE
 from quire.server.departure import Departure
 from quire.server.http_errors import WHOLE, HttpError, describe
 from quire.server.http_writing import refusal_bytes, send_on
+from quire.server.incoming import STATE_KEY as BODY
 from quire.server.record import RequestRecord
 from quire.server.slow_reader import ReaderWatch
 

@@ -19,10 +19,10 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.input_processor import Options, Prompt, StopWhen
 from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
 from quire.server.admission import Admission, Capacity, Ticket
-from quire.server.body import first_headers
 from quire.server.body_memory import BodyMemory, BodySpace
 from quire.server.deadline import Deadline
 from quire.server.engine_protocol import GenerateProtocol
+from quire.server.incoming import first_headers
 from quire.server.job import Job
 from quire.server.keys import salt_of
 from quire.server.loading import Loader
