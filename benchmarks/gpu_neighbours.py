@@ -49,11 +49,13 @@ def main() -> None:
 
 
 def recorded() -> Rows:
-    """Products with the times of all ways, of all result files; the last if one is in several."""
+    """Products with the times of all ways, of all runs; the last if one is in several."""
     found = {}
     for file in sorted(record.RESULTS.glob("gpu_unseen*.json")):
-        for row in json.loads(file.read_text())["unseen"]:
-            found[tuple(row[key] for key in ("model", "product", "m", "itemsize"))] = row
+        result = json.loads(file.read_text())
+        for run in (result, *result.get("later_runs", ())):
+            for row in run["unseen"]:
+                found[tuple(row[key] for key in ("model", "product", "m", "itemsize"))] = row
     return list(found.values())
 
 
