@@ -9,12 +9,14 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from quire.config import EngineConfig
 from quire.core.limits import RequestLimits
+from quire.core.pooling_params import PoolingParams
 from quire.engine.choices import (
     asked_kernels,
     choose_device,
@@ -52,6 +54,21 @@ from quire.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loaded:
+    """A model on its device. config: settled for it; table: what a CPU's steps take."""
+
+    config: EngineConfig
+    shape: ModelArchitecture
+    model: CausalLM
+    device: torch.device
+    dtype: torch.dtype
+    kv_type: torch.dtype
+    pooling: PoolingParams
+    length_limit: int
+    table: StepTable | None
+
+
 def start_engine(
     config: EngineConfig, beat: Beat = unwatched, begin: float | None = None
 ) -> tuple[EngineCore, EngineInfo]:
@@ -65,6 +82,43 @@ def start_engine(
     seconds: dict[str, float] = {}
     if begin is not None:
         _note("imports", time.monotonic() - begin, seconds)
+    found = _load(config, seconds)
+    config, shape, model, device = found.config, found.shape, found.model, found.device
+    kv_shape = (config.cache.block_size, shape.num_kv_heads, shape.head_dim, found.kv_type)
+    bytes_each = block_bytes(shape.num_layers, *kv_shape)
+    grammars = Grammars(_grammar_compiler(config, shape))
+    with _timed("kernels", seconds), fitting_step(config), compiling_ahead(device.type):
+        num_blocks = choose_num_blocks(config, shape, model, bytes_each, found.dtype, device)
+        num_slots = num_blocks * config.cache.block_size
+        max_model_len = choose_max_model_len(config, found.length_limit, num_slots)
+        limits = request_limits(config, shape, max_model_len, num_slots)
+        with _timed("kv_cache", seconds), fitting_kv(config, num_blocks * bytes_each):
+            kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
+        executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
+    with _timed("graphs", seconds), fitting_step(config):
+        executor.get_ready()
+    if device.type == "cpu":
+        give_back_code()
+    scheduler = _make_scheduler(config, limits, found.table, executor, device)
+    core = EngineCore(scheduler, executor, limits, grammars)
+    return core, EngineInfo(
+        model_name=config.model.public_name,
+        limits=limits,
+        eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
+        dtype=_name(found.dtype),
+        device=str(device),
+        num_blocks=num_blocks,
+        block_size=config.cache.block_size,
+        kv_cache_bytes=num_blocks * bytes_each,
+        seconds=seconds,
+        quantization=config.model.quantization,
+        kv_cache_dtype=_name(found.kv_type),
+        pooling=found.pooling,
+    )
+
+
+def _load(config: EngineConfig, seconds: dict[str, float]) -> _Loaded:
+    """Find the device and the model's files, check what can be, and read the weights."""
     with _timed("device", seconds):
         device = choose_device(config)
         asked, config = config, settle(config, device.type)
@@ -86,36 +140,16 @@ def start_engine(
             table = _measured_steps(config, shape, model, dtype, kv_type, threads)
         config = with_token_budget(config, asked, table)
         logger.info("%s; %d tokens a step", table, config.scheduler.max_num_batched_tokens)
-    kv_shape = (config.cache.block_size, shape.num_kv_heads, shape.head_dim, kv_type)
-    bytes_each = block_bytes(shape.num_layers, *kv_shape)
-    grammars = Grammars(_grammar_compiler(config, shape))
-    with _timed("kernels", seconds), fitting_step(config), compiling_ahead(device.type):
-        num_blocks = choose_num_blocks(config, shape, model, bytes_each, dtype, device)
-        num_slots = num_blocks * config.cache.block_size
-        max_model_len = choose_max_model_len(config, limit, num_slots)
-        limits = request_limits(config, shape, max_model_len, num_slots)
-        with _timed("kv_cache", seconds), fitting_kv(config, num_blocks * bytes_each):
-            kv_caches = allocate_kv(shape.num_layers, num_blocks, *kv_shape, device)
-        executor = make_executor(config, shape, model, kv_caches, limits, device, grammars, beat)
-    with _timed("graphs", seconds), fitting_step(config):
-        executor.get_ready()
-    if device.type == "cpu":
-        give_back_code()
-    scheduler = _make_scheduler(config, limits, table, executor, device)
-    core = EngineCore(scheduler, executor, limits, grammars)
-    return core, EngineInfo(
-        model_name=config.model.public_name,
-        limits=limits,
-        eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
-        dtype=_name(dtype),
-        device=str(device),
-        num_blocks=num_blocks,
-        block_size=config.cache.block_size,
-        kv_cache_bytes=num_blocks * bytes_each,
-        seconds=seconds,
-        quantization=config.model.quantization,
-        kv_cache_dtype=_name(kv_type),
+    return _Loaded(
+        config=config,
+        shape=shape,
+        model=model,
+        device=device,
+        dtype=dtype,
+        kv_type=kv_type,
         pooling=pooling,
+        length_limit=limit,
+        table=table,
     )
 
 
