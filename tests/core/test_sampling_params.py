@@ -188,12 +188,9 @@ def test_the_checks_hold_for_what_comes_over_the_wire() -> None:
         msgspec.msgpack.decode(frame, type=SamplingParams)
 
 
-def test_greedy_and_penalties() -> None:
+def test_greedy() -> None:
     assert SamplingParams(temperature=0).is_greedy
     assert not SamplingParams().is_greedy
-    assert not SamplingParams().uses_penalties
-    for field in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-        assert SamplingParams(**{field: 0.5}).uses_penalties
 
 
 anything = st.one_of(

@@ -83,15 +83,6 @@ class SamplingParams(
         """Whether the most probable token is always taken."""
         return self.temperature < 1e-5
 
-    @property
-    def uses_penalties(self) -> bool:
-        """Whether logits depend on the tokens seen so far."""
-        return (
-            self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.repetition_penalty != 1.0
-        )
-
 
 # field: (lowest, highest); both ends are allowed
 INT_RANGES: dict[str, tuple[int, int]] = {

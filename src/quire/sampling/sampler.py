@@ -29,7 +29,6 @@ __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
 # how a row is drawn
 _GREEDY = 0
 _PLAIN = int(Need.RANDOM)
-_HEAD = int(Need.RANDOM | Need.FILTER)
 _TOP_P = int(Need.RANDOM | Need.FILTER | Need.TOTAL_MASS)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-RING_HEAD_DIMS = (64, 128)  # of which `by_pair` has a layout
-
 
 @gluon.constexpr_function
 def by_pair(head_dim, num_warps):
-    """A layout of [rows, tokens]: a warp holds all of a token's, pairs of a head in a thread."""
+    """A layout of [rows, tokens]: a warp holds all of a token's, pairs of a head in a thread.
+
+    head_dim: 64 or 128.
+    """
     return gl.BlockedLayout([head_dim // 64, 1], [32, 1], [1, num_warps], [0, 1])
 
 
