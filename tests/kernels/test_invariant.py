@@ -120,11 +120,6 @@ def same(a: Tensor, b: Tensor) -> None:
     assert torch.equal(a, b)
 
 
-def test_nothing_is_fused_whose_way_depends_on_the_rows() -> None:
-    assert kernels_for("cuda").fuses
-    assert not KERNELS.fuses
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

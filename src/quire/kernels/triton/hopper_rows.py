@@ -27,33 +27,70 @@ from quire.kernels.triton.ways import RingConfig
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns that an instruction multiplies
+_ROOM = 226 * 1024  # bytes of shared memory for a ring
 COLUMNS = 512  # whose sums tensor cores keep: those of FP8 have some 14 bits
 
 
 def multiply_rows(
     x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None, way: RingConfig
 ) -> Tensor:
-    """x [T <= 256, K] by codes [N, K], both with a scale for each row → bfloat16 [T, N].
-
-    N and K: multiples of 16, in whose steps the copy engine goes through memory.
-    """
-    (m, k), n = x.codes.shape, len(codes)
-    block_m, tiles = max(8, triton.next_power_of_2(m)), triton.cdiv(n, way.block_n)
-    space = workspace(codes.device)
+    """x [T <= 256, K] by codes [N, K], both with a scale for each row → bfloat16 [T, N]."""
+    out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
     # of more rows a second sum has no registers
-    every = COLUMNS // (128 * way.tiles) if block_m <= 128 else 0
+    every = COLUMNS // (128 * way.tiles) if len(out) <= 128 else 0
+    _launch(x.codes, x.scale, codes, scale, bias, out, way, every)
+    return out
+
+
+def multiply_few(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    way: RingConfig | None = None,
+) -> None:
+    """out [T <= 256, N] = x [T, K] by weight [N, K], each sum in the order of k.
+
+    x_scale [T, 1], scale [N]: of FP8.
+    """
+    _launch(x, x_scale, weight, scale, bias, out, way or in_order(len(x)), every=0)
+
+
+def in_order(rows: int) -> RingConfig:
+    """A tile has one program, so that there are few: each has all of a multiprocessor's memory, and
+    takes long steps."""
+    block_m = max(8, triton.next_power_of_2(rows))
+    places = _ROOM // (128 * (64 + block_m))
+    tiles = 4 if places >= 12 else 2
+    return RingConfig(block_n=64, stages=places // tiles, tiles=tiles)
+
+
+def _launch(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+    way: RingConfig,
+    every: int,
+) -> None:
+    """N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory."""
+    (m, k), n = x.shape, len(weight)
+    block_m, tiles = max(8, triton.next_power_of_2(m)), triton.cdiv(n, way.block_n)
+    space = workspace(weight.device)
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS
     assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
-    out = torch.empty(m, n, dtype=torch.bfloat16, device=codes.device)
     out_tiles = TensorDescriptor.from_tensor(out, [block_m, way.block_n], tile_layout(2))
     hopper_rows_kernel[(tiles * way.split,)](
-        tiles_of(x.codes, block_m), tiles_of(codes, way.block_n), out_tiles, x.scale, scale, bias,
+        tiles_of(x, block_m), tiles_of(weight, way.block_n), out_tiles, x_scale, scale, bias,
         space.partials, space.counters, m, n, k,
         STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
         num_warps=way.warps, launch_pdl=True,
     )  # fmt: skip
-    return out
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -94,9 +131,10 @@ def hopper_rows_kernel(
         layout: gl.constexpr = acc.type.layout
         rows = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, layout))
         tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, layout))
-        by = gl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
-        acc = acc * by[:, None]
-        acc = acc * gl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)[None, :]
+        if w_scale_ptr is not None:
+            by = gl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
+            acc = acc * by[:, None]
+            acc = acc * gl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)[None, :]
         if bias_ptr is not None:
             acc += gl.load(bias_ptr + rows, mask=rows < N, other=0.0).to(gl.float32)[:, None]
         out = gl.allocate_shared_memory(out_desc.dtype, [BLOCK_M, BLOCK_N], out_desc.layout)
