@@ -23,7 +23,9 @@ from quire.kernels.triton.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.hopper_rows import hopper_rows_kernel
-from quire.kernels.triton.invariant import tile_gemm_kernel
+from quire.kernels.triton.hopper_tiles import hopper_tiles_kernel
+from quire.kernels.triton.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.invariant_products import tile_gemm_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.rotary import rotary_write_kv_kernel
 from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
@@ -154,6 +156,23 @@ def rows(capability: int) -> Compiled:
     )
 
 
+def many(capability: int, kind: str = "bf16") -> Compiled:
+    """The batch-invariant product of many rows for Hopper."""
+    itemsize = 1 if kind == "fp8e4nv" else 2
+    columns, layout = 128 // itemsize, tile_layout(itemsize)
+    types = {
+        "x_desc": f"tensordesc<{kind}[128, {columns}],{layout!r}>",
+        "w_desc": f"tensordesc<{kind}[256, {columns}],{layout!r}>",
+        "out_desc": f"tensordesc<bf16[64, 128],{tile_layout(2)!r}>",
+        "bias_ptr": BF16, **dict.fromkeys(["x_scale_ptr", "w_scale_ptr"], "*fp32"),
+        **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants: dict[str, Any] = {"STAGES": 4, "IN_LINE": 8}
+    return compile_kernel(
+        hopper_tiles_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+    )
+
+
 def ring_fp8(capability: int) -> Compiled:
     """The product of few rows that rounds them itself."""
     return ring(capability, itemsize=1)
@@ -212,6 +231,24 @@ def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
     constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
     types = ATTENTION | cache
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
+
+
+def pieces(capability: int) -> Compiled:
+    """Batch-invariant attention of an 8B model."""
+    names = invariant_attention_kernel.arg_names
+    types = ATTENTION | {"part_ptr": "*fp32", "counter_ptr": INTS}
+    types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
+    types = {name: kind for name, kind in types.items() if name in names}
+    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
+    constants |= {"PIECE": 512, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
+    return compile_kernel(
+        invariant_attention_kernel,
+        types,
+        constants,
+        capability,
+        num_warps=4,
+        launch_pdl=capability >= 90,
+    )
 
 
 def tile_gemm(capability: int, *, fp8: bool = False) -> Compiled:
@@ -299,8 +336,14 @@ def turning(capability: int, cache: str = BF16) -> Compiled:
         "eps": "fp32",
     }
     constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
+    constants |= {"HAS_NORMS": True, "PDL": capability >= 90}
     return compile_kernel(
-        rotary_write_kv_kernel, types, constants | {"HAS_NORMS": True}, capability, num_warps=8
+        rotary_write_kv_kernel,
+        types,
+        constants,
+        capability,
+        num_warps=8,
+        launch_pdl=capability >= 90,
     )
 
 

@@ -19,6 +19,7 @@ from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.layout import BatchLayout
+from quire.kernels.triton import invariant_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)
@@ -86,12 +87,14 @@ def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype, in
         (same if ON_GPU else close)(product(x[rows], *stored, bias), whole[rows])
 
 
-@pytest.mark.parametrize(("window", "dtype"), with_dtypes([None, 20]))
+@pytest.mark.parametrize(("window", "dtype"), with_dtypes([None, 20, 100]))
 def test_a_token_attends_the_same_in_a_prompt_and_alone(
-    window: int | None, dtype: torch.dtype
+    window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole, in two chunks, and each token by itself beside others' requests."""
-    length = 90
+    """Whole, in two chunks, and each token by itself beside others' requests, or alone: then the
+    pieces of its keys have programs of their own."""
+    monkeypatch.setattr(invariant_attention, "PIECE", 64)
+    length = 150
     case = attention_case([length], [length], (4, 2, 16), window, True, dtype)
     query, k_cache, v_cache, layout, *rest = map(moved, case)
     whole = KERNELS.attention(query, k_cache, v_cache, layout, *rest)
@@ -109,7 +112,7 @@ def test_a_token_attends_the_same_in_a_prompt_and_alone(
         mine = KERNELS.attention(torch.cat(rows), k_cache, v_cache, part, *rest)
         return mine[: end - begin] if end - begin == 1 else mine[others:]
 
-    chunks = [(0, 37), (37, 90), *((i, i + 1) for i in range(0, length, 13 if ON_GPU else 44))]
+    chunks = [(0, 37), (37, 150), *((i, i + 1) for i in range(0, length, 13 if ON_GPU else 49))]
     for number, (begin, end) in enumerate(chunks):
         same(attend(begin, end, number % 3), whole[begin:end])
 

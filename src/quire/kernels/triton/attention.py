@@ -36,7 +36,7 @@ from quire.kernels.triton.shared_attention import SharedParts, shared_attention
 from quire.kernels.triton.sharing import owner, run_begin
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 _PLAIN = [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
 
 
@@ -70,7 +70,7 @@ def attention(
     if layout.has_decodes:
         shared = None
         if layout.shared is not None and not window:
-            log2_scale, precision = scale * _LOG2_E, _precision(query)
+            log2_scale, precision = scale * LOG2_E, precision_of(query)
             shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
         pdl = launches_early(query.device)
         decode_attention(
@@ -121,7 +121,7 @@ def decode_attention(
 
         launch_decode(
             query, k_cache, v_cache, layout, plan.decode_tiles, plan.decode_runs,
-            _shared_operands(layout, shared), scale * _LOG2_E, window, out, config,
+            _shared_operands(layout, shared), scale * LOG2_E, window, out, config,
             pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
         )  # fmt: skip
         return
@@ -129,13 +129,13 @@ def decode_attention(
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
         *_shared_operands(layout, shared),
-        num_requests, len(query), scale * _LOG2_E, query.stride(0), query.stride(1),
+        num_requests, len(query), scale * LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
         int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
         BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
-        FORM=_form(query, k_cache), PRECISION=_precision(query), PDL=pdl,
+        FORM=_form(query, k_cache), PRECISION=precision_of(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -167,16 +167,16 @@ def prefill_attention(
 
         launch_prefill(
             query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
-            scale * _LOG2_E, window, out, config,
+            scale * LOG2_E, window, out, config,
         )  # fmt: skip
         return
     prefill_attention_kernel[(num_kv_heads, len(plan.work))](
         query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
-        scale * _LOG2_E, query.stride(0), query.stride(1),
+        scale * LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
         TILE=config.tile, WINDOW=window, STAGES=config.stages,
-        FIELDS=WORK_FIELDS, PRECISION=_precision(query), num_warps=config.warps,
+        FIELDS=WORK_FIELDS, PRECISION=precision_of(query), num_warps=config.warps,
     )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def _room(num_requests: int) -> int:
     return max(64, 1 << (num_requests - 1).bit_length())
 
 
-def _precision(query: Tensor) -> str:
+def precision_of(query: Tensor) -> str:
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 

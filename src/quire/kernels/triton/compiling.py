@@ -31,7 +31,8 @@ from quire.kernels.triton.elementwise import (
     silu_kernel,
 )
 from quire.kernels.triton.forked import ForkedWorkers
-from quire.kernels.triton.invariant import tile_gemm_kernel
+from quire.kernels.triton.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.invariant_products import tile_gemm_kernel
 from quire.kernels.triton.penalties import penalise_kernel
 from quire.kernels.triton.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.prefill_work import prefill_work_kernel
@@ -53,7 +54,8 @@ from quire.kernels.triton.step import (
 _MOST_PROCESSES = 16
 _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
-    prefill_work_kernel, shared_attention_kernel, plan_kernel, shared_plan_kernel, norm_kernel,
+    invariant_attention_kernel, prefill_work_kernel, shared_attention_kernel, plan_kernel,
+    shared_plan_kernel, norm_kernel,
     silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
@@ -82,8 +84,12 @@ def _hopper_kernels() -> tuple[Any, ...]:
     from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel
     from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
     from quire.kernels.triton.hopper_rows import hopper_rows_kernel
+    from quire.kernels.triton.hopper_tiles import hopper_tiles_kernel
 
-    return hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_rows_kernel
+    return (
+        hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_rows_kernel,
+        hopper_tiles_kernel,
+    )  # fmt: skip
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]

@@ -10,12 +10,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows
 from quire.kernels.triton.skinny_kernel import fp8_scale, to_fp8
-from quire.kernels.triton.workspace import launches_early
+from quire.kernels.triton.workspace import follow, launches_early
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -102,27 +101,25 @@ def norm_kernel(
         tl.store(out_ptr + row + i, out, mask=inside)
 
 
-@triton.jit
-def follow():
-    """Let the kernel behind be launched, and wait for what the one in front leaves."""
-    gdc_launch_dependents()
-    gdc_wait()
-
-
 def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
     """Twin of `reference.silu_and_mul`; by_turns: gate and up stand side by side in x."""
     tokens, width = len(x), x.shape[1] // 2
     assert x.stride(1) == 1
     out = x.new_empty(tokens, width)
-    block = min(1024, triton.next_power_of_2(width))
+    block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_kernel[(tokens, triton.cdiv(width, block))](
-        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, num_warps=4
-    )
+        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
     return out
 
 
 @triton.jit
-def silu_kernel(x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr):
+def silu_kernel(
+    x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        follow()
     token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
     i = start + tl.arange(0, BLOCK)
     inside = i < width

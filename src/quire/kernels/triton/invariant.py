@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows
-from quire.kernels.triton.attention import Plan, make_plan, prefill_attention
-from quire.kernels.triton.attention_tuning import prefill_config
 from quire.kernels.triton.elementwise import (
     quantize_rows,
     rms_norm_residual,
@@ -27,6 +24,7 @@ from quire.kernels.triton.elementwise import (
     silu_and_mul,
     silu_and_mul_fp8,
 )
+from quire.kernels.triton.invariant_attention import attention
 from quire.kernels.triton.invariant_products import product
 from quire.kernels.triton.skinny_gemm import multiplies_fp8
 
@@ -96,28 +94,6 @@ def linear_add_norm(
 def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
     """Whether what follows from a product's result had better be written as `Fp8Rows`."""
     return isinstance(weight, Fp8Weight) and out.dtype == torch.bfloat16 and _rounds(out)
-
-
-def attention(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
-) -> Tensor:
-    """Twin of `reference.attention`, with the kernel of prompts for every token."""
-    config = prefill_config(k_cache, query.shape[1] // k_cache.shape[2])
-    window = sliding_window or 0
-    tile = config.rows // (query.shape[1] // k_cache.shape[2])
-
-    def plan() -> Plan:
-        return make_plan(layout, window, None, tile, k_cache.shape[2])
-
-    out = torch.zeros_like(query)  # also of padding, so that nothing downstream meets a NaN
-    shared = layout.once(("invariant attention", window, tile), plan)
-    prefill_attention(query, k_cache, v_cache, layout, shared, scale, window, out, config)
-    return out
 
 
 def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

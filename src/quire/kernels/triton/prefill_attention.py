@@ -28,34 +28,17 @@ def prefill_attention_kernel(
     One program a key head and tile of ROWS // GROUP queries, which work [most, FIELDS] lists (see
     `prefill_work.py`). scale: of the scores, times log2(e).
     """
-    TOKENS: tl.constexpr = ROWS // GROUP
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
     if tile >= tl.load(num_tiles_ptr):
         return
     record = work_ptr + tile * FIELDS
-    request, first_token = tl.load(record), tl.load(record + 1)
-    num_queries, seq_len, first_query = (
-        tl.load(record + 2), tl.load(record + 3), tl.load(record + 4)
+    q, position, row_scale, request, num_queries, seq_len, first_query = load_queries(
+        q_ptr, record, head, scale, stride_q_token, stride_q_head,
+        k_ptr.dtype.element_ty == tl.float8e4nv, GROUP, HEAD_DIM, ROWS, BLOCK_D,
     )  # fmt: skip
-
-    row = tl.arange(0, ROWS)  # a query's heads of this key head, then the next query's
-    query = first_query + row // GROUP
-    d = tl.arange(0, BLOCK_D)[None, :]
-    there = ((query < num_queries) & (row < TOKENS * GROUP))[:, None] & (d < HEAD_DIM)
-    token, q_head = first_token + query, head * GROUP + row % GROUP
-    q = tl.load(
-        q_ptr + (token * stride_q_token + q_head * stride_q_head)[:, None] + d,
-        mask=there,
-        other=0.0,
-    )
-    row_scale = tl.full([ROWS], scale, tl.float32)
-    if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
-        q, factor = narrowed(q)
-        row_scale *= factor
-    position = seq_len - num_queries + query  # [ROWS]
     lowest = seq_len - num_queries + first_query
-    highest = tl.minimum(lowest + TOKENS, seq_len)  # one beyond the last query's position
+    highest = tl.minimum(lowest + ROWS // GROUP, seq_len)  # one beyond the last query's position
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(lowest + 1 - WINDOW, 0)
@@ -87,8 +70,47 @@ def prefill_attention_kernel(
     )  # fmt: skip
     s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
     out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
+    token, q_head, there = rows_of_tile(record, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
+    d = tl.arange(0, BLOCK_D)[None, :]
     place = (token * stride_out_token + q_head * HEAD_DIM)[:, None] + d
     tl.store(out_ptr + place, out, mask=there)
+
+
+@triton.jit
+def load_queries(
+    q_ptr, record_ptr, head, scale, stride_q_token, stride_q_head,
+    IN_FP8: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries [ROWS, BLOCK_D], each row's position and the scale of its scores, and the
+    tile's request, number of queries and of keys, and first query. IN_FP8: what keys are."""
+    token, q_head, there = rows_of_tile(record_ptr, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
+    request, first_token = tl.load(record_ptr), tl.load(record_ptr + 1)
+    num_queries, seq_len, first_query = (
+        tl.load(record_ptr + 2), tl.load(record_ptr + 3), tl.load(record_ptr + 4)
+    )  # fmt: skip
+    place = (token * stride_q_token + q_head * stride_q_head)[:, None]
+    q = tl.load(q_ptr + place + tl.arange(0, BLOCK_D)[None, :], mask=there, other=0.0)
+    row_scale = tl.full([ROWS], scale, tl.float32)
+    if IN_FP8 and q.dtype == tl.bfloat16:
+        q, factor = narrowed(q)
+        row_scale *= factor
+    position = seq_len - num_queries + token - first_token
+    return q, position, row_scale, request, num_queries, seq_len, first_query
+
+
+@triton.jit
+def rows_of_tile(
+    record_ptr, head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Each row's token and head, and which numbers [ROWS, BLOCK_D] exist: a query's heads of this
+    key head, then the next query's."""
+    row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)[None, :]
+    query = tl.load(record_ptr + 4) + row // GROUP
+    exists = (query < tl.load(record_ptr + 2)) & (row < ROWS // GROUP * GROUP)
+    token, q_head = tl.load(record_ptr + 1) + query, head * GROUP + row % GROUP
+    return token, q_head, exists[:, None] & (d < HEAD_DIM)
 
 
 @triton.jit

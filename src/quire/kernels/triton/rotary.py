@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.operands import HeadNorms
+from quire.kernels.triton.workspace import follow, launches_early
 
 
 def rotary_angles(
@@ -42,14 +43,15 @@ def rotary_write_kv(
     kv_heads = k_cache.shape[2]
     out = heads.new_empty(tokens, num_heads - 2 * kv_heads, head_dim)
     assert heads.stride(2) == 1
+    pdl = launches_early(heads.device)
     rotary_write_kv_kernel[(tokens, 3)](
         heads, out, norms and norms.query, norms and norms.key, cos, sin,
         k_cache, v_cache, slot_mapping,
         norms.eps if norms else 0.0, heads.stride(0), heads.stride(1), cos.stride(0),
         *k_cache.stride()[:3],
         HEADS=out.shape[1], KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[1] // 2,
-        BLOCK_SIZE=k_cache.shape[1], HAS_NORMS=norms is not None,
-        num_warps=max(1, min(4, triton.next_power_of_2(out.shape[1]) // 4)),
+        BLOCK_SIZE=k_cache.shape[1], HAS_NORMS=norms is not None, PDL=pdl,
+        num_warps=max(1, min(4, triton.next_power_of_2(out.shape[1]) // 4)), launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -79,9 +81,11 @@ def rotary_write_kv_kernel(
     k_cache_ptr, v_cache_ptr, slots_ptr,
     eps, stride_token, stride_head, stride_angles, stride_block, stride_slot, stride_kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, HAS_NORMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Of one token: the query turned to out, or the key turned or the value as it is to a cache."""
+    if PDL:
+        follow()
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     heads_ptr += token * stride_token

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NUM_COUNTERS = 2**16
 NUM_PARTIALS = 2**23  # float32, 32 MiB
@@ -44,6 +45,13 @@ def workspace(device: torch.device) -> Workspace:
 def launches_early(device: torch.device) -> bool:
     """Whether a kernel there may be launched while the one in front still runs (Hopper on)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def follow():
+    """Let the kernel behind be launched, and wait for what the one in front leaves."""
+    gdc_launch_dependents()
+    gdc_wait()
 
 
 def _size_of(device: torch.device) -> tuple[int, int]:
