@@ -173,6 +173,11 @@ def many(capability: int, kind: str = "bf16") -> Compiled:
     )
 
 
+def many_fp8(capability: int) -> Compiled:
+    """The same in FP8."""
+    return many(capability, "fp8e4nv")
+
+
 def ring_fp8(capability: int) -> Compiled:
     """The product of few rows that rounds them itself."""
     return ring(capability, itemsize=1)
@@ -399,6 +404,9 @@ KERNELS = {
     "ring": ring,
     "ring_fp8": ring_fp8,
     "rows": rows,
+    "many": many,
+    "many_fp8": many_fp8,
+    "pieces": pieces,
     "skinny_turned": functools.partial(skinny, heads=True),
     "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,

@@ -122,7 +122,7 @@ def _fetch(x_desc, w_desc, ring, M, N, K, IN_LINE: gl.constexpr):
 def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
     """What one warpgroup computes: 64 rows of each tile."""
     xs, ws, full, empty = ring
-    out_desc, outs, x_scale_ptr, w_scale_ptr, bias_ptr, M, N, K = beside
+    M, N, K = beside[5], beside[6], beside[7]
     STAGES: gl.constexpr = xs.shape[0]
     BLOCK_M: gl.constexpr = xs.shape[1]
     BLOCK_N: gl.constexpr = ws.shape[1]
@@ -148,36 +148,37 @@ def _multiply(ring, beside, IN_LINE: gl.constexpr, PART: gl.constexpr):
             at += 1
         sums = warpgroup_mma_wait(0, deps=[sums])
         mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
-        rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
-        columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-        if w_scale_ptr is not None:
-            sums = sums * gl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
-            sums = sums * gl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
-        if bias_ptr is not None:
-            bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
-            sums += bias.to(gl.float32)[None, :]
-        _store(out_desc, outs.index(PART), row, column, sums.to(out_desc.dtype))
+        _store(sums, row, column, beside, PART)
     tma.store_wait(0)  # memory of a program that has ended is another's
 
 
 @gluon.jit
-def _store(out_desc, out, row, column, results):
+def _store(sums, row, column, beside, PART: gl.constexpr):
     """64 rows of a tile, as many columns at a time as there is room for."""
-    WIDTH: gl.constexpr = out.shape[1]
-    BLOCK_N: gl.constexpr = results.shape[1]
-    if BLOCK_N == WIDTH:
-        _store_box(out_desc, out, row, column, results)
+    WIDTH: gl.constexpr = beside[1].shape[2]
+    if sums.shape[1] == WIDTH:
+        _store_box(sums, row, column, beside, PART)
     else:
-        first, second = gl.split(results.reshape([64, 2, WIDTH]).permute(0, 2, 1))
-        _store_box(out_desc, out, row, column, first)
-        _store_box(out_desc, out, row, column + WIDTH, second)
+        first, second = gl.split(sums.reshape([64, 2, WIDTH]).permute(0, 2, 1))
+        _store_box(first, row, column, beside, PART)
+        _store_box(second, row, column + WIDTH, beside, PART)
 
 
 @gluon.jit
-def _store_box(out_desc, out, row, column, results):
+def _store_box(sums, row, column, beside, PART: gl.constexpr):
+    out_desc, outs, x_scale_ptr, w_scale_ptr, bias_ptr, M, N, _ = beside
+    layout: gl.constexpr = sums.type.layout
+    rows = row + gl.arange(0, 64, gl.SliceLayout(1, layout))
+    columns = column + gl.arange(0, sums.shape[1], gl.SliceLayout(0, layout))
+    if w_scale_ptr is not None:
+        sums = sums * gl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
+        sums = sums * gl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
+    if bias_ptr is not None:
+        bias = gl.load(bias_ptr + columns, mask=columns < N, other=0.0)
+        sums += bias.to(gl.float32)[None, :]
     tma.store_wait(0)  # for what lay there
     barrier()
-    out.store(results)
+    outs.index(PART).store(sums.to(out_desc.dtype))
     fence_async_shared()
     barrier()
-    store_box(out_desc, [row, column], out)  # but what is beyond M or N
+    store_box(out_desc, [row, column], outs.index(PART))  # but what is beyond M or N
