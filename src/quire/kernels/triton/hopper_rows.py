@@ -27,7 +27,7 @@ from quire.kernels.triton.ways import RingConfig
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns that an instruction multiplies
-_ROOM = 226 * 1024  # bytes of shared memory for a ring
+_ROOM = 225 * 1024  # bytes of shared memory for rings, of a multiprocessor
 COLUMNS = 512  # whose sums tensor cores keep: those of FP8 have some 14 bits
 
 
@@ -53,17 +53,19 @@ def multiply_few(
 ) -> None:
     """out [T <= 256, N] = x [T, K] by weight [N, K], each sum in the order of k.
 
-    x_scale [T, 1], scale [N]: of FP8.
+    x_scale [T, 1], scale [N]: of FP8. way: with split 1; by rule if None.
     """
-    _launch(x, x_scale, weight, scale, bias, out, way or in_order(len(x)), every=0)
+    way = way or in_order(len(x), len(weight), workspace(x.device).num_sms)
+    _launch(x, x_scale, weight, scale, bias, out, way, every=0)
 
 
-def in_order(rows: int) -> RingConfig:
-    """A tile has one program, so that there are few: each has all of a multiprocessor's memory, and
-    takes long steps."""
+def in_order(rows: int, n: int, num_sms: int) -> RingConfig:
+    """By rule: steps are long, as one program has a tile's whole sequence of k, and has all of a
+    multiprocessor's memory, or half of it where there are more tiles than multiprocessors."""
     block_m = max(8, triton.next_power_of_2(rows))
-    places = _ROOM // (128 * (64 + block_m))
-    tiles = 4 if places >= 12 else 2
+    each = 1 if triton.cdiv(n, 64) <= num_sms else 2
+    places = _ROOM // each // (128 * (64 + block_m))
+    tiles = 4 if places >= 20 else 2 if places >= 7 else 1
     return RingConfig(block_n=64, stages=places // tiles, tiles=tiles)
 
 
