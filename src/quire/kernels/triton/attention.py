@@ -183,7 +183,7 @@ def prefill_attention(
 def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
     """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
-    if group <= 16 and _hopper_serves(query, k_cache):
+    if group <= 16 and hopper_serves(query, k_cache):
         return hopper_decode_config(k_cache, group, len(query))
     return decode_config(k_cache, len(query))
 
@@ -199,12 +199,12 @@ def prefill_way(
     group = query.shape[1] // k_cache.shape[2]
     if has_few_keys:
         return short_config(k_cache, group)
-    if group <= 64 and _hopper_serves(query, k_cache):
+    if group <= 64 and hopper_serves(query, k_cache):
         return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
     return prefill_config(k_cache, group)
 
 
-def _hopper_serves(query: Tensor, k_cache: Tensor) -> bool:
+def hopper_serves(query: Tensor, k_cache: Tensor) -> bool:
     """Whether Hopper has kernels for these: types, and a cache that the copy engine can fetch."""
     _, block_size, _, head_dim = k_cache.shape
     types = query.dtype, k_cache.dtype

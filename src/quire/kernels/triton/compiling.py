@@ -82,13 +82,14 @@ def _hopper_kernels() -> tuple[Any, ...]:
         return ()
     from quire.kernels.triton.hopper_decode import hopper_decode_kernel
     from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel
+    from quire.kernels.triton.hopper_pieces import hopper_pieces_kernel
     from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
     from quire.kernels.triton.hopper_rows import hopper_rows_kernel
     from quire.kernels.triton.hopper_tiles import hopper_tiles_kernel
 
     return (
         hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_rows_kernel,
-        hopper_tiles_kernel,
+        hopper_tiles_kernel, hopper_pieces_kernel,
     )  # fmt: skip
 
 

@@ -125,12 +125,12 @@ def _attend_to_keys(
             0, deps=[_scores(q_smem, keys[0].index(slot), TILE, SCORES, PART)]
         )
         mbarrier.arrive(keys[2].index(slot), count=1)
-        w, m, total, _ = _softmax(
-            scores, m, total, position, tile, scale, dtype, TILE, WINDOW, True
-        )
+        w, m, total, _ = softmax(scores, m, total, position, tile, scale, dtype, TILE, WINDOW, True)
         p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
         if (tile + 1) * TILE > seq_len:
-            _clear(values[0], await_tile(values, at), seq_len - tile * TILE, HEAD_DIM, TILE)
+            clear_unwritten(
+                values[0], await_tile(values, at), seq_len - tile * TILE, HEAD_DIM, TILE
+            )
         tile -= STEP
         for _ in range(tile, full_end - 1, -STEP):
             acc, m, total, p = _go_on(
@@ -185,7 +185,7 @@ def _go_on(
     _give_turn(PART, TURNS)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(keys[2].index(k_slot), count=1)
-    w, m, total, shrink = _softmax(
+    w, m, total, shrink = softmax(
         scores, m, total, position, tile, scale, dtype, TILE, WINDOW, MASKED
     )
     total = _done(total)
@@ -197,7 +197,7 @@ def _go_on(
 
 
 @gluon.jit
-def _clear(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexpr):
+def clear_unwritten(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexpr):
     """Zero the rows from `there` on: unwritten slots may hold NaNs, which zero weights let pass.
 
     Both warpgroups do, so that neither waits. A tile lies in memory by 64 dimensions at a time, and
@@ -220,7 +220,7 @@ def _clear(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _softmax(
+def softmax(
     scores, m, total, position, tile, scale, dtype: gl.constexpr,
     TILE: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip

@@ -69,8 +69,8 @@ def fetch(
         table = block_table_ptr + request * stride_table
         for key_tile in range(end - 1, begin - 1, -1):
             rows = rows_of(k_desc, table, key_tile, seq_len, BLOCK_SIZE, TILE)
-            _fetch_tile(k_desc, rows, head, keys, at, TILE)
-            _fetch_tile(v_desc, rows, head, values, at, TILE)
+            fetch_tile(k_desc, rows, head, keys, at, TILE)
+            fetch_tile(v_desc, rows, head, values, at, TILE)
             at += 1
         turn += 1
         head, request, _, num_queries, seq_len, first_query = piece_of(
@@ -139,7 +139,7 @@ def await_room(ring, at):
 
 
 @gluon.jit
-def _fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
+def fetch_tile(desc, rows, head, ring, at, TILE: gl.constexpr):
     """Have a tile of TILE keys of one head fetched from where its boxes begin in the cache."""
     BOX: gl.constexpr = desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = desc.block_type.shape[1]

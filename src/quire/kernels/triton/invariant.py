@@ -4,7 +4,8 @@ What depends on the batch elsewhere: the number of rows chooses a product's kern
 are split, a step's load chooses how a request's keys are shared among programs, and a token has
 another kernel as part of a prompt than as the last of an answer, which tells when a request was
 preempted. Here every product adds its terms in the order of k, and every token, of a prompt or of
-an answer, has the kernel of prompts. Norms, SiLU, rotation and sampling work row by row anyway.
+an answer, merges the same pieces of its keys in order. Norms, SiLU, rotation, rounding to FP8 and
+sampling work row by row anyway.
 (What makes results vary: H. He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
 """
 

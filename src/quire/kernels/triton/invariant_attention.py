@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.layout import BatchLayout
-from quire.kernels.triton.attention import LOG2_E, make_plan, precision_of
+from quire.kernels.triton.attention import LOG2_E, hopper_serves, make_plan, precision_of
 from quire.kernels.triton.attention_tuning import padded_head_dim, prefill_config
 from quire.kernels.triton.prefill_attention import attend_tiles, load_queries, rows_of_tile
 from quire.kernels.triton.prefill_work import WORK_FIELDS
@@ -51,6 +51,12 @@ def attention(
     shares = triton.cdiv(2 * space.num_sms, num_kv_heads * most_tiles)
     part = group * (padded_head_dim(k_cache) + 2)
     assert shares == 1 or num_kv_heads * most_tiles <= NUM_COUNTERS
+    if _hopper_takes(query, k_cache):
+        from quire.kernels.triton.hopper_pieces import launch_pieces
+
+        log2_scale = scale * LOG2_E
+        launch_pieces(query, k_cache, v_cache, layout, plan, log2_scale, window, out, PIECE, shares)
+        return out
     invariant_attention_kernel[(num_kv_heads, most_tiles, shares)](
         query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
         layout.query_start_loc, space.partials, space.counters,
@@ -63,6 +69,12 @@ def attention(
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
+
+
+def _hopper_takes(query: Tensor, k_cache: Tensor) -> bool:
+    """Whether Hopper has a kernel for these."""
+    few = query.shape[1] // k_cache.shape[2] <= 64
+    return few and query.dtype == k_cache.dtype and hopper_serves(query, k_cache)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_requests", "most_pieces", "stride_table"])
