@@ -148,13 +148,12 @@ def _fetch(
     request, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
     first_piece, _, mine, behind, _ = pieces
     table = block_table_ptr + request * stride_table
-    head, at = gl.program_id(0), 0
+    head = gl.program_id(0)
     first = gl.maximum(begin, (first_piece + mine) * TILES)
     for tile in range(first, gl.minimum(end, (first_piece + behind) * TILES)):
         rows = rows_of(k_desc, table, tile, queries[2], BLOCK_SIZE, TILE)
-        fetch_tile(k_desc, rows, head, keys, at, TILE)
-        fetch_tile(v_desc, rows, head, values, at, TILE)
-        at += 1
+        fetch_tile(k_desc, rows, head, keys, tile - first, TILE)
+        fetch_tile(v_desc, rows, head, values, tile - first, TILE)
 
 
 @gluon.jit
