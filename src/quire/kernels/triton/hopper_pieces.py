@@ -28,9 +28,10 @@ from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_queries import ROWS, rows_in_memory
 from quire.kernels.triton.hopper_work import await_tile, fetch_tile, rows_of
 from quire.kernels.triton.prefill_work import WORK_FIELDS
-from quire.kernels.triton.workspace import NUM_PARTIALS, workspace
+from quire.kernels.triton.workspace import workspace
 
 TILE = 64  # keys
+MOST_SHARED = gl.constexpr(1024)  # as in invariant_attention.py
 _RING = 96 * 1024  # bytes of a program's shared memory
 
 
@@ -45,16 +46,16 @@ def launch_pieces(
     out: Tensor,
     piece: int,
     shares: int,
+    most_pieces: int,
 ) -> None:
     """Fill out [T, Hq, D]. plan: of tiles of ROWS // group queries. piece: its keys.
 
-    scale: of the scores, times log2(e). shares: programs that share the pieces of a single query.
+    scale: of the scores, times log2(e). shares: programs that share the pieces of a single query,
+    of which there is room for most_pieces.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group, space = query.shape[1] // num_kv_heads, workspace(query.device)
-    most_tiles = len(plan.work)
-    most_pieces = NUM_PARTIALS // (num_kv_heads * most_tiles * group * (head_dim + 2))
-    hopper_pieces_kernel[(num_kv_heads, most_tiles, shares)](
+    hopper_pieces_kernel[(num_kv_heads, len(plan.work), shares)](
         query, cache_boxes(k_cache, TILE), cache_boxes(v_cache, TILE), out,
         layout.block_table, plan.work, plan.num_query_tiles, layout.query_start_loc,
         space.partials, space.counters, len(query), len(layout.seq_lens), most_pieces, scale,
@@ -124,15 +125,18 @@ def _work_of(
     end = gl.cdiv(gl.minimum(lowest + ROWS // GROUP, seq_len), TILE)
     first_piece = begin // (PIECE // TILE)
     num_pieces = gl.cdiv(end, PIECE // TILE) - first_piece
-    shares = gl.minimum(gl.num_programs(2), num_pieces)
-    if (num_queries > 1) | (num_pieces > most_pieces):
-        shares = 1
-    shares = gl.maximum(shares, 1)
+    shares, before = 1, 0
+    if (gl.num_programs(2) > 1) & (num_queries == 1):
+        each = gl.arange(0, MOST_SHARED, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        lens = gl.load(work_ptr + each * FIELDS + 3, mask=each < tile, other=0)
+        before = gl.sum((lens + PIECE - 1) // PIECE, 0)  # of other tiles
+        if before + num_pieces <= most_pieces:
+            shares = gl.minimum(gl.num_programs(2), num_pieces)
     mine = share * num_pieces // shares
     behind = (share + 1) * num_pieces // shares
     if share >= shares:
         behind = mine
-    pieces = (first_piece, num_pieces, mine, behind, shares)
+    pieces = (first_piece, num_pieces, mine, behind, shares, before)
     return request, (first_token, num_queries, seq_len, first_query), begin, end, pieces
 
 
@@ -146,7 +150,7 @@ def _fetch(
     gdc_wait()
     TILES: gl.constexpr = PIECE // TILE
     request, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
-    first_piece, _, mine, behind, _ = pieces
+    first_piece, _, mine, behind, _, _ = pieces
     table = block_table_ptr + request * stride_table
     head = gl.program_id(0)
     first = gl.maximum(begin, (first_piece + mine) * TILES)
@@ -180,7 +184,7 @@ def _attend(
             _clear(out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM, GROUP * HEAD_DIM)
     _, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
     first_token, num_queries, seq_len, first_query = queries
-    first_piece, num_pieces, mine, behind, shares = pieces
+    first_piece, num_pieces, mine, behind, shares, before = pieces
     place, there = rows_in_memory(
         head, first_token, num_queries, first_query, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
@@ -194,9 +198,8 @@ def _attend(
     position = seq_len - num_queries + first_query + row // GROUP
     row_scale = gl.full([ROWS], scale, gl.float32, gl.SliceLayout(1, SCORES))
     counter_ptr += tile * NUM_KV_HEADS + head
-    parts = part_ptr + (tile * NUM_KV_HEADS + head).to(gl.int64) * plan[2] * (
-        GROUP * (HEAD_DIM + 2)
-    )
+    PART: gl.constexpr = GROUP * (HEAD_DIM + 2)
+    parts = part_ptr + (before * NUM_KV_HEADS + head) * PART
     total = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
     total_m = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
     total_s = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
@@ -210,7 +213,7 @@ def _attend(
         )  # fmt: skip
         at += gl.minimum(first + TILES, end) - gl.maximum(first, begin)
         if shares > 1:
-            _leave(parts + number * (GROUP * (HEAD_DIM + 2)), acc, m, s, GROUP)
+            _leave(parts + number * (NUM_KV_HEADS * PART), acc, m, s, GROUP)
         else:
             total, total_m, total_s = _with_piece(total, total_m, total_s, acc, m, s)
     if shares > 1:
@@ -221,7 +224,7 @@ def _attend(
                 gl.store(counter_ptr, 0)
                 _merge(
                     out_ptr + first_token * stride_out_token + head * (GROUP * HEAD_DIM), parts,
-                    num_pieces, GROUP, HEAD_DIM,
+                    NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM,
                 )  # fmt: skip
     elif behind > mine:
         by = gl.convert_layout(gl.maximum(total_s, 1e-30), gl.SliceLayout(1, SUMS))
@@ -294,7 +297,7 @@ def _leave(parts, acc, m, s, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _merge(out_ptr, parts, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
+def _merge(out_ptr, parts, stride, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
     """The pieces that others left, in their order: one query's heads."""
     AT_ONCE: gl.constexpr = 4  # whose loads do not wait for each other
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else (16 if GROUP <= 16 else 64))
@@ -307,7 +310,7 @@ def _merge(out_ptr, parts, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.constex
     for first in range(0, num_pieces, AT_ONCE):
         sums, maxima, weights = (), (), ()
         for i in gl.static_range(AT_ONCE):
-            each = parts + (first + i) * (GROUP * (HEAD_DIM + 2))
+            each = parts + (first + i) * stride
             there = (g < GROUP) & (first + i < num_pieces)
             inside = there[:, None] & (d >= 0)
             sums = sums + (  # type: ignore[assignment]  # noqa: RUF005

@@ -19,33 +19,38 @@ from quire.kernels.triton.gluon_names import barrier, fetch_box, seen_as
 
 
 @gluon.jit
-def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step):
+def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.constexpr = 1):
     """Have a step's tiles of W fetched, if there is such a step, and expect those of x as well."""
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
+    BLOCK_K: gl.constexpr = ring.shape[2]
     w_bytes: gl.constexpr = w_desc.block_type.nbytes
     x_bytes: gl.constexpr = 0 if x_desc is None else x_desc.block_type.nbytes
     stage = step % STAGES
     there = begin + step < end
-    mbarrier.expect(full.index(stage), TILES * (w_bytes + x_bytes), pred=there)
-    _ask(w_desc, ring, full.index(stage), stage, row, begin + step, there, TILES)
+    mbarrier.expect(full.index(stage), TILES * (w_bytes + BOXES * x_bytes), pred=there)
+    for i in gl.static_range(TILES):
+        column = ((begin + step) * TILES + i) * BLOCK_K
+        fetch_box(w_desc, [row, column], full.index(stage), ring.index(stage * TILES + i), there)
 
 
 @gluon.jit
-def ask_rows(x_desc, ring, full, begin, end, step):
-    """The same for a step's tiles of x, where the kernel in front has left it."""
+def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
+    """The same for a step's tiles of x, where the kernel in front has left it.
+
+    BOXES: in which the rows come; what a tile holds beyond them is of no row.
+    """
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
-    stage = step % STAGES
-    _ask(x_desc, ring, full.index(stage), stage, 0, begin + step, begin + step < end, TILES)
-
-
-@gluon.jit
-def _ask(desc, ring, filled, stage, row, step, there, TILES: gl.constexpr):
     BLOCK_K: gl.constexpr = ring.shape[2]
+    BOX: gl.constexpr = x_desc.block_type.shape[0]
+    stage = step % STAGES
+    there = begin + step < end
     for i in gl.static_range(TILES):
-        place = ring.index(stage * TILES + i)
-        fetch_box(desc, [row, (step * TILES + i) * BLOCK_K], filled, place, there)
+        column = ((begin + step) * TILES + i) * BLOCK_K
+        for box in gl.static_range(BOXES):
+            place = ring.index(stage * TILES + i).slice(box * BOX, BOX)
+            fetch_box(x_desc, [box * BOX, column], full.index(stage), place, there)
 
 
 @gluon.constexpr_function
@@ -56,7 +61,8 @@ def _sums_layout(block_m, num_warps, bits):
 
 @gluon.jit
 def multiply_tiles(
-    x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0,
+    BOXES: gl.constexpr = 1,
 ):  # fmt: skip
     """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
 
@@ -69,20 +75,22 @@ def multiply_tiles(
     sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
     if EVERY == 0:
         return _multiply_steps(
-            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums
+            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums, BOXES
         )
     else:
         total = sums
         for first in range(0, end - begin, EVERY):
             last = gl.minimum(first + EVERY, end - begin)
             total += _multiply_steps(
-                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums
+                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES
             )
         return total
 
 
 @gluon.jit
-def _multiply_steps(x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums):
+def _multiply_steps(
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES: gl.constexpr
+):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     TILES: gl.constexpr = ring.shape[0] // STAGES
     for step in range(first, last):
@@ -96,8 +104,8 @@ def _multiply_steps(x_desc, w_desc, ring, x_ring, full, row, begin, end, first, 
         sums = warpgroup_mma_wait(TILES, deps=[sums])  # the step before has ended
         barrier()
         if step > 0:  # and its place is free
-            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES)
-            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES)
+            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES, BOXES)
+            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES, BOXES)
     return warpgroup_mma_wait(0, deps=[sums])
 
 

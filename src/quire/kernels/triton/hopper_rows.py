@@ -88,11 +88,19 @@ def _launch(
     assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
     out_tiles = TensorDescriptor.from_tensor(out, [block_m, way.block_n], tile_layout(2))
     hopper_rows_kernel[(tiles * way.split,)](
-        tiles_of(x, block_m), tiles_of(weight, way.block_n), out_tiles, x_scale, scale, bias,
-        space.partials, space.counters, m, n, k,
+        tiles_of(x, _box(m, block_m)), tiles_of(weight, way.block_n), out_tiles,
+        x_scale, scale, bias, space.partials, space.counters, m, n, k,
         STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
         num_warps=way.warps, launch_pdl=True,
     )  # fmt: skip
+
+
+def _box(rows: int, block_m: int) -> int:
+    """Rows of x that are fetched together: all, or a quarter of a tile's where three of them do.
+
+    Rows that do not exist are slow to come, since all programs ask for them at one place.
+    """
+    return block_m // 4 if block_m >= 32 and 4 * rows <= 3 * block_m else block_m
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -104,7 +112,7 @@ def hopper_rows_kernel(
 
     What W, its scales and the bias hold must not come from the kernel in front.
     """
-    BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
+    BLOCK_M: gl.constexpr = out_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = w_desc.block_type.shape[1]
     tile, part = gl.program_id(0) // SPLIT, gl.program_id(0) % SPLIT
@@ -116,15 +124,18 @@ def hopper_rows_kernel(
     x_ring = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES * TILES, BLOCK_M, BLOCK_K], x_desc.layout
     )
+    BOXES: gl.constexpr = 1 if x_desc.block_type.shape[0] == BLOCK_M else 3  # as _box has them
     full = barriers(STAGES, 1)
     fence_async_shared()
     for stage in gl.static_range(STAGES):
-        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage)
+        ask_weight(w_desc, x_desc, ring, full, tile * BLOCK_N, begin, end, stage, BOXES)
     gdc_launch_dependents()
     gdc_wait()  # from here on what the kernel in front leaves must be there
     for stage in gl.static_range(STAGES):
-        ask_rows(x_desc, x_ring, full, begin, end, stage)
-    acc = multiply_tiles(x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY)
+        ask_rows(x_desc, x_ring, full, begin, end, stage, BOXES)
+    acc = multiply_tiles(
+        x_desc, w_desc, ring, x_ring, full, tile * BLOCK_N, begin, end, EVERY, BOXES
+    )
     invalidate(full)
     complete = True
     if SPLIT > 1:

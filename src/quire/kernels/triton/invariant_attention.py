@@ -26,7 +26,8 @@ from quire.kernels.triton.workspace import (
     workspace,
 )
 
-PIECE = 512  # keys; results depend on it
+PIECE = 256  # keys; results depend on it
+MOST_SHARED = tl.constexpr(1024)  # tiles of queries in a step that has programs to share pieces
 
 
 def attention(
@@ -48,19 +49,23 @@ def attention(
     )
     out, space = query.new_empty(query.shape), workspace(query.device)
     most_tiles, pdl = len(plan.work), launches_early(query.device)
+    # programs for two on each multiprocessor
     shares = triton.cdiv(2 * space.num_sms, num_kv_heads * most_tiles)
-    part = group * (padded_head_dim(k_cache) + 2)
-    assert shares == 1 or num_kv_heads * most_tiles <= NUM_COUNTERS
+    most_pieces = NUM_PARTIALS // (num_kv_heads * group * (padded_head_dim(k_cache) + 2))
+    assert shares == 1 or (num_kv_heads * most_tiles <= NUM_COUNTERS and most_tiles <= MOST_SHARED)
     if _hopper_takes(query, k_cache):
         from quire.kernels.triton.hopper_pieces import launch_pieces
 
         log2_scale = scale * LOG2_E
-        launch_pieces(query, k_cache, v_cache, layout, plan, log2_scale, window, out, PIECE, shares)
+        launch_pieces(
+            query, k_cache, v_cache, layout, plan, log2_scale, window, out, PIECE, shares,
+            most_pieces,
+        )  # fmt: skip
         return out
     invariant_attention_kernel[(num_kv_heads, most_tiles, shares)](
         query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
         layout.query_start_loc, space.partials, space.counters,
-        len(query), len(layout.seq_lens), NUM_PARTIALS // (num_kv_heads * most_tiles * part),
+        len(query), len(layout.seq_lens), most_pieces,
         scale * LOG2_E, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0), out.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
@@ -91,7 +96,7 @@ def invariant_attention_kernel(
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     Programs: key heads, tiles of ROWS // GROUP queries as work [most, FIELDS] lists them, and those
-    that share the pieces of one that has a single query. part: most_pieces of each head and tile.
+    that share the pieces of one that has a single query. part: room for most_pieces of all heads.
     scale: of the scores, times log2(e). Rows of padding become zeros.
     """
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
@@ -122,15 +127,19 @@ def invariant_attention_kernel(
         full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
     first_piece, end_piece = begin // TILES, tl.cdiv(end, TILES)
     num_pieces = end_piece - first_piece
-    shares = tl.minimum(tl.num_programs(2), num_pieces)
-    if (num_queries > 1) | (num_pieces > most_pieces):
-        shares = 1
+    shares, before = 1, 0
+    if (tl.num_programs(2) > 1) & (num_queries == 1):
+        each = tl.arange(0, MOST_SHARED)
+        lens = tl.load(work_ptr + each * FIELDS + 3, mask=each < tile, other=0)
+        before = tl.sum(tl.cdiv(lens, PIECE))  # of other tiles
+        if before + num_pieces <= most_pieces:
+            shares = tl.minimum(tl.num_programs(2), num_pieces)
     if share >= shares:
         return
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
-    place = tile * NUM_KV_HEADS + head
-    part_ptr += place.to(tl.int64) * most_pieces * (GROUP * (BLOCK_D + 2))
+    PART: tl.constexpr = GROUP * (BLOCK_D + 2)
+    part_ptr += (before * NUM_KV_HEADS + head) * PART
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     total_m = tl.full([ROWS], -1e30, tl.float32)
     total_s = tl.zeros([ROWS], tl.float32)
@@ -160,16 +169,16 @@ def invariant_attention_kernel(
         )  # fmt: skip
         if shares > 1:
             row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-            parts = part_ptr + number * (GROUP * (BLOCK_D + 2))
+            parts = part_ptr + number * (NUM_KV_HEADS * PART)
             tl.store(parts + row[:, None] * BLOCK_D + d[None, :], acc, mask=(row < GROUP)[:, None])
             tl.store(parts + GROUP * BLOCK_D + row, m, mask=row < GROUP)
             tl.store(parts + GROUP * (BLOCK_D + 1) + row, s, mask=row < GROUP)
         else:
             total, total_m, total_s = _with_piece(total, total_m, total_s, acc, m, s)
     if shares > 1:
-        if arrive(counter_ptr + place, shares):
+        if arrive(counter_ptr + tile * NUM_KV_HEADS + head, shares):
             out_ptr += tl.load(record + 1) * stride_out_token + head * (GROUP * HEAD_DIM)
-            _merge(out_ptr, part_ptr, num_pieces, GROUP, HEAD_DIM, BLOCK_D)
+            _merge(out_ptr, part_ptr, NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM, BLOCK_D)
     else:
         total_s = tl.maximum(total_s, 1e-30)  # rows of no query may have seen nothing
         out = (total / total_s[:, None]).to(out_ptr.dtype.element_ty)
@@ -199,7 +208,7 @@ def _with_piece(total, total_m, total_s, acc, m, s):
 
 @triton.jit
 def _merge(
-    out_ptr, part_ptr, num_pieces,
+    out_ptr, part_ptr, stride, num_pieces,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The pieces that others left, in their order: one query's heads."""
@@ -213,7 +222,7 @@ def _merge(
     for first in range(0, num_pieces, AT_ONCE):
         sums, maxima, weights = (), (), ()
         for i in tl.static_range(AT_ONCE):
-            parts = part_ptr + (first + i) * (GROUP * (BLOCK_D + 2))
+            parts = part_ptr + (first + i) * stride
             there = g < tl.where(first + i < num_pieces, GROUP, 0)
             sums += (tl.load(parts + places, there[:, None], 0.0, cache_modifier=".cg"),)  # type: ignore[assignment]
             parts += GROUP * BLOCK_D

@@ -122,15 +122,13 @@ def attend_tiles(
 ):  # fmt: skip
     """Go on with the online softmax over some tiles of keys."""
     d = tl.arange(0, BLOCK_D)[None, :]
-    keys = begin * TILE + tl.arange(0, TILE)
-    next_block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=keys < seq_len, other=0)
     for tile in tl.range(begin, end, num_stages=STAGES):
         keys = tile * TILE + tl.arange(0, TILE)
         written = keys < seq_len
-        block = next_block
-        next_block = tl.load(
-            table_ptr + (keys + TILE) // BLOCK_SIZE, mask=keys + TILE < seq_len, other=0
-        )
+        if MASKED:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=written, other=0)
+        else:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE)
         place = (block.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot)[:, None] + d
         if HEAD_DIM != BLOCK_D:
             k = tl.load(k_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
