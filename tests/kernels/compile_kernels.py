@@ -21,6 +21,7 @@ from quire.kernels.triton.decode_attention import decode_attention_kernel
 from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
 from quire.kernels.triton.hopper_decode import hopper_decode_kernel
 from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
+from quire.kernels.triton.hopper_pieces import hopper_pieces_kernel
 from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
 from quire.kernels.triton.hopper_rows import hopper_rows_kernel
 from quire.kernels.triton.hopper_tiles import hopper_tiles_kernel
@@ -245,7 +246,7 @@ def pieces(capability: int) -> Compiled:
     types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
-    constants |= {"PIECE": 512, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
+    constants |= {"PIECE": 256, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
     return compile_kernel(
         invariant_attention_kernel,
         types,
@@ -253,6 +254,25 @@ def pieces(capability: int) -> Compiled:
         capability,
         num_warps=4,
         launch_pdl=capability >= 90,
+    )
+
+
+def hopper_pieces(capability: int) -> Compiled:
+    """The same for Hopper."""
+    names = hopper_pieces_kernel.arg_names
+    types = ATTENTION | boxes_of("bf16", 128) | {"part_ptr": "*fp32", "counter_ptr": INTS}
+    types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
+    types = {name: kind for name, kind in types.items() if name in names}
+    shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
+    cut = {"TILE": 64, "PIECE": 256, "SLOTS": 3, "FIELDS": 8}
+    return compile_kernel(
+        hopper_pieces_kernel,
+        types,
+        shape | cut,
+        capability,
+        num_warps=4,
+        launch_pdl=True,
+        maxnreg=128,
     )
 
 
@@ -407,6 +427,7 @@ KERNELS = {
     "many": many,
     "many_fp8": many_fp8,
     "pieces": pieces,
+    "hopper_pieces": hopper_pieces,
     "skinny_turned": functools.partial(skinny, heads=True),
     "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,

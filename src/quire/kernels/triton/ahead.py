@@ -35,6 +35,7 @@ def compile_kernel(
     num_warps: int,
     launch_pdl: bool = False,
     enable_fp_fusion: bool = True,
+    maxnreg: int | None = None,
 ) -> Compiled:
     """Compile for a compute capability such as 90.
 
@@ -53,7 +54,7 @@ def compile_kernel(
             if signature[name].startswith("*") or name.startswith("stride")
         },
     )
-    options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+    options = {"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion, "maxnreg": maxnreg}
     if capability >= 90:
         options["launch_pdl"] = launch_pdl
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

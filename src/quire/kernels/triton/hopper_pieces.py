@@ -31,7 +31,6 @@ from quire.kernels.triton.prefill_work import WORK_FIELDS
 from quire.kernels.triton.workspace import workspace
 
 TILE = 64  # keys
-MOST_SHARED = gl.constexpr(1024)  # as in invariant_attention.py
 _RING = 96 * 1024  # bytes of a program's shared memory
 
 
@@ -127,9 +126,10 @@ def _work_of(
     num_pieces = gl.cdiv(end, PIECE // TILE) - first_piece
     shares, before = 1, 0
     if (gl.num_programs(2) > 1) & (num_queries == 1):
-        each = gl.arange(0, MOST_SHARED, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        lens = gl.load(work_ptr + each * FIELDS + 3, mask=each < tile, other=0)
-        before = gl.sum((lens + PIECE - 1) // PIECE, 0)  # of other tiles
+        each = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+        for start in range(0, tile, 32):  # other tiles' pieces
+            lens = gl.load(work_ptr + (start + each) * FIELDS + 3, start + each < tile, 0)
+            before += gl.sum((lens + PIECE - 1) // PIECE, 0)
         if before + num_pieces <= most_pieces:
             shares = gl.minimum(gl.num_programs(2), num_pieces)
     mine = share * num_pieces // shares

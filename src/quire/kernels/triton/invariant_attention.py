@@ -27,7 +27,6 @@ from quire.kernels.triton.workspace import (
 )
 
 PIECE = 256  # keys; results depend on it
-MOST_SHARED = tl.constexpr(1024)  # tiles of queries in a step that has programs to share pieces
 
 
 def attention(
@@ -52,7 +51,7 @@ def attention(
     # programs for two on each multiprocessor
     shares = triton.cdiv(2 * space.num_sms, num_kv_heads * most_tiles)
     most_pieces = NUM_PARTIALS // (num_kv_heads * group * (padded_head_dim(k_cache) + 2))
-    assert shares == 1 or (num_kv_heads * most_tiles <= NUM_COUNTERS and most_tiles <= MOST_SHARED)
+    assert shares == 1 or num_kv_heads * most_tiles <= NUM_COUNTERS
     if _hopper_takes(query, k_cache):
         from quire.kernels.triton.hopper_pieces import launch_pieces
 
@@ -129,9 +128,10 @@ def invariant_attention_kernel(
     num_pieces = end_piece - first_piece
     shares, before = 1, 0
     if (tl.num_programs(2) > 1) & (num_queries == 1):
-        each = tl.arange(0, MOST_SHARED)
-        lens = tl.load(work_ptr + each * FIELDS + 3, mask=each < tile, other=0)
-        before = tl.sum(tl.cdiv(lens, PIECE))  # of other tiles
+        each = tl.arange(0, 32)
+        for start in range(0, tile, 32):  # other tiles' pieces
+            lens = tl.load(work_ptr + (start + each) * FIELDS + 3, start + each < tile, 0)
+            before += tl.sum(tl.cdiv(lens, PIECE))
         if before + num_pieces <= most_pieces:
             shares = tl.minimum(tl.num_programs(2), num_pieces)
     if share >= shares:
