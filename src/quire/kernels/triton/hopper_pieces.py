@@ -208,7 +208,8 @@ def _attend(
         first = (first_piece + number) * TILES
         acc, m, s = _piece(
             q_smem, keys, values, at, position, gl.maximum(first, begin),
-            gl.minimum(first + TILES, end), seq_len, row_scale,
+            (seq_len - num_queries + first_query + 1) // TILE, gl.minimum(first + TILES, end),
+            seq_len, row_scale,
             HEAD_DIM, TILE, WINDOW, SCORES, SUMS,
         )  # fmt: skip
         at += gl.minimum(first + TILES, end) - gl.maximum(first, begin)
@@ -238,35 +239,62 @@ def _attend(
 
 @gluon.jit
 def _piece(
-    q_smem, keys, values, at, position, begin, end, seq_len, row_scale,
+    q_smem, keys, values, at, position, begin, full_end, end, seq_len, row_scale,
     HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Sums of values, maxima and totals over the tiles of keys of a piece."""
-    dtype: gl.constexpr = q_smem.dtype
-    acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
-    m = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
-    s = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+    """Sums of values, maxima and totals over the tiles of keys of a piece.
+
+    full_end: behind the tiles that every query sees whole, where no window hides keys.
+    """
+    sums = (
+        gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS),
+        gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES)),
+        gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES)),
+    )
+    if WINDOW == 0:
+        full_end = gl.minimum(gl.maximum(full_end, begin), end)
+        for tile in range(begin, full_end):
+            sums = _add_tile(
+                q_smem, keys, values, at + tile - begin, position, tile, seq_len, row_scale, sums,
+                HEAD_DIM, TILE, WINDOW, SCORES, SUMS, False,
+            )  # fmt: skip
+        at += full_end - begin
+        begin = full_end
     for tile in range(begin, end):
-        slot = await_tile(keys, at)
-        scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
-        scores = warpgroup_mma(
-            q_smem, keys[0].index(slot).permute((1, 0)), scores, use_acc=False, is_async=True
-        )
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        mbarrier.arrive(keys[2].index(slot), count=1)
-        w, m, s, shrink = softmax(
-            scores, m, s, position, tile, row_scale, dtype, TILE, WINDOW, True
-        )
-        p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
-        slot = await_tile(values, at)
+        sums = _add_tile(
+            q_smem, keys, values, at + tile - begin, position, tile, seq_len, row_scale, sums,
+            HEAD_DIM, TILE, WINDOW, SCORES, SUMS, True,
+        )  # fmt: skip
+    return sums
+
+
+@gluon.jit
+def _add_tile(
+    q_smem, keys, values, at, position, tile, seq_len, row_scale, sums,
+    HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """A piece's sums with those of its next tile of keys."""
+    acc, m, s = sums
+    dtype: gl.constexpr = q_smem.dtype
+    slot = await_tile(keys, at)
+    scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
+    scores = warpgroup_mma(
+        q_smem, keys[0].index(slot).permute((1, 0)), scores, use_acc=False, is_async=True
+    )
+    scores = warpgroup_mma_wait(0, deps=[scores])
+    mbarrier.arrive(keys[2].index(slot), count=1)
+    w, m, s, shrink = softmax(scores, m, s, position, tile, row_scale, dtype, TILE, WINDOW, MASKED)
+    p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
+    slot = await_tile(values, at)
+    if MASKED:
         if (tile + 1) * TILE > seq_len:
             clear_unwritten(values[0], slot, seq_len - tile * TILE, HEAD_DIM, TILE)
-        acc = warpgroup_mma(p, values[0].index(slot), acc, is_async=True)
-        acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-        mbarrier.arrive(values[2].index(slot), count=1)
-        at += 1
+    acc = warpgroup_mma(p, values[0].index(slot), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(values[2].index(slot), count=1)
     return acc, m, s
 
 

@@ -38,7 +38,8 @@ def multiply_rows(
     out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
     # of more rows a second sum has no registers
     every = COLUMNS // (128 * way.tiles) if len(out) <= 128 else 0
-    _launch(x.codes, x.scale, codes, scale, bias, out, way, every)
+    box = max(8, triton.next_power_of_2(len(out)))
+    _launch(x.codes, x.scale, codes, scale, bias, out, way, every, box)
     return out
 
 
@@ -55,18 +56,31 @@ def multiply_few(
 
     x_scale [T, 1], scale [N]: of FP8. way: with split 1; by rule if None.
     """
-    way = way or in_order(len(x), len(weight), workspace(x.device).num_sms)
-    _launch(x, x_scale, weight, scale, bias, out, way, every=0)
+    way = way or in_order(len(x), weight, workspace(x.device).num_sms)
+    _launch(x, x_scale, weight, scale, bias, out, way, every=0, box=_box(len(x), len(weight)))
 
 
-def in_order(rows: int, n: int, num_sms: int) -> RingConfig:
+def in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
     """By rule: steps are long, as one program has a tile's whole sequence of k, and has all of a
-    multiprocessor's memory, or half of it where there are more tiles than multiprocessors."""
+    multiprocessor's memory. Where there are more tiles than multiprocessors it has half of it,
+    unless few rows meet long ones of W: then what is on its way while another kernel ends counts.
+    """
     block_m = max(8, triton.next_power_of_2(rows))
-    each = 1 if triton.cdiv(n, 64) <= num_sms else 2
+    is_long = rows <= 16 and weight.shape[1] * weight.itemsize > 4096
+    each = 1 if triton.cdiv(len(weight), 64) <= num_sms or is_long else 2
     places = _ROOM // each // (128 * (64 + block_m))
     tiles = 4 if places >= 20 else 2 if places >= 7 else 1
     return RingConfig(block_n=64, stages=places // tiles, tiles=tiles)
+
+
+def _box(rows: int, n: int) -> int:
+    """Rows of x that are fetched together: all, or a quarter of a tile's where three of them do.
+
+    Rows that do not exist are slow to come where many programs ask for them.
+    """
+    block_m = max(8, triton.next_power_of_2(rows))
+    in_three = block_m >= 64 and 4 * rows <= 3 * block_m and n > 64 * 64
+    return block_m // 4 if in_three else block_m
 
 
 def _launch(
@@ -78,6 +92,7 @@ def _launch(
     out: Tensor,
     way: RingConfig,
     every: int,
+    box: int,
 ) -> None:
     """N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory."""
     (m, k), n = x.shape, len(weight)
@@ -88,19 +103,11 @@ def _launch(
     assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
     out_tiles = TensorDescriptor.from_tensor(out, [block_m, way.block_n], tile_layout(2))
     hopper_rows_kernel[(tiles * way.split,)](
-        tiles_of(x, _box(m, block_m)), tiles_of(weight, way.block_n), out_tiles,
+        tiles_of(x, box), tiles_of(weight, way.block_n), out_tiles,
         x_scale, scale, bias, space.partials, space.counters, m, n, k,
         STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
         num_warps=way.warps, launch_pdl=True,
     )  # fmt: skip
-
-
-def _box(rows: int, block_m: int) -> int:
-    """Rows of x that are fetched together: all, or a quarter of a tile's where three of them do.
-
-    Rows that do not exist are slow to come, since all programs ask for them at one place.
-    """
-    return block_m // 4 if block_m >= 32 and 4 * rows <= 3 * block_m else block_m
 
 
 @gluon.jit(do_not_specialize=["M"])
