@@ -78,7 +78,7 @@ def _box(rows: int, n: int) -> int:
 
     Rows that do not exist are slow to come where many programs ask for them.
     """
-    block_m = max(8, triton.next_power_of_2(rows))
+    block_m: int = max(8, triton.next_power_of_2(rows))
     in_three = block_m >= 64 and 4 * rows <= 3 * block_m and n > 64 * 64
     return block_m // 4 if in_three else block_m
 

@@ -62,7 +62,8 @@ def _width(m: int, n: int, num_sms: int) -> int:
     longer for the last of them."""
 
     def time(block_n: int) -> int:
-        return triton.cdiv(triton.cdiv(m, ROWS) * triton.cdiv(n, block_n), num_sms) * block_n
+        tiles: int = triton.cdiv(m, ROWS) * triton.cdiv(n, block_n)
+        return -(-tiles // num_sms) * block_n
 
     return 128 if 9 * time(128) < 8 * time(256) else 256
 
