@@ -18,7 +18,7 @@ from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
 from quire.kernels.triton.attention_tuning import HopperDecodeConfig
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
-from quire.kernels.triton.hopper_decode_parts import leave_or_merge, with_shared_part
+from quire.kernels.triton.hopper_decode_parts import clear, leave_or_merge, with_shared_part
 from quire.kernels.triton.hopper_decode_tiles import attend_to_keys, leave_query, load_query
 from quire.kernels.triton.hopper_decode_work import fetch, first_row, oldest_key, row_behind
 from quire.kernels.triton.workspace import workspace
@@ -183,13 +183,4 @@ def _attend(
     if PDL:  # one without work waits, too: what follows counts on all kernels in front
         gdc_wait()
     for spare in range(padding + program, num_tokens, gl.num_programs(0)):
-        _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
-
-
-@gluon.jit
-def _clear(out_ptr, SIZE: gl.constexpr):
-    """A token of padding."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
-    for start in range(0, SIZE, 1024):
-        i = start + gl.arange(0, 1024, LAYOUT)
-        gl.store(out_ptr + i, gl.zeros([1024], out_ptr.dtype.element_ty, LAYOUT), mask=i < SIZE)
+        clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)

@@ -1,7 +1,7 @@
 """Hopper's decode attention: parts of a softmax, and how they become one.
 
 Owns what `decode_attention.py` does with `_leave` and `_merge` and `shared_attention.py` with
-`with_shared_part`, in Gluon and in the same places of memory.
+`with_shared_part`, in Gluon and in the same places of memory; and the zeros of padding.
 """
 
 from __future__ import annotations
@@ -109,3 +109,12 @@ def _merged(
             acc += weight[:, None] * results[i]
             total += weight
     return acc / total[:, None]
+
+
+@gluon.jit
+def clear(out_ptr, SIZE: gl.constexpr):
+    """A token of padding."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    for start in range(0, SIZE, 1024):
+        i = start + gl.arange(0, 1024, LAYOUT)
+        gl.store(out_ptr + i, gl.zeros([1024], out_ptr.dtype.element_ty, LAYOUT), mask=i < SIZE)

@@ -25,6 +25,8 @@ from quire.kernels.triton.gluon_names import barrier, fetch_rows
 from quire.kernels.triton.hopper_attend import clear_unwritten, softmax
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
+from quire.kernels.triton.hopper_decode_parts import clear
+from quire.kernels.triton.hopper_piece_parts import leave, merge, with_piece
 from quire.kernels.triton.hopper_queries import ROWS, rows_in_memory
 from quire.kernels.triton.hopper_work import await_tile, fetch_tile, rows_of
 from quire.kernels.triton.prefill_work import WORK_FIELDS
@@ -181,7 +183,7 @@ def _attend(
     if gl.program_id(2) == 0:
         padding = gl.load(query_start_ptr + num_requests)
         for token in range(padding + tile, num_tokens, gl.num_programs(1)):
-            _clear(out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM, GROUP * HEAD_DIM)
+            clear(out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM, GROUP * HEAD_DIM)
     _, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
     first_token, num_queries, seq_len, first_query = queries
     first_piece, num_pieces, mine, behind, shares, before = pieces
@@ -214,16 +216,16 @@ def _attend(
         )  # fmt: skip
         at += gl.minimum(first + TILES, end) - gl.maximum(first, begin)
         if shares > 1:
-            _leave(parts + number * (NUM_KV_HEADS * PART), acc, m, s, GROUP)
+            leave(parts + number * (NUM_KV_HEADS * PART), acc, m, s, GROUP)
         else:
-            total, total_m, total_s = _with_piece(total, total_m, total_s, acc, m, s)
+            total, total_m, total_s = with_piece(total, total_m, total_s, acc, m, s)
     if shares > 1:
         if behind > mine:
             barrier()
             ticket = gl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
             if ticket == shares - 1:
                 gl.store(counter_ptr, 0)
-                _merge(
+                merge(
                     out_ptr + first_token * stride_out_token + head * (GROUP * HEAD_DIM), parts,
                     NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM,
                 )  # fmt: skip
@@ -296,74 +298,3 @@ def _add_tile(
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(values[2].index(slot), count=1)
     return acc, m, s
-
-
-@gluon.jit
-def _with_piece(total, total_m, total_s, acc, m, s):
-    """As in `invariant_attention.py`."""
-    new_m = gl.maximum(total_m, m)
-    shrink, share = gl.exp2(total_m - new_m), gl.exp2(m - new_m)
-    layout: gl.constexpr = acc.type.layout
-    rows: gl.constexpr = gl.SliceLayout(1, layout)
-    by = gl.zeros([acc.shape[0], acc.shape[1]], gl.float32, layout)
-    by += gl.convert_layout(share, rows)[:, None]
-    total = gl.fma(acc, by, total * gl.convert_layout(shrink, rows)[:, None])
-    return total, new_m, gl.fma(s, share, total_s * shrink)
-
-
-@gluon.jit
-def _leave(parts, acc, m, s, GROUP: gl.constexpr):
-    """A piece's sums, maxima and totals of one query's heads."""
-    HEAD_DIM: gl.constexpr = acc.shape[1]
-    layout: gl.constexpr = acc.type.layout
-    row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))[:, None]
-    d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))[None, :]
-    gl.store(parts + row * HEAD_DIM + d, acc, mask=(row < GROUP) & (d >= 0))
-    row = gl.arange(0, acc.shape[0], m.type.layout)
-    gl.store(parts + GROUP * HEAD_DIM + row, m, mask=row < GROUP)
-    gl.store(parts + GROUP * (HEAD_DIM + 1) + row, s, mask=row < GROUP)
-
-
-@gluon.jit
-def _merge(out_ptr, parts, stride, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """The pieces that others left, in their order: one query's heads."""
-    AT_ONCE: gl.constexpr = 4  # whose loads do not wait for each other
-    GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else (16 if GROUP <= 16 else 64))
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    g = gl.arange(0, GROUPS, gl.SliceLayout(1, layout))
-    d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, layout))[None, :]
-    total = gl.zeros([GROUPS, HEAD_DIM], gl.float32, layout)
-    total_m = gl.full([GROUPS], -1e30, gl.float32, gl.SliceLayout(1, layout))
-    total_s = gl.zeros([GROUPS], gl.float32, gl.SliceLayout(1, layout))
-    for first in range(0, num_pieces, AT_ONCE):
-        sums, maxima, weights = (), (), ()
-        for i in gl.static_range(AT_ONCE):
-            each = parts + (first + i) * stride
-            there = (g < GROUP) & (first + i < num_pieces)
-            inside = there[:, None] & (d >= 0)
-            sums = sums + (  # type: ignore[assignment]  # noqa: RUF005
-                gl.load(each + g[:, None] * HEAD_DIM + d, inside, 0.0, cache_modifier=".cg"),
-            )
-            each += GROUP * HEAD_DIM
-            maxima = maxima + (  # type: ignore[assignment]  # noqa: RUF005
-                gl.load(each + g, there, -1e30, cache_modifier=".cg"),
-            )
-            weights = weights + (  # type: ignore[assignment]  # noqa: RUF005
-                gl.load(each + GROUP + g, there, 0.0, cache_modifier=".cg"),
-            )
-        for i in gl.static_range(AT_ONCE):
-            total, total_m, total_s = _with_piece(
-                total, total_m, total_s, sums[i], maxima[i], weights[i]
-            )
-    out = (total / gl.maximum(total_s, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)
-    inside = (g < GROUP)[:, None] & (d >= 0)
-    gl.store(out_ptr + g[:, None] * HEAD_DIM + d, out, mask=inside)
-
-
-@gluon.jit
-def _clear(out_ptr, SIZE: gl.constexpr):
-    """A token of padding."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    for start in range(0, SIZE, 512):
-        i = start + gl.arange(0, 512, LAYOUT)
-        gl.store(out_ptr + i, gl.zeros([512], out_ptr.dtype.element_ty, LAYOUT), mask=i < SIZE)
