@@ -4,8 +4,9 @@
 
 Random weights in real shapes, whose scores lie close together, and temperature 0. The same prompts
 are answered one by one and then all at once beside others that come and go; told is how many
-answers differ. Then times: the prefill of a prompt, and decode steps of one request and of 64.
-Rows of other shapes and weights, from earlier runs on such a GPU, stay in the result file.
+answers differ. Then times, both engines by turns: the prefill of a prompt, and decode steps of one
+request and of 64. Rows of other shapes and weights, from earlier runs on such a GPU, stay in the
+result file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from quire.engine.startup import start_engine
 NAME = "gpu_invariance"
 SHAPES = Path(__file__).parent / "shapes"
 COMPARED, OTHERS, ANSWER = 12, 36, 48  # requests, and tokens
-PROMPT, CONTEXT, STEPS = 1950, 1024, 40
+PROMPT, CONTEXT, STEPS, ROUNDS = 1950, 1024, 40, 5
 BLOCKS = 8192  # more than all that runs at a time needs
 
 
@@ -100,26 +100,21 @@ def differing(driver: Driver) -> int:
     return sum(answers[f"alone{n}"] != answers[f"among{n}"] for n in range(COMPARED))
 
 
-def times(driver: Driver) -> dict[str, float]:
-    """Milliseconds of a prompt, and of decode steps that run freely."""
-    found = {"prefill": statistics.median(_prefill(driver, n) for n in range(4))}
+def times(drivers: list[Driver]) -> list[dict[str, float]]:
+    """Of each, milliseconds of a prompt, and of decode steps that run freely; the best rounds."""
+    found: list[dict[str, list[float]]] = [{} for _ in drivers]
+    for number in range(ROUNDS):
+        for driver, rounds in zip(drivers, found, strict=True):
+            rounds.setdefault("prefill", []).append(_prefill(driver, number))
     for batch in (1, 64):
-        for number, prompt in enumerate(prompts(batch, 9, 3)):
-            whole = (prompt * CONTEXT)[:CONTEXT]
-            driver.add(f"decode{batch}-{number}", whole, 3 * STEPS)
-        while driver.step() < batch:  # until all are answering
-            pass
-        rounds = []
-        for _ in range(2):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                driver.step()
-            torch.cuda.synchronize()
-            rounds.append((time.perf_counter() - begin) / STEPS)
-        driver.finish()
-        found[f"decode_{batch}"] = min(rounds)
-    return {name: 1e3 * seconds for name, seconds in found.items()}
+        for driver in drivers:
+            _begin(driver, batch)
+        for _ in range(ROUNDS):
+            for driver, rounds in zip(drivers, found, strict=True):
+                rounds.setdefault(f"decode_{batch}", []).append(_decode(driver))
+        for driver in drivers:
+            driver.finish()
+    return [{name: 1e3 * min(each) for name, each in rounds.items()} for rounds in found]
 
 
 def _prefill(driver: Driver, number: int) -> float:
@@ -131,6 +126,23 @@ def _prefill(driver: Driver, number: int) -> float:
     return time.perf_counter() - begin
 
 
+def _begin(driver: Driver, batch: int) -> None:
+    """So many requests, until all are answering."""
+    for number, prompt in enumerate(prompts(batch, 9, 3)):
+        driver.add(f"decode{batch}-{number}", (prompt * CONTEXT)[:CONTEXT], (ROUNDS + 2) * STEPS)
+    while driver.step() < batch:
+        pass
+
+
+def _decode(driver: Driver) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        driver.step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / STEPS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["llama-3.1-8b", "llama-3.2-1b"])
@@ -138,14 +150,14 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
     gpu, rows = torch.cuda.get_device_name(), list[dict[str, Any]]()
-    for shape, quantization, is_invariant in itertools.product(
-        args.shapes, args.quantizations, (False, True)
-    ):
-        driver = Driver(shape, quantization, batch_invariant=is_invariant)
-        row = {"shape": shape, "quantization": quantization, "batch_invariant": is_invariant}
-        row |= {"compared": COMPARED, "differing": differing(driver), "ms": times(driver)}
-        rows.append(row)
-        del driver
+    for shape, quantization in itertools.product(args.shapes, args.quantizations):
+        drivers = [Driver(shape, quantization, batch_invariant=each) for each in (False, True)]
+        differ, each_ms = [differing(driver) for driver in drivers], times(drivers)
+        for is_invariant in (False, True):
+            row = {"shape": shape, "quantization": quantization, "batch_invariant": is_invariant}
+            row |= {"compared": COMPARED, "differing": differ[is_invariant]}
+            rows.append(row | {"ms": each_ms[is_invariant]})
+        del drivers
         torch.cuda.empty_cache()
     show(rows)
     measured = {"gpu": gpu, "rows": rows + earlier(rows, gpu, args.results)}
