@@ -307,6 +307,22 @@ def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: 
     assert torch.equal(operations.linear(hidden, down, None), exact)
 
 
+@DTYPES
+def test_the_librarys_product_may_add_to_the_residual(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of many rows does; `skinny_gemm` has fewer of them, or a bias."""
+    monkeypatch.setattr(operations, "_ADDED", 70)
+    x, weight = normal(70, 96, dtype=dtype), normal(64, 96, dtype=dtype, seed=1) / 10
+    residual, norm = normal(70, 64, dtype=dtype, seed=2), normal(64, dtype=dtype, seed=3)
+    for bias in (None, norm):
+        case = x, weight.to(dtype), bias, residual.clone(), norm, 1e-5
+        expected = reference.linear_add_norm(*copy.deepcopy(case))
+        got = operations.linear_add_norm(*map(moved, case))
+        close(got.residual, expected.residual)
+        close(operations.normed_rows(got), expected.rows)
+
+
 def test_gate_and_up_take_turns() -> None:
     weight = torch.arange(6)[:, None].expand(6, 2)
     assert interleave_gate_up(weight)[:, 0].tolist() == [0, 3, 1, 4, 2, 5]

@@ -35,6 +35,7 @@ from quire.kernels.triton.workspace import workspace
 
 # Types with float32's range: a residual that is not yet divided by its rms may outgrow float16.
 _WIDE = {torch.bfloat16}
+_ADDED = 512  # rows, from which on the library's product adds to the residual, not the norm
 
 
 def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
@@ -97,6 +98,10 @@ def linear_add_norm(
     """Twin of `reference.linear_add_norm`."""
     if _are_few(x, weight) and x.dtype in _WIDE:
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
+    many = bias is None and len(residual) >= _ADDED
+    if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
+        residual.addmm_(x, weight.t())  # the norm reads and writes one tensor less each
+        return Normed(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
     rows, residual = normalise(out, residual, norm_weight, eps)
