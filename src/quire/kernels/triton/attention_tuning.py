@@ -99,6 +99,20 @@ def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> Hopper
     return HopperDecodeConfig(per_sm, slots=2, tile=2**14 // row_bytes)
 
 
+def decode_registers(
+    config: HopperDecodeConfig, k_cache: Tensor, group: int, num_tokens: int
+) -> int:
+    """Of a thread of `hopper_decode.py`, four of whose eight warps are idle.
+
+    By 136 no two programs find room on a multiprocessor. Where one is meant for each, they crowd
+    else on those that the product in front leaves first: with 38 key heads and 32 requests that
+    cost a third of a layer. With one or two requests, or in FP8, nothing was gained.
+    """
+    if config.per_sm == 1 and k_cache.dtype.itemsize == 2 and num_tokens > 2:
+        return 136
+    return 80 if group <= 8 else 128
+
+
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
     """Whether the kernel behind attention should be there while that runs.
 

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.layout import SHARED_MEMBERS, BatchLayout
-from quire.kernels.triton.attention_tuning import HopperDecodeConfig
+from quire.kernels.triton.attention_tuning import HopperDecodeConfig, decode_registers
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_boxes import cache_boxes
 from quire.kernels.triton.hopper_decode_parts import clear, leave_or_merge, with_shared_part
@@ -61,7 +61,7 @@ def launch_decode(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots, PDL=pdl,
         HAS_SHARED=shared[0] is not None, MEMBERS=SHARED_MEMBERS,
-        num_warps=4, maxnreg=80 if group <= 8 else 128,  # four of eight warps are idle
+        num_warps=4, maxnreg=decode_registers(config, k_cache, group, len(query)),
         launch_pdl=pdl,
     )  # fmt: skip
 
