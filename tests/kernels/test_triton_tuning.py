@@ -142,9 +142,9 @@ def test_layers_of_models_unseen_take_little_more_than_if_they_were_tuned(
     result = json.loads((RESULTS / f"gpu_layer_ways_{name}_{weights}.json").read_text())
     rows = result["layer_ways"]
     assert {row["model"] for row in rows} <= set(models)
-    above = sorted(row["was_us"] / row["us"] - 1 for row in rows)
+    above = [row["was_us"] / row["us"] - 1 for row in rows]
     assert statistics.mean(above) < 0.025
-    assert above[-2] < 0.06  # see docs/gpu-kernels.md for the last
+    assert max(above) < 0.1
     for row in rows:
         for product, way in row["products"].items():
             choice = choice_in_layers(row | way | {"product": product}, H200)
@@ -235,6 +235,20 @@ def test_short_prompts_have_the_kernel_that_was_faster() -> None:
     rows = json.loads((RESULTS / "gpu_prefill.json").read_text())["prefill"]
     for us in (row["us"] for row in rows if row["has_few_keys"]):
         assert us["few keys"] < 1.05 * min(us["queries"], us["keys"])
+
+
+@pytest.mark.parametrize("tokens", [4, 32, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, reference.FP8])
+def test_decode_attention_has_room_for_its_programs_and_in_16_bits_for_no_other(
+    dtype: torch.dtype, tokens: int
+) -> None:
+    """By the 65,536 registers of a multiprocessor."""
+    cache = torch.empty(1, 16, 8, 128, dtype=dtype, device="meta")
+    for group in (4, 16):
+        cut = attention_tuning.hopper_decode_config(cache, group, tokens)
+        registers = 8 * 32 * attention_tuning.decode_registers(cut, cache, group, tokens)
+        assert cut.per_sm * registers <= 2**16
+        assert dtype == reference.FP8 or (cut.per_sm + 1) * registers > 2**16
 
 
 def test_the_way_of_decode_attention_was_measured() -> None:
