@@ -157,6 +157,21 @@ def rows(capability: int) -> Compiled:
     )
 
 
+def rows_in_order(capability: int) -> Compiled:
+    """The batch-invariant product of 65 to 96 rows, which come in three boxes."""
+    tiles, layout = "tensordesc<bf16[{}, 64],{!r}>", tile_layout(2)
+    types = {
+        "x_desc": tiles.format(32, layout), "w_desc": tiles.format(64, layout),
+        "out_desc": tiles.format(128, layout), "bias_ptr": BF16,
+        "partial_ptr": "*fp32", "counter_ptr": INTS, **dict.fromkeys(["M", "N", "K"], "i32"),
+    }  # fmt: skip
+    constants: dict[str, Any] = {"x_scale_ptr": None, "w_scale_ptr": None}
+    constants |= {"STAGES": 4, "TILES": 1, "SPLIT": 1, "EVERY": 0}
+    return compile_kernel(
+        hopper_rows_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+    )
+
+
 def many(capability: int, kind: str = "bf16") -> Compiled:
     """The batch-invariant product of many rows for Hopper."""
     itemsize = 1 if kind == "fp8e4nv" else 2
@@ -257,14 +272,15 @@ def pieces(capability: int) -> Compiled:
     )
 
 
-def hopper_pieces(capability: int) -> Compiled:
-    """The same for Hopper."""
+def hopper_pieces(capability: int, window: int = 0) -> Compiled:
+    """The same for Hopper; a window's sees 64 dimensions a head."""
+    head_dim = 64 if window else 128
     names = hopper_pieces_kernel.arg_names
-    types = ATTENTION | boxes_of("bf16", 128) | {"part_ptr": "*fp32", "counter_ptr": INTS}
+    types = ATTENTION | boxes_of("bf16", head_dim) | {"part_ptr": "*fp32", "counter_ptr": INTS}
     types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
-    shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"TILE": 64, "PIECE": 256, "SLOTS": 3, "FIELDS": 8}
+    shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
+    cut = {"TILE": 64, "PIECE": 256, "SLOTS": 384 // head_dim, "FIELDS": 8, "WINDOW": window}
     return compile_kernel(
         hopper_pieces_kernel,
         types,
@@ -322,7 +338,10 @@ def hopper_halves(capability: int) -> Compiled:
 
 
 def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
-    """Decode attention for Hopper of an 8B model with prefixes that several share."""
+    """Decode attention for Hopper of an 8B model with prefixes that several share.
+
+    With as many registers of a thread as `decode_registers` gives it, or fewer.
+    """
     names = hopper_decode_kernel.arg_names
     types = ATTENTION | boxes_of(kind, 128) | {"partial_ptr": "*fp32"}
     types |= dict.fromkeys(["counter_ptr", "runs_ptr", "places_ptr", "lens_ptr"], INTS)
@@ -332,7 +351,13 @@ def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
     shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0}
     cut = {"TILE": 64, "SLOTS": 2, "PDL": True, "HAS_SHARED": True, "MEMBERS": 16}
     return compile_kernel(
-        hopper_decode_kernel, types, shape | cut, capability, num_warps=4, launch_pdl=True
+        hopper_decode_kernel,
+        types,
+        shape | cut,
+        capability,
+        num_warps=4,
+        launch_pdl=True,
+        maxnreg=80,
     )
 
 
@@ -424,10 +449,12 @@ KERNELS = {
     "ring": ring,
     "ring_fp8": ring_fp8,
     "rows": rows,
+    "rows_in_order": rows_in_order,
     "many": many,
     "many_fp8": many_fp8,
     "pieces": pieces,
     "hopper_pieces": hopper_pieces,
+    "hopper_pieces_window": functools.partial(hopper_pieces, window=4096),
     "skinny_turned": functools.partial(skinny, heads=True),
     "ring_turned": functools.partial(ring, itemsize=1, heads=True),
     "decode": decode,

@@ -312,6 +312,13 @@ def test_the_librarys_product_may_add_to_the_residual(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one of many rows does; `skinny_gemm` has fewer of them, or a bias."""
+    added = []
+
+    def add(*args: Any) -> tuple[Tensor, Tensor]:
+        added.append(args)
+        return elementwise.rms_norm_residual(*args)
+
+    monkeypatch.setattr(operations, "rms_norm_residual", add)
     monkeypatch.setattr(operations, "_ADDED", 70)
     x, weight = normal(70, 96, dtype=dtype), normal(64, 96, dtype=dtype, seed=1) / 10
     residual, norm = normal(70, 64, dtype=dtype, seed=2), normal(64, dtype=dtype, seed=3)
@@ -319,6 +326,7 @@ def test_the_librarys_product_may_add_to_the_residual(
         case = x, weight.to(dtype), bias, residual.clone(), norm, 1e-5
         expected = reference.linear_add_norm(*copy.deepcopy(case))
         got = operations.linear_add_norm(*map(moved, case))
+        assert len(added) == (bias is not None)
         close(got.residual, expected.residual)
         close(operations.normed_rows(got), expected.rows)
 

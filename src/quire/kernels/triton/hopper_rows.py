@@ -50,17 +50,16 @@ def multiply_few(
     scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-    way: RingConfig | None = None,
 ) -> None:
     """out [T <= 256, N] = x [T, K] by weight [N, K], each sum in the order of k.
 
-    x_scale [T, 1], scale [N]: of FP8. way: with split 1; by rule if None.
+    x_scale [T, 1], scale [N]: of FP8.
     """
-    way = way or in_order(len(x), weight, workspace(x.device).num_sms)
+    way = _in_order(len(x), weight, workspace(x.device).num_sms)
     _launch(x, x_scale, weight, scale, bias, out, way, every=0, box=_box(len(x), len(weight)))
 
 
-def in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
+def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
     """By rule: steps are long, as one program has a tile's whole sequence of k, and has all of a
     multiprocessor's memory. Where there are more tiles than multiprocessors it has half of it,
     unless few rows meet long ones of W: then what is on its way while another kernel ends counts.

@@ -37,16 +37,14 @@ def multiply_many(
     scale: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-    block_n: int | None = None,
 ) -> None:
     """out [T, N] = x [T, K] by weight [N, K], times x_scale [T, 1] and scale [N] if they are FP8.
 
-    N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory. block_n:
-    rows of W in a tile, 128 or 256; by rule if None.
+    N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory.
     """
     (m, k), n = x.shape, len(weight)
     num_sms = workspace(x.device).num_sms
-    block_n = block_n or _width(m, n, num_sms)
+    block_n = _width(m, n, num_sms)
     tiles = triton.cdiv(m, ROWS) * triton.cdiv(n, block_n)
     half = [64, min(block_n, 128)]
     hopper_tiles_kernel[(min(tiles, num_sms),)](
@@ -58,8 +56,8 @@ def multiply_many(
 
 
 def _width(m: int, n: int, num_sms: int) -> int:
-    """Of tiles: 256, which take an eighth less time for each column, unless programs then wait
-    longer for the last of them."""
+    """Rows of W in a tile: 256, which take an eighth less time for each column, unless programs
+    then wait longer for the last of them."""
 
     def time(block_n: int) -> int:
         tiles: int = triton.cdiv(m, ROWS) * triton.cdiv(n, block_n)
