@@ -15,14 +15,15 @@ import pytest
 from quire.engine.waiting import OF_ANY_TORCH, OF_TRIED_TORCH, Waiting, names_that_wait
 
 PROGRAM = """
-import gc, inspect, sys
+import gc, inspect, os, sys
 from quire.engine.lean_import import _quick_look_ups, import_lean
+environment = dict(os.environ)
 look_up, frame = inspect.getmodule, sys._getframe()
 with _quick_look_ups():
     assert inspect.getmodule(frame) is sys.modules["__main__"]
     assert inspect.getmodule(import_lean).__name__ == "quire.engine.lean_import"
 import_lean()
-assert inspect.getmodule is look_up
+assert inspect.getmodule is look_up and os.environ == environment
 assert not gc.isenabled()
 import torch
 assert "torch._meta_registrations" in sys.modules and "torch._refs" not in sys.modules

@@ -35,6 +35,22 @@ def test_a_module_that_was_read_is_found_once(
     assert modules.find_spec("read_package.one", None) is None
 
 
+@pytest.mark.parametrize("text", [b"def f(:\n", b"x = '\xff'\n", b"\0"])
+def test_one_that_cannot_be_read_is_left_to_who_imports_it(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "one.py").write_bytes(text)
+    modules = ReadModules()
+    modules.read("read_package", tmp_path, lambda _: True)
+    assert modules.find_spec("read_package.one", None) is None
+
+
+def test_a_torch_that_is_no_folder_is_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert torch_folder() == Path("/nowhere")
+
+
 def test_the_folders_are_torchs() -> None:
     """Of the version that is installed here; one that has moved its files is as quick as it is."""
     assert all((torch_folder() / folder).is_dir() for folder in FOLDERS)

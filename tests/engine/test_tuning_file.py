@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -150,6 +151,15 @@ def test_a_folder_that_cannot_be_written_costs_a_line(
     (tmp_path / "file").touch()
     assert start(tmp_path / "file", [], TABLE) == TABLE
     assert "cannot be kept" in caplog.text
+
+
+def test_one_that_came_with_its_table_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path, [], TABLE)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", Mock(side_effect=PermissionError))
+    assert start(tmp_path, []) == TABLE
+    assert not caplog.text
 
 
 def test_tables_made_first_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

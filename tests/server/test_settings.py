@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from quire.config import iter_options
 from quire.errors import ConfigError
+from quire.options import options_of
 from quire.server.settings import ServerSettings
 
 
@@ -29,6 +31,16 @@ def test_wrong_values_are_named(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match=name):
         ServerSettings(**wrong)
+
+
+def test_each_number_has_a_range() -> None:
+    options = options_of(ServerSettings) + [option for _, option in iter_options()]
+    numbers = {option.name: option.within for option in options if option.kind in (int, float)}
+    assert None not in numbers.values(), numbers
+
+
+def test_a_body_may_have_more_than_32_bits_count() -> None:
+    assert ServerSettings(max_body_bytes=2 << 30).held_body_bytes == 128 << 30
 
 
 def test_space_around_a_key_is_no_part_of_it() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -48,13 +48,14 @@ class ReadModules:
         return self._found.pop(name, None)
 
     def read(self, package: str, folder: Path, is_wanted: Callable[[str], bool]) -> None:
-        """All modules right in a package's folder that are wanted."""
+        """All modules right in a package's folder that are wanted, and that can be read."""
         for file in sorted(folder.glob("*.py")) + sorted(folder.glob("*/__init__.py")):
             inner = file.parent.name if file.stem == "__init__" else file.stem
             name = f"{package}.{inner}"
             if is_wanted(name) and (spec := PathFinder.find_spec(name, [str(folder)])):
-                _read_code(spec)
-                self._found[name] = spec
+                with suppress(Exception):  # who imports it, if anybody does, will be told
+                    _read_code(spec)
+                    self._found[name] = spec
 
 
 def _read_code(spec: ModuleSpec) -> None:

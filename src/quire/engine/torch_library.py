@@ -46,7 +46,8 @@ def open_torch_library() -> threading.Thread:
 def torch_folder() -> Path:
     """Where torch lies; nowhere if it is not installed, or otherwise than as files."""
     spec = PathFinder.find_spec("torch")
-    return Path(*(spec.submodule_search_locations or ())[:1]) if spec else Path("/nowhere")
+    places = (spec.submodule_search_locations if spec else None) or ("/nowhere",)
+    return Path(*places[:1])
 
 
 def is_for_gpus(folder: Path) -> bool:
@@ -64,7 +65,7 @@ def unless_set(variable: str, value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[variable]
+        os.environ.pop(variable, None)
 
 
 def _open(folder: Path) -> None:

@@ -69,7 +69,7 @@ def steps_of(
         return kept
     table = measure(kept)
     if table is kept:
-        _write(file, name, dataclasses.replace(kept, agreed_at=time.time()))
+        _write(file, name, dataclasses.replace(kept, agreed_at=time.time()), logging.DEBUG)
     elif kept is None or table.decodes[1] < kept.decodes[1]:
         _write(file, name, table)
     return table
@@ -107,8 +107,11 @@ def _read(file: Path) -> Tables:
         return {}
 
 
-def _write(file: Path, name: str, table: StepTable) -> None:
-    """Under a name of its own first. Of two starts at a time one may win; the other measures."""
+def _write(file: Path, name: str, table: StepTable, level: int = logging.WARNING) -> None:
+    """Under a name of its own first. Of two starts at a time one may win; the other measures.
+
+    level: of the log's line where it cannot be kept.
+    """
     tables = _read(file)
     tables.pop(name, None)
     newest = [*list(tables.items())[-(MOST_TABLES - 1) :], (name, table)]
@@ -120,4 +123,5 @@ def _write(file: Path, name: str, table: StepTable) -> None:
             unfinished.write(msgspec.json.encode(dict(newest)))
         Path(unfinished.name).replace(file)
     except OSError as error:
-        logger.warning("what steps cost cannot be kept in %s (%s)", file.parent, error.strerror)
+        text = "what steps cost cannot be kept in %s (%s)"
+        logger.log(level, text, file.parent, error.strerror)

@@ -105,7 +105,7 @@ class ServerSettings:
         "seconds after which an idle model that was loaded on demand is unloaded",
         within=_SECONDS,
     )
-    max_body_bytes: int = setting(4 << 20, "largest request body", within=(1, MOST))
+    max_body_bytes: int = setting(4 << 20, "largest request body", within=_BYTES)
     max_held_body_bytes: int | None = setting(
         None,
         "bytes of large request bodies that an API process holds at once, more get 429; "
