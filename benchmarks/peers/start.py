@@ -1,7 +1,7 @@
 """One start of Quire in a process of its own: `cpu_start.py` runs it, with the settings as JSON.
 
-Imports nothing before its time, as an engine process does not; the last line that it prints is what
-it found, as JSON.
+Torch's library is opened first; an engine process imports its own modules before. The last line
+that it prints is what it found, as JSON.
 """
 
 from __future__ import annotations
