@@ -309,8 +309,11 @@ def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             front.link.engine_returned(front.server.info, "ipc://gone", str(tmp_path / "gone"))
         assert front.link.silent_seconds >= 0.0  # of the one before
+        front.link.engine_died(will_return=True)  # no second death of what ran in the first
+        await asyncio.sleep(0.01)
+        assert not stream.done()
         front.link.engine_died(will_return=False)
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match="has stopped"):
             await stream
 
     run(tmp_path, scenario)
