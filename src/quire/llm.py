@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ class LLM:
             self.tokenizer, self.info.limits, self.info.eos_token_ids, config.model.seed
         )
         self._num_requests = 0
+        self._turn = threading.Lock()  # calls from several threads come one after the other
 
     @property
     def stats(self) -> EngineStats:
@@ -75,9 +77,10 @@ class LLM:
         `error` and no outputs.
         Raises InvalidRequestError before anything runs, EngineError if a request fails.
         """
-        return self._answer(
-            "prompt", read_prompts(prompts), _as_it_is, sampling_params, use_tqdm, raise_errors
-        )
+        with self._turn:
+            return self._answer(
+                "prompt", read_prompts(prompts), _as_it_is, sampling_params, use_tqdm, raise_errors
+            )
 
     def embed(
         self,
@@ -97,10 +100,11 @@ class LLM:
         params = self.info.pooling.changed(**changes)
         prompt_list = read_prompts(prompts)
         prepared = []
-        for place, prompt in enumerate(prompt_list):
-            with told_of("prompt", place, len(prompt_list)):
-                prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
-        answers = self._run(prepared, "embeddings", use_tqdm)
+        with self._turn:
+            for place, prompt in enumerate(prompt_list):
+                with told_of("prompt", place, len(prompt_list)):
+                    prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
+            answers = self._run(prepared, "embeddings", use_tqdm)
         return [_vector(answers[request.request_id]) for request in prepared]
 
     def chat(
@@ -118,14 +122,15 @@ class LLM:
         Raises as `generate` does.
         """
         encode = partial(self.tokenizer.encode_chat, **template_kwargs)
-        return self._answer(
-            "messages",
-            read_conversations(messages),
-            encode,
-            sampling_params,
-            use_tqdm,
-            raise_errors,
-        )
+        with self._turn:
+            return self._answer(
+                "messages",
+                read_conversations(messages),
+                encode,
+                sampling_params,
+                use_tqdm,
+                raise_errors,
+            )
 
     def _answer(
         self,

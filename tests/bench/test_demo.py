@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -160,3 +165,22 @@ def test_examples_file(tmp_path: Path) -> None:
     item = {"task": "small_talk", "messages": [{"role": "user", "content": "a"}], "expected": None}
     path.write_text(json.dumps([item]))
     assert read_examples(path) == [Example("small_talk", item["messages"])]  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("later", [0.0, 0.4, 0.7])
+def test_its_server_ends_with_it(later: float) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire", "demo"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    end = time.monotonic() + 60
+    while not (found := children.read_text().split()) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(later)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) in (130, 0)  # unless it was done by then
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[0]), 0)

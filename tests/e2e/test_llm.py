@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     assert [o.prompt_token_ids for o in outputs] == prompts
     assert [len(o.outputs[0].token_ids) for o in outputs] == [1 + i % 9 for i in range(30)]
+
+
+def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
+    prompts = [[5, 6, 7 + i] for i in range(6)]
+    alone = [llm.generate([prompt], GREEDY)[0].outputs[0].token_ids for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda prompt: llm.generate([prompt], GREEDY), prompts))
+    assert [answer[0].outputs[0].token_ids for answer in found] == alone
 
 
 def test_one_prompt_needs_no_list(llm: LLM) -> None:

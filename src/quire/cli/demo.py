@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,9 @@ def run(argv: Sequence[str]) -> int:
 
     from quire.bench.demo import print_result, read_examples, run_demo
 
+    if url is None:  # the server that is started ends with this command, however it is ended
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     examples = read_examples()
     progress = Console(stderr=True, quiet=not sys.stderr.isatty())
     result = asyncio.run(
