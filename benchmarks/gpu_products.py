@@ -35,7 +35,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.ways import RingConfig, Way, ways_for
+from quire.kernels.triton.ways import RingConfig, Way, tile_rows, ways_for
 
 TABLE = Path(tuning.__file__).parent / "tuned.json"
 
@@ -117,7 +117,7 @@ def few(rows: list[int], itemsize: int) -> list[int]:
 
 def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
     """Equal for cases that one compiled kernel serves."""
-    rows = max(8, 1 << (m - 1).bit_length())
+    rows = tile_rows(m)
     if isinstance(way, RingConfig):
         return rows, way
     _, parts = way.grid(n, k, num_sms)

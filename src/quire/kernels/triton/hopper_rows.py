@@ -23,7 +23,7 @@ from quire.kernels.triton.gluon_names import barrier, store_box
 from quire.kernels.triton.hopper_barriers import barriers, invalidate
 from quire.kernels.triton.hopper_gemm import tile_layout, tiles_of
 from quire.kernels.triton.hopper_ring import ask_rows, ask_weight, multiply_tiles
-from quire.kernels.triton.ways import RingConfig
+from quire.kernels.triton.ways import RingConfig, tile_rows
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, workspace
 
 MOST_ROWS = 256  # columns that an instruction multiplies
@@ -38,8 +38,7 @@ def multiply_rows(
     out = torch.empty(len(x.codes), len(codes), dtype=torch.bfloat16, device=codes.device)
     # of more rows a second sum has no registers
     every = COLUMNS // (128 * way.tiles) if len(out) <= 128 else 0
-    box = max(8, triton.next_power_of_2(len(out)))
-    _launch(x.codes, x.scale, codes, scale, bias, out, way, every, box)
+    _launch(x.codes, x.scale, codes, scale, bias, out, way, every, tile_rows(len(out)))
     return out
 
 
@@ -64,7 +63,7 @@ def _in_order(rows: int, weight: Tensor, num_sms: int) -> RingConfig:
     multiprocessor's memory. Where there are more tiles than multiprocessors it has half of it,
     unless few rows meet long ones of W: then what is on its way while another kernel ends counts.
     """
-    block_m = max(8, triton.next_power_of_2(rows))
+    block_m = tile_rows(rows)
     is_long = rows <= 16 and weight.shape[1] * weight.itemsize > 4096
     each = 1 if triton.cdiv(len(weight), 64) <= num_sms or is_long else 2
     places = _ROOM // each // (128 * (64 + block_m))
@@ -77,7 +76,7 @@ def _box(rows: int, n: int) -> int:
 
     Rows that do not exist are slow to come where many programs ask for them.
     """
-    block_m: int = max(8, triton.next_power_of_2(rows))
+    block_m = tile_rows(rows)
     in_three = block_m >= 64 and 4 * rows <= 3 * block_m and n > 64 * 64
     return block_m // 4 if in_three else block_m
 
@@ -95,7 +94,7 @@ def _launch(
 ) -> None:
     """N and K: multiples of 16 bytes, in whose steps the copy engine goes through memory."""
     (m, k), n = x.shape, len(weight)
-    block_m, tiles = max(8, triton.next_power_of_2(m)), triton.cdiv(n, way.block_n)
+    block_m, tiles = tile_rows(m), triton.cdiv(n, way.block_n)
     space = workspace(weight.device)
     assert m <= MOST_ROWS
     assert tiles <= NUM_COUNTERS

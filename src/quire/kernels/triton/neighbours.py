@@ -18,7 +18,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from quire.kernels.triton.ways import RingConfig, Way, room_for, way_from
+from quire.kernels.triton.ways import RingConfig, Way, room_for, tile_rows, way_from
 
 Place = tuple[float, float, float, float]
 Shape = tuple[int, int]  # n, k
@@ -77,7 +77,7 @@ def terms(m: int, n: int, k: int, itemsize: int, num_sms: int, way: Way) -> tupl
     busiest = math.ceil(programs) if programs < 4 else programs
     step, steps = _steps(k, itemsize, way)
     read, split = steps * step, max(1, way.split)
-    parts = split * way.block_n * max(8, 1 << (m - 1).bit_length()) / 2**13 if split > 1 else 0.0
+    parts = split * way.block_n * tile_rows(m) / 2**13 if split > 1 else 0.0
     mega = itemsize / 1e6 * n * k
     return 1.0, mega, busiest * read * way.block_n / 1e6, read / (step * way.stages), parts
 

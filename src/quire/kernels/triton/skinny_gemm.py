@@ -17,7 +17,7 @@ from quire.kernels.operands import Fp8Weight, Normed, Turning
 from quire.kernels.triton.attention import has_ring
 from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
 from quire.kernels.triton.tuning import product_config, turned_config
-from quire.kernels.triton.ways import RingConfig, SkinnyConfig
+from quire.kernels.triton.ways import RingConfig, SkinnyConfig, tile_rows
 from quire.kernels.triton.workspace import NUM_COUNTERS, NUM_PARTIALS, launches_early, workspace
 
 MAX_ROWS = 64
@@ -195,7 +195,7 @@ def _run_ring(
     from quire.kernels.triton.hopper_gemm import chunk_steps, hopper_gemm_kernel, tiles_of
 
     num_programs = triton.cdiv(len(w), config.block_n) * config.split
-    block_m = max(8, triton.next_power_of_2(len(rows)))
+    block_m = tile_rows(len(rows))
     assert config.split == 1 or num_programs * config.block_n * block_m <= NUM_PARTIALS
     x_tiles = None
     if rows.dtype == w.dtype:

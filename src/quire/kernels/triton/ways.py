@@ -61,14 +61,18 @@ class RingConfig:
 Way = SkinnyConfig | RingConfig
 
 
+def tile_rows(m: int) -> int:
+    """Rows of x in a tile of a ring's kernel, for m of them: a power of two, eight at least."""
+    return max(8, 1 << (m - 1).bit_length())
+
+
 def room_for(m: int, itemsize: int, way: Way) -> int:
     """How many programs a Hopper multiprocessor has shared memory for, of a product with m rows."""
-    block_m = 1 << (m - 1).bit_length()
     if isinstance(way, SkinnyConfig):
-        a_column = itemsize * way.block_n + 2 * max(way.min_block_m, block_m)
+        a_column = itemsize * way.block_n + 2 * max(way.min_block_m, tile_rows(m))
         return _SHARED_MEMORY // (way.stages * way.block_k * a_column)
     rounds = itemsize == 1 and m <= 16  # x itself, which takes some 8 KiB and no place in the ring
-    rows = way.block_n if rounds else way.block_n + max(8, block_m)
+    rows = way.block_n if rounds else way.block_n + tile_rows(m)
     return _SHARED_MEMORY // (128 * way.stages * way.tiles * rows + 1024 * (9 if rounds else 2))
 
 
