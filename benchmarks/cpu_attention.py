@@ -24,6 +24,7 @@ from torch import Tensor
 
 from quire.kernels.cpu import attention as torch_attention
 from quire.kernels.cpu import native_attention
+from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.kernels.layout import BatchLayout
 
 MODELS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}  # heads, key heads, numbers of a head
@@ -36,14 +37,14 @@ BLOCK_SIZE = 16
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.1, help="for a case and a way, a round")
     parser.add_argument("--most-bytes", type=int, default=1 << 29, help="of a case's cache")
     parser.add_argument("--longest", type=int, default=max(PROMPTS), help="prompt that is tried")
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    set_num_threads(args.threads)
     torch.set_grad_enabled(False)
     rows = []
     for model in args.models:

@@ -28,6 +28,7 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.startup import start_engine
+from quire.kernels.cpu.native import set_num_threads
 
 SHAPE = Path(__file__).parent / "shapes" / "llama-3.2-1b"
 
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--name", default="cpu_model", help="name of the result file")
     args = parser.parse_args()
 
-    torch.set_num_threads(args.threads)
+    set_num_threads(args.threads)
     bandwidth = 1e9 * read_bandwidth()
     engines: dict[str, Engine] = {
         "quire": Ours(args.threads, args.input_len + args.output_len),

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from quire.kernels import reference_integers
 from quire.kernels.cpu import linear, linear_int, native
+from quire.kernels.cpu.native import set_num_threads
 
 SHAPES = {  # N, K
     "qkv": (3072, 2048),
@@ -193,7 +194,7 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="ways that are left out")
     parser.add_argument("--name", default="cpu_products", help="name of the result file")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    set_num_threads(args.threads)
     limits = {"read_gb_per_s": round(read_bandwidth(), 1)} | operation_rates(args.threads)
     print(limits, file=sys.stderr, flush=True)
     results = []

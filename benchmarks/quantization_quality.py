@@ -31,6 +31,7 @@ from torch import Tensor
 from quire.config import ModelConfig
 from quire.hub import resolve_model
 from quire.kernels import reference
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
@@ -60,7 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--results", type=Path, default=record.RESULTS, help="folder")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    set_num_threads(1)
     torch.set_grad_enabled(False)
     folder = resolve_model(args.model)
     shape = ModelArchitecture.from_folder(folder)

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.cpu.native import set_num_threads
 from quire.llm import LLM
 
 MODELS = {"chat": "quire-tiny", "small": "quire-tiny-draft"}
@@ -151,7 +151,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def alone() -> dict[tuple[str, str], str]:
     """What each model says when nothing else runs."""
     sampling = SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.0)
-    torch.set_num_threads(1)
+    set_num_threads(1)
     answers = {}
     for name, model in MODELS.items():
         llm = LLM(model=model, num_blocks=200)

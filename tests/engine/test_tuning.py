@@ -13,6 +13,7 @@ from quire.engine import choices, startup, tuning
 from quire.engine.core import EngineCore
 from quire.engine.tuning import StepTable, choose_threads, measure_steps, with_token_budget
 from quire.hub import resolve_model
+from quire.kernels.cpu.native import num_threads
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import load_model
 
@@ -59,7 +60,7 @@ def test_the_bundled_model_measured(config: EngineConfig) -> None:
     device = torch.device("cpu")
     model = load_model(config.model, shape, folder, device, torch.float32)
     found = measure_steps(model, shape, 16, torch.float32, [1])
-    assert found.num_threads == torch.get_num_threads() == 1
+    assert found.num_threads == num_threads() == 1
     assert list(found.threads) == [1]
     assert set(found.decodes) <= {1, 8}
     assert 0.0 < found.decodes[1] < 10.0
@@ -93,7 +94,7 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 ) -> None:
     monkeypatch.setattr(startup, "measure_steps", lambda *_: pytest.fail("it was measured"))
     core, info = startup.start_engine(config)
-    assert torch.get_num_threads() == 1
+    assert num_threads() == 1
     assert "tuning" not in info.seconds
     assert not core._scheduler._policy.is_paced
 

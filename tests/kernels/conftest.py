@@ -6,7 +6,9 @@ import os
 
 import torch
 
+from quire.kernels.cpu.native import set_num_threads
+
 if torch.cuda.is_available():
-    torch.set_num_threads(1)  # twins are small, and a dozen processes share the cores
+    set_num_threads(1)  # twins are small, and a dozen processes share the cores
 else:
     os.environ["TRITON_INTERPRET"] = "1"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.kernels.cpu import linear as products
 from quire.kernels.cpu import linear_int, matmul, native
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.operands import Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -99,9 +100,9 @@ def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> N
     packed = products.prepare_linear(weight)
     alone = torch.cat([products.linear(row[None], packed, None) for row in x])
     assert torch.equal(products.linear(x, packed, None), alone)
-    torch.set_num_threads(1)
+    set_num_threads(1)
     assert torch.equal(products.linear(x, packed, None), alone)
-    torch.set_num_threads(2)
+    set_num_threads(2)
     assert torch.equal(products.linear(x[:9], packed, None), alone[:9])
 
 

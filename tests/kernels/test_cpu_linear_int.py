@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.kernels import reference, reference_integers
 from quire.kernels.cpu import linear, linear_int, native
+from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -142,10 +143,10 @@ def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
         packed = prepared(weight)
         alone = torch.cat([linear.linear(row[None], packed, None) for row in x])
         assert torch.equal(linear.linear(x, packed, None), alone)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        threads = num_threads()
+        set_num_threads(1)
         assert torch.equal(linear.linear(x[:11], packed, None), alone[:11])
-        torch.set_num_threads(threads)
+        set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("instruction_set")

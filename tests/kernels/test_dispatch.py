@@ -13,6 +13,7 @@ from twins import CASES, THROUGH, TOLERANCES, WRITING
 
 from quire.kernels import reference
 from quire.kernels.cpu import matmul
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed, Turning
 
@@ -25,7 +26,7 @@ PREPARED = {
 
 @pytest.fixture(autouse=True)
 def _single_threaded() -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
 
 
 def test_every_operation_is_compared() -> None:

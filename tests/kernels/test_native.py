@@ -11,7 +11,7 @@ import torch
 
 from quire.errors import ConfigError
 from quire.kernels import reference, reference_step
-from quire.kernels.cpu import native
+from quire.kernels.cpu import native, tensors
 from quire.kernels.dispatch import kernels_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -87,11 +87,11 @@ def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
 def test_every_thread_may_call_at_once() -> None:
     """Whoever comes while the pool is taken works alone; nobody waits for ever or mixes rows."""
     x, weight = torch.randn(999, 64), torch.ones(64)
-    expected = native.rms_norm(x, weight, 1e-5)
+    expected = tensors.rms_norm(x, weight, 1e-5)
     wrong: list[int] = []
 
     def call(number: int) -> None:
-        found = [native.rms_norm(x, weight, 1e-5) for _ in range(200)]
+        found = [tensors.rms_norm(x, weight, 1e-5) for _ in range(200)]
         if not all(torch.equal(one, expected) for one in found):
             wrong.append(number)
 

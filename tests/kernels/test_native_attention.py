@@ -15,6 +15,7 @@ from quire.kernels import reference
 from quire.kernels.cpu import attention as torch_attention
 from quire.kernels.cpu import elementwise, native
 from quire.kernels.cpu import native_attention as ours
+from quire.kernels.cpu.native import num_threads, set_num_threads
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -48,10 +49,10 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """PyTorch's threads wait for each other, which takes long where others want the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    set_num_threads(threads)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -114,7 +115,7 @@ def test_a_request_has_the_same_bits_in_any_batch_on_any_threads(dtype: torch.dt
     query, k_cache, v_cache, layout, *rest = attention_case(queries, lens, heads, None, True, dtype)
     whole = ours.attention(query, k_cache, v_cache, layout, *rest)
     start = 0
-    torch.set_num_threads(3)
+    set_num_threads(3)
     for row, (count, length) in enumerate(zip(queries, lens, strict=True)):
         alone = type(layout).build(
             [count], [length], layout.block_table[row : row + 1].numpy(), k_cache.shape[1]

@@ -18,6 +18,7 @@ from torch import Tensor
 from twins import CASES, WRITING, attention_case, device_case, normal, rotary_case
 
 from quire.kernels import reference
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, Normed, Turning
 from quire.kernels.triton import elementwise, operations, rotary
@@ -75,7 +76,7 @@ MOST_TOKENS = 1000 if ON_GPU else 40
 
 @pytest.fixture(autouse=True)
 def _single_threaded() -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
 
 
 def moved(argument: Any) -> Any:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.triton.sampling import Cut
 from quire.sampling import Sampler, SamplingState
 from quire.sampling.device import DeviceSampler
@@ -30,7 +31,7 @@ PLAIN = SamplingParams()
 
 @pytest.fixture(autouse=True)
 def _single_threaded() -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
 
 
 class Table:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from checkpoints import write_checkpoint
+
+from quire.kernels.cpu.native import set_num_threads
 
 Saved = tuple[Path, transformers.PreTrainedModel]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quiet_and_single_threaded() -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
 
 

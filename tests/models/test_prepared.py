@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.hub import resolve_model
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.layers.linear import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
@@ -32,7 +33,7 @@ from quire.quantization.scheme import scheme_of
 @pytest.fixture(autouse=True)
 def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models are kept, too, and there is no waiting for the thread that writes."""
-    torch.set_num_threads(1)
+    set_num_threads(1)
     monkeypatch.setattr(prepared, "WORTH_BYTES", 0)
     save_beside = PreparedWeights.save_beside
 

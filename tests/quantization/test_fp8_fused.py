@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # told before any kernel is imported
 
 from quire.kernels import reference
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Rows, Rows
 from quire.kernels.triton import fp8, operations
@@ -31,7 +32,7 @@ from quire.quantization.scheme import SCHEMES
 def test_a_layer_with_all_that_is_fused_equals_one_without(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)
+    set_num_threads(1)
     monkeypatch.setattr("quire.kernels.triton.skinny_gemm.multiplies_fp8", lambda _: False)
     monkeypatch.setattr("quire.kernels.triton.fp8.multiplies_fp8", lambda _: False)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
@@ -45,7 +46,7 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 64 of them, on such a GPU."""
-    torch.set_num_threads(1)
+    set_num_threads(1)
     seen: list[Rows] = []
 
     def by_library(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from quire.config import ModelConfig
 from quire.hub import resolve_model
 from quire.kernels import reference_integers
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.models.architecture import ModelArchitecture
 from quire.models.llama import LlamaForCausalLM
@@ -140,7 +141,7 @@ def test_pieces_change_nothing(module: object, monkeypatch: pytest.MonkeyPatch) 
 
 
 def load(quantization: str, load_format: str) -> LlamaForCausalLM:
-    torch.set_num_threads(1)
+    set_num_threads(1)
     folder = resolve_model("quire-tiny-draft")
     config = ModelConfig(model=str(folder), load_format=load_format, quantization=quantization)
     shape = ModelArchitecture.from_folder(folder)

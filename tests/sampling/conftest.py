@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.sampling import Sampler, SamplerOutput, SamplingState
 
 SampleFn = Callable[..., SamplerOutput]
@@ -55,10 +56,10 @@ def sample(
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
     """Small tensors gain nothing from threads, and wait for them on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 @pytest.fixture(name="sample", scope="session")

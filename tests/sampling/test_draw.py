@@ -6,6 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.kernels.reference_step import BLOCK
 from quire.kernels.sampling import WEIGHT_BITS
 from quire.sampling.blocks import Rows
@@ -174,8 +175,8 @@ def test_tokens_without_probability_are_never_drawn(vocab: int, temperature: flo
 def test_masses_do_not_depend_on_the_batch(vocab: int, threads: int) -> None:
     logits = torch.randn(9, vocab, generator=torch.Generator().manual_seed(1)) * 5
     temperature = np.linspace(0.3, 2.0, 9)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = num_threads()
+    set_num_threads(threads)
     try:
         rows = Rows.of(logits)
         together = rows.masses(temperature)
@@ -186,7 +187,7 @@ def test_masses_do_not_depend_on_the_batch(vocab: int, threads: int) -> None:
             alone = Rows.of(logits[index]).masses(temperature[places])
             assert np.array_equal(alone, together[places])
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(before)
 
 
 def test_masses_are_those_of_a_softmax() -> None:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from quire.core.sampling_params import SamplingParams
+from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.sampling import Sampler, SamplingState
 
 # 45056 samples a case: 99.9 % power to see a shift of 0.02 in total variation on 16 tokens
@@ -171,8 +172,8 @@ def test_a_row_is_the_same_alone_and_in_any_batch(vocab: int, threads: int, samp
         )
         return list(zip(output.token_ids, output.logprobs, output.failed, strict=True))
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    before = num_threads()
+    set_num_threads(threads)
     try:
         alone = [run([i], [0])[0] for i in range(count)]
         for size in (2, 3, 8, 17, count):
@@ -180,7 +181,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(vocab: int, threads: int, samp
             rows = rng.permutation(count + 4)[:size].tolist()
             assert run(index, rows) == [alone[i] for i in index]
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(before)
 
 
 def test_the_seed_and_the_position_decide(sample) -> None:

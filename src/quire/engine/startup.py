@@ -41,6 +41,7 @@ from quire.engine.tuning_file import steps_of
 from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model, tokenizer_folder
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import compiling_ahead
 from quire.kvcache.manager import KVCacheManager
 from quire.kvcache.storage import allocate_kv, block_bytes
@@ -128,7 +129,7 @@ def _load(config: EngineConfig, seconds: dict[str, float]) -> _Loaded:
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
     threads = thread_candidates(config, shape)
-    torch.set_num_threads(threads[0])
+    set_num_threads(threads[0])
     limit = length_limit(config, shape)
     with _timed("weights", seconds), fitting_weights(shape, dtype):
         model = load_model(config.model, shape, path, device, dtype, asked_kernels(config, device))

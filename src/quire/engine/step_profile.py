@@ -28,6 +28,7 @@ from quire.engine.step_recorder import CallKind, Recorder
 from quire.engine.tuning import StepTable, is_tiny, measure_steps
 from quire.errors import ConfigError
 from quire.hub import resolve_model
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv
@@ -104,7 +105,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
     threads = thread_candidates(config, shape)
-    torch.set_num_threads(threads[0])
+    set_num_threads(threads[0])
     recorder = Recorder(asked_kernels(config, device) or kernels_for(device.type))
     model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
     table = None

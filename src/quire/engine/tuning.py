@@ -18,6 +18,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.engine.model_runner import CausalLM
+from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.layout import BatchLayout
 from quire.kvcache.storage import allocate_kv
 from quire.layers.context import ForwardContext
@@ -121,7 +122,7 @@ def measure_steps(
         return now
     threads = _time_threads(probe.step([1]), candidates)
     chosen = choose_threads(threads)
-    torch.set_num_threads(chosen)
+    set_num_threads(chosen)
     decodes, prompts = {1: threads[chosen]}, dict[int, float]()
     cost = threads[chosen]
     for size in DECODES[1:] + PROMPTS:
@@ -143,7 +144,7 @@ def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
 
     A table with fewer threads than there could be is not asked about.
     """
-    torch.set_num_threads(kept.num_threads)
+    set_num_threads(kept.num_threads)
     expected, least = kept.decodes[1], math.inf
     for _ in range(TRIES):
         least = min(least, step())
@@ -154,13 +155,13 @@ def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
 
 def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
     """Seconds of a step of one token with these numbers of threads; a long one's with the first."""
-    torch.set_num_threads(candidates[0])
+    set_num_threads(candidates[0])
     step()  # what is made at a first call is no part of a step
     threads = {candidates[0]: step()}
     if threads[candidates[0]] > SHORT_STEP:
         return threads
     for count in list(candidates) * RUNS:  # by turns: a machine has better and worse moments
-        torch.set_num_threads(count)
+        set_num_threads(count)
         threads[count] = min(threads.get(count, math.inf), step())
     return threads
 

@@ -10,53 +10,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from quire.kernels.cpu import linear, native, native_attention
+from quire.kernels.cpu.structures import LayerArgs, LayersArgs, ProductArgs
+from quire.kernels.cpu.tensors import DTYPES
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import LayerOperands, Normed, Product
 
 FEW_TOKENS = 64  # of a step, beside which turns of Python between products count
 _TOGETHER = 8  # layers of a call: Python's turn between two is nothing beside them
-
-_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-class ProductArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("weight", "bias")),
-        ("outputs", _LONG),
-        *((name, _INT) for name in ("group", "format")),
-    ]
-
-
-class LayerArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
-        *((name, _POINTER) for name in ("k_cache", "v_cache")),
-        *((name, ProductArgs) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, _FLOAT) for name in ("eps", "head_eps", "scale")),
-        ("window", _INT),
-    ]
-
-
-class LayersArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("rows", "residual", "layers", "cos", "sin", "slots")),
-        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
-        *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
-        *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),
-        *((name, _INT) for name in ("dtype", "kept", "threads")),
-    ]
 
 
 def join(layers: Iterable[LayerOperands]) -> JoinedLayers | None:
@@ -130,8 +94,8 @@ class JoinedLayers:
             layout.block_table.data_ptr(),
             0, tokens, hidden, len(layout.seq_lens), layout.block_table.stride(0),
             k_cache.shape[1], self._args[0].qkv.outputs // dim - 2 * kv_heads, kv_heads, dim,
-            cos.shape[1], native.DTYPES[residual.dtype], native_attention.KEPT[k_cache.dtype],
-            torch.get_num_threads(),
+            cos.shape[1], DTYPES[residual.dtype], native_attention.KEPT[k_cache.dtype],
+            native.num_threads(),
         )  # fmt: skip
 
 

@@ -9,16 +9,16 @@ are.
 
 from __future__ import annotations
 
-import struct
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu import elementwise, linear_int, matmul, native
+from quire.kernels.cpu import elementwise, linear_int, matmul, native, tensors
 from quire.kernels.cpu.linear_int import BLOCK
+from quire.kernels.cpu.structures import INT8, LINEAR_ARGS, Epilogue
+from quire.kernels.cpu.tensors import DTYPES
 from quire.kernels.operands import (
     Fp8Weight,
     Int4Weight,
@@ -29,16 +29,6 @@ from quire.kernels.operands import (
 )
 
 Weight = Tensor | QuantizedWeight
-
-_ARGS = struct.Struct("5P3qf5i")  # `LinearArgs` in quire_cpu.h
-
-
-class Epilogue(IntEnum):
-    """As in quire_cpu.h."""
-
-    STORE = 0
-    ADD = 1
-    SILU = 2
 
 
 class Packed(NamedTuple):
@@ -57,7 +47,7 @@ def prepare_linear(weight: Tensor) -> Tensor:
     [N / 16, K / 2, 16, 2] in bfloat16.
     """
     n, k = linear_int.size_of(weight)
-    if n % BLOCK or k % 2 or weight.dtype not in native.DTYPES:
+    if n % BLOCK or k % 2 or weight.dtype not in DTYPES:
         return matmul.prepare_linear(linear_int.in_rows(weight))
     return pack(weight)
 
@@ -68,7 +58,7 @@ def pack(weight: Tensor) -> Tensor:
     source, half = linear_int.source_of(weight)
     wide = weight.dtype == torch.float32
     out = weight.new_empty(n // BLOCK, *((k, BLOCK) if wide else (k // 2, BLOCK, 2)))
-    native.pack(source, None, None, out, (n, k, half, 0, native.DTYPES[weight.dtype]))
+    tensors.pack(source, None, None, out, (n, k, half, 0, DTYPES[weight.dtype]))
     return out
 
 
@@ -101,7 +91,7 @@ def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     packed = packed_form(weight)
     if packed is None:
         return _elsewhere(x, weight, bias)
-    if x.dtype not in native.DTYPES:  # float16, which bytes may be made of as well
+    if x.dtype not in DTYPES:  # float16, which bytes may be made of as well
         return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
     out = x.new_empty(len(x), packed.outputs)
     _multiply(x, packed, bias, out, Epilogue.STORE)
@@ -112,13 +102,13 @@ def normed_rows(x: Normed) -> Tensor:
     """Twin of `reference.normed_rows`."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows
-    return native.rms_norm(x.residual, x.weight, x.eps)
+    return tensors.rms_norm(x.residual, x.weight, x.eps)
 
 
 def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_normed`."""
     packed = packed_form(weight)
-    if packed is None or x.residual.dtype not in native.DTYPES:
+    if packed is None or x.residual.dtype not in DTYPES:
         return linear(normed_rows(x), weight, bias)
     out = x.residual.new_empty(len(x.residual), packed.outputs)
     _multiply(x, packed, bias, out, Epilogue.STORE)
@@ -145,7 +135,7 @@ def linear_add_norm(
 ) -> Normed:
     """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
     packed = packed_form(weight)
-    if packed is not None and isinstance(x, Tensor) and x.dtype in native.DTYPES:
+    if packed is not None and isinstance(x, Tensor) and x.dtype in DTYPES:
         residual = residual.contiguous()
         _multiply(x, packed, bias, residual, Epilogue.ADD)
     else:
@@ -165,12 +155,12 @@ def _multiply(
         rows, norm_weight, eps = x.residual, x.weight.data_ptr(), x.eps
     rows = rows.contiguous()
     native.compiled().quire_cpu_linear(
-        _ARGS.pack(
+        LINEAR_ARGS.pack(
             rows.data_ptr(), norm_weight, weight.weight.data_ptr(),
             0 if bias is None else bias.data_ptr(), out.data_ptr(),
             len(rows), weight.outputs, rows.shape[1], eps,
-            weight.group, native.DTYPES[rows.dtype], weight.form, epilogue,
-            torch.get_num_threads(),
+            weight.group, DTYPES[rows.dtype], weight.form, epilogue,
+            native.num_threads(),
         )
     )  # fmt: skip
 
@@ -180,12 +170,12 @@ def packed_form(weight: Weight) -> Packed | None:
     if isinstance(weight, Tensor):
         if weight.dim() == 2:
             return None
-        return Packed(weight, len(weight) * BLOCK, 0, native.DTYPES[weight.dtype])
+        return Packed(weight, len(weight) * BLOCK, 0, DTYPES[weight.dtype])
     if isinstance(weight, Fp8Weight) or not linear_int.is_packed(weight):
         return None
     outputs = len(weight.scale)
     if isinstance(weight, Int8Weight):
-        return Packed(weight.codes, outputs, 0, linear_int.INT8)
+        return Packed(weight.codes, outputs, 0, INT8)
     return Packed(weight.codes, outputs, weight.group, linear_int.format_of(weight))
 
 
@@ -202,7 +192,7 @@ def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 
 def goes_by_turns(dtype: torch.dtype, rows: int) -> bool:
     """Whether `order_gate_up` gives another order for such rows."""
-    return dtype in native.DTYPES and rows % (2 * BLOCK) == 0
+    return dtype in DTYPES and rows % (2 * BLOCK) == 0
 
 
 def _silu(out: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ its scales lie with its codes, and `scale` is an empty [N, 0] that says how many
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 
 import torch
@@ -15,21 +14,19 @@ from torch import Tensor
 
 from quire.kernels import reference_integers
 from quire.kernels.cpu import native
+from quire.kernels.cpu.structures import INT4, INT4_SPREAD, INT4_ZEROS, INT8, QUANTIZE_ARGS
+from quire.kernels.cpu.tensors import DTYPES, pack
 from quire.kernels.operands import Int4Weight, Int8Weight
 
 BLOCK = 16  # outputs of a product come in multiples of this
 STEP = 32  # and inputs: so many are rounded and summed at a time
 _WIDE = 32  # outputs of a packed block
 
-INT8, INT4, INT4_ZEROS, INT4_SPREAD = 2, 3, 4, 5  # `Format` in quire_cpu.h
-
-_QUANTIZE_ARGS = struct.Struct("2P3q4i")  # `QuantizeArgs` in quire_cpu.h
-
 
 def to_int8(weight: Tensor) -> Int8Weight:
     """Twin of `reference_integers.to_int8`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
-    if weight.dtype not in native.DTYPES or n % BLOCK or k % STEP:
+    if weight.dtype not in DTYPES or n % BLOCK or k % STEP:
         return prepare_int8(reference_integers.to_int8(in_rows(weight)))
     out = _room(n, _WIDE * (k + 4))
     _quantize(weight, out, 0, INT8)
@@ -39,7 +36,7 @@ def to_int8(weight: Tensor) -> Int8Weight:
 def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
     """Twin of `reference_integers.to_int4`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
-    if weight.dtype not in native.DTYPES or n % BLOCK or group % STEP:
+    if weight.dtype not in DTYPES or n % BLOCK or group % STEP:
         return prepare_int4(reference_integers.to_int4(in_rows(weight), group))
     out = _room(n, _WIDE * (4 + k // 2 + 2 * (k // group)))
     _quantize(weight, out, group, INT4_SPREAD)
@@ -75,9 +72,9 @@ def _room(n: int, block_bytes: int) -> Tensor:
 def _quantize(weight: Tensor, out: Tensor, group: int, form: int) -> None:
     source, half = source_of(weight)
     native.compiled().quire_cpu_quantize(
-        _QUANTIZE_ARGS.pack(
+        QUANTIZE_ARGS.pack(
             source.data_ptr(), out.data_ptr(), *size_of(weight), half,
-            group, native.DTYPES[weight.dtype], form, torch.get_num_threads(),
+            group, DTYPES[weight.dtype], form, native.num_threads(),
         )
     )  # fmt: skip
 
@@ -123,5 +120,5 @@ def _packed(
     zeros = None if zeros is None else zeros.contiguous()
     n, k = len(codes), codes.shape[1] * (1 if kind == INT8 else 2)
     out = _room(n, block_bytes)
-    native.pack(codes, scale, zeros, out, (n, k, 0, group, kind))
+    pack(codes, scale, zeros, out, (n, k, 0, group, kind))
     return out

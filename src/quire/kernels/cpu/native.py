@@ -1,9 +1,9 @@
 """The compiled kernels of this room: whether they are there, and what they were compiled for.
 
-Owns the way from Python to `native/`: the loaded library, its structures, its choice of instruction
-set. The library is built at install where there is a C++ compiler; without it, and on processors
-older than AVX2, PyTorch's operations serve. It is no Python module but plain C called by ctypes,
-which releases the interpreter's lock.
+Owns the way from Python to `native/`: the loaded library, its choice of instruction set, and how
+many threads it takes. The library is built at install where there is a C++ compiler; without it,
+and on processors older than AVX2, PyTorch's operations serve. It is no Python module but plain C
+called by ctypes, which releases the interpreter's lock. No torch here.
 
 The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512, either with
 _vnni, avx512_bf16, amx), or `torch` for none of them.
@@ -15,51 +15,27 @@ import ctypes
 import functools
 import importlib.util
 import os
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+import sys
 
 from quire.errors import ConfigError
-from quire.kernels.cpu import elementwise
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
 INTERFACE = 5  # as in quire_cpu.h
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # `Dtype` in quire_cpu.h
+_threads = [os.cpu_count() or 1]  # of each call
 
 
-class RmsNormArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        ("x", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("eps", ctypes.c_float),
-        ("dtype", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    ]
+def num_threads() -> int:
+    """Threads that a call shares its work among."""
+    return _threads[0]
 
 
-class PackArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        ("codes", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("zeros", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("n", ctypes.c_int64),
-        ("k", ctypes.c_int64),
-        ("half", ctypes.c_int64),
-        ("group", ctypes.c_int32),
-        ("format", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    ]
+def set_num_threads(count: int) -> None:
+    """The same for PyTorch, if it is there by now."""
+    _threads[0] = count
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(count)
 
 
 def identity() -> str:
@@ -114,35 +90,3 @@ def compiled() -> ctypes.CDLL:
     found = library()
     assert found is not None
     return found
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Twin of `reference.rms_norm`; between its steps float32 is not rounded to bfloat16."""
-    if x.dtype not in DTYPES:
-        return elementwise.rms_norm(x, weight, eps)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    size = x.shape[-1]
-    args = RmsNormArgs(
-        x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // size, size, eps,
-        DTYPES[x.dtype], torch.get_num_threads(),
-    )  # fmt: skip
-    compiled().quire_cpu_rms_norm(ctypes.byref(args))
-    return out
-
-
-def pack(
-    codes: Tensor,
-    scale: Tensor | None,
-    zeros: Tensor | None,
-    out: Tensor,
-    sizes: tuple[int, int, int, int, int],
-) -> None:
-    """Bring a weight's codes, or its numbers, into the order that products read.
-
-    sizes: outputs, inputs, half of the outputs if they come by turns, inputs that share a scale,
-    and `Format` in quire_cpu.h.
-    """
-    addresses = (None if each is None else each.data_ptr() for each in (codes, scale, zeros, out))
-    args = PackArgs(*addresses, *sizes, torch.get_num_threads())
-    compiled().quire_cpu_pack(ctypes.byref(args))

@@ -7,46 +7,18 @@ Owns when they can serve: queries in float32 or bfloat16, heads of up to 256 num
 from __future__ import annotations
 
 import ctypes
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from quire.kernels.cpu import attention as torch_attention
 from quire.kernels.cpu import elementwise, native
+from quire.kernels.cpu.structures import AttentionArgs, RotaryArgs
+from quire.kernels.cpu.tensors import DTYPES
 from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import HeadNorms
 
-KEPT = {**native.DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
-
-_POINTER = ctypes.c_void_p
-
-
-class RotaryArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("heads", "query_norm", "key_norm", "cos", "sin")),
-        *((name, _POINTER) for name in ("k_cache", "v_cache", "slots", "query")),
-        *((name, ctypes.c_int64) for name in ("tokens", "stride")),
-        *((name, ctypes.c_int32) for name in ("num_heads", "kv_heads", "head_dim", "rotary_dim")),
-        ("eps", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("dtype", "kept", "threads")),
-    ]
-
-
-class AttentionArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("query", "k_cache", "v_cache", "out")),
-        *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
-        *((name, ctypes.c_int64) for name in ("requests", "table_stride", "query_stride")),
-        *((name, ctypes.c_int32) for name in ("block_size", "heads", "kv_heads", "head_dim")),
-        ("window", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("dtype", "kept", "threads")),
-    ]
+KEPT = {**DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
 
 
 def rotary_write_kv(
@@ -74,7 +46,7 @@ def rotary_write_kv(
         cos.data_ptr(), sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         slot_mapping.data_ptr(), query.data_ptr(), tokens, stride,
         num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
-        native.DTYPES[heads.dtype], KEPT[k_cache.dtype], torch.get_num_threads(),
+        DTYPES[heads.dtype], KEPT[k_cache.dtype], native.num_threads(),
     )  # fmt: skip
     native.compiled().quire_cpu_rotary_write_kv(ctypes.byref(args))
     return query
@@ -118,9 +90,9 @@ def _args(
         head_dim=query.shape[2],
         window=sliding_window or 0,
         scale=scale,
-        dtype=native.DTYPES[query.dtype],
+        dtype=DTYPES[query.dtype],
         kept=KEPT[k_cache.dtype],
-        threads=torch.get_num_threads(),
+        threads=native.num_threads(),
     )
     return args
 
@@ -129,7 +101,7 @@ def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
     """Whether shapes and types are those that were compiled."""
     block_size = k_cache.shape[1]
     return (
-        query.dtype in native.DTYPES
+        query.dtype in DTYPES
         and k_cache.dtype in KEPT
         and dim % 16 == 0
         and dim <= 256

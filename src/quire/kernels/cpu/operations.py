@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.kernels.cpu import linear, linear_int, native, native_attention, rows
+from quire.kernels.cpu import linear, linear_int, native_attention, rows, tensors
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "rms_norm": native.rms_norm,
+    "rms_norm": tensors.rms_norm,
     "rotary_write_kv": native_attention.rotary_write_kv,
     "attention": native_attention.attention,
     "finite_rows": rows.finite_rows,

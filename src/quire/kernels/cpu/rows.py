@@ -6,31 +6,14 @@ Each is one pass over memory, where PyTorch's operations need several and as man
 from __future__ import annotations
 
 import ctypes
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from quire.kernels import reference_step
-from quire.kernels.cpu import elementwise
-from quire.kernels.cpu.native import DTYPES, compiled
-
-
-class RowsArgs(ctypes.Structure):
-    """As in quire_cpu.h."""
-
-    _fields_: ClassVar = [
-        ("x", ctypes.c_void_p),
-        ("places", ctypes.c_void_p),
-        ("peaks", ctypes.c_void_p),
-        ("slopes", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("ids", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("dtype", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-    ]
+from quire.kernels.cpu import elementwise, native
+from quire.kernels.cpu.structures import RowsArgs
+from quire.kernels.cpu.tensors import DTYPES
 
 
 def finite_rows(x: Tensor) -> Tensor:
@@ -89,6 +72,6 @@ def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) 
 def _call(name: str, x: Tensor, rows: int, **addresses: int) -> None:
     args = RowsArgs(
         x=x.data_ptr(), rows=rows, size=x.shape[1], dtype=DTYPES[x.dtype],
-        threads=torch.get_num_threads(), **addresses,
+        threads=native.num_threads(), **addresses,
     )  # fmt: skip
-    getattr(compiled(), f"quire_cpu_{name}")(ctypes.byref(args))
+    getattr(native.compiled(), f"quire_cpu_{name}")(ctypes.byref(args))
