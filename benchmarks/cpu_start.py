@@ -6,17 +6,21 @@
 For each form of weights of the checkpoint that cpu_peers.py writes: a cold start, which finds no
 prepared weights and leaves some, and warm ones, which find them; files are in the page cache. Each
 is a process of its own (peers/start.py), which loads, draws a first token after 16, and tells what
-was resident at most. `--profile` shows what Python imports, the slowest first.
+was resident at most. Beside them, `quire generate` with one token, warm, from its start to its end.
+`--profile` shows what Python imports, the slowest first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +60,21 @@ def start(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Ans
     return found
 
 
+def generate(form: str, model: Path, folder: Path, args: argparse.Namespace) -> Answer:
+    """What the whole command takes. Ends the program if it fails."""
+    given = FORMS[form] | {"threads": args.threads, "max_model_len": MAX_LEN, "num_blocks": BLOCKS}
+    given |= {"device": "cpu", "max_tokens": 1, "prompt": "a", "prepared_weights": str(folder)}
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items()]
+    command = [sys.executable, "-m", "quire", "generate", str(model), *chain(*flags)]
+    begin = time.monotonic()
+    process = subprocess.Popen(command, env=installed(), stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        sys.exit(f"{' '.join(command)}: {status}")
+    seconds = time.monotonic() - begin
+    return {"first_token_s": seconds, "peak_gb": usage.ru_maxrss * 1024 / 1e9}
+
+
 def slowest(report: str, most: int = 25) -> str:
     """The lines of an import report with the most time of their own."""
     parts = [line.split("|") for line in report.splitlines() if line.startswith("import time:")]
@@ -93,6 +112,9 @@ def main() -> None:
                 found = [start(form, models / "checkpoint", Path(name), args) for _ in range(count)]
                 rows.append({"weights": form, "start": kind} | medians(found))
                 print(rows[-1], flush=True)
+            found = [generate(form, models / "checkpoint", Path(name), args) for _ in range(count)]
+            rows.append({"weights": form, "start": "quire generate"} | medians(found))
+            print(rows[-1], flush=True)
     save(args.name, {"threads": args.threads, "rows": rows})
 
 

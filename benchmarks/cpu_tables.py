@@ -220,8 +220,10 @@ def cpu_start(result: Result) -> str:
         f"|---|---|---|{'---|' * (len(phases) + 2)}",
     ]
     for row in result["rows"]:
-        cells = [row["weights"], row["start"], f"{row['first_token_s']:.1f}"]
-        cells += [f"{row['phases'][phase]:.1f}" for phase in phases]
-        cells += [f"{row['peak_gb']:.2f}", f"{row['weights_gb'] + row['kv_gb']:.2f}"]
+        cells = [row["weights"], row["start"], f"{row['first_token_s']:.2f}"]
+        taken = row.get("phases", {})  # a command tells none
+        cells += [f"{taken[phase]:.2f}" if phase in taken else "" for phase in phases]
+        planned = f"{row['weights_gb'] + row['kv_gb']:.2f}" if taken else ""
+        cells += [f"{row['peak_gb']:.2f}", planned]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -88,7 +88,7 @@ def measure_case(kind: str, count: int, name: str, cuts: list[Cut]) -> dict[str,
     known = np.full(count, 7)
     few = list(range(min(count, 16)))
     expected = Sampler(state).sample(
-        inputs[0][: len(few)].cpu(), few, np.zeros((count, 8), np.int32), known, known
+        inputs[0][: len(few)].cpu().numpy(), few, np.zeros((count, 8), np.int32), known, known
     )
     times, wrong = [], 0
     for cut in cuts:

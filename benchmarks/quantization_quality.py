@@ -34,7 +34,8 @@ from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
-from quire.kvcache.storage import allocate_kv, block_bytes, kv_dtype
+from quire.kvcache.pages import block_bytes, kv_name
+from quire.kvcache.storage import allocate_kv, kv_dtype
 from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
 from quire.models.llama import LlamaForCausalLM
@@ -103,7 +104,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     sizes = [
         block_bytes(shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype)
-        for dtype in (kv_dtype(kept, torch.bfloat16) for kept in ("auto", "fp8", "int8"))
+        for dtype in (kv_name(kept, "bfloat16") for kept in ("auto", "fp8", "int8"))
     ]
     tokens = sum(len(ids) - 1 for ids in samples)
     measured: dict[str, Any] = {"model": args.model, "tokens": tokens, "rows": rows}

@@ -4,8 +4,9 @@
     python benchmarks/step_overhead.py --model llama-3.2-1b --batch-sizes 1,16
 
 An engine core runs greedy (or, with --random, drawn) requests of --context tokens, with each stage
-wrapped in a clock; the median step counts. Operations (`quire.kernels`) are inside `forward`, and
-what forward takes beyond them is the interpreter between them and the embedding.
+wrapped in a clock; the median step counts. Where modules run the model, operations are inside
+`forward` (`quire.kernels`), and what forward takes beyond them is the interpreter between them and
+the embedding.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from quire.engine import model_runner, running, startup
 from quire.engine.core import EngineCore
 from quire.engine.input_batch import InputBatch
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.kernels.rotary_table import RotaryTable
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.rotary import RotaryEmbedding
 from quire.models import loader
+from quire.models.compiled import CompiledDecoder
 from quire.models.llama import LlamaForCausalLM
 from quire.sampling.sampler import Sampler
 from quire.scheduler.scheduler import Scheduler
@@ -40,6 +43,9 @@ STAGES: list[tuple[Any, str]] = [
     (Scheduler, "schedule"),
     (running.RunningRequests, "apply_differences"),
     (InputBatch, "prepare"),
+    (CompiledDecoder, "forward"),
+    (RotaryTable, "up_to"),
+    (CompiledDecoder, "logits"),
     (LlamaForCausalLM, "forward"),
     (VocabParallelEmbedding, "forward"),
     (RotaryEmbedding, "forward"),
@@ -92,6 +98,8 @@ def timed_kernels(clocks: Clocks) -> Kernels:
     names = [field.name for field in fields(Kernels)]
     if not kernels.fuses:  # which layers tell by this one
         names.remove("linear_normed")
+    if not kernels.turns:  # and by this one
+        names.remove("linear_turned")
     return replace(
         kernels, **{name: clocks.wrap(f"op {name}", getattr(kernels, name)) for name in names}
     )

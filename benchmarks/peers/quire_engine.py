@@ -1,21 +1,19 @@
 """Quire: the engine core, without tokenizer or server. Equal prompts share blocks of the cache.
 
-Imports no torch before `load`: an engine's process has things to do before.
+Imports no torch by itself: an engine's process may need none.
 """
 
 from __future__ import annotations
 
-import gc
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from peers.worker import WARM_UP, Load, Prompt, serve
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.head_start import give_head_start
-from quire.engine.lean_import import import_lean
-from quire.engine.torch_library import open_torch_library
+from quire.engine.lean_import import lean_start
 from quire.version import __version__
 
 
@@ -30,8 +28,6 @@ class Quire:
 
     def load(self, load: Load) -> dict[str, Any]:
         block_size = 16
-        if self._alone:
-            open_torch_library()
         config = EngineConfig.from_options(
             model=load.model,
             device="cpu",
@@ -42,19 +38,14 @@ class Quire:
             num_blocks=load.streams * -(-load.max_len // block_size),
             **load.options,
         )
-        if self._alone:
-            give_head_start(config)
-            import_lean()
+        with lean_start(config) if self._alone else nullcontext():
+            from quire.engine.startup import start_engine
+
+            self._core, info = start_engine(config)
         from quire.engine.footprint import weights_by_form
-        from quire.engine.startup import start_engine
         from quire.kernels.cpu import native
         from quire.models.architecture import ModelArchitecture
 
-        self._core, info = start_engine(config)
-        if self._alone:
-            gc.collect()
-            gc.freeze()
-            gc.enable()
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
         settings["compiled_kernels"] = native.library() is not None

@@ -1,7 +1,6 @@
 """One start of Quire in a process of its own: `cpu_start.py` runs it, with the settings as JSON.
 
-Torch's library is opened first; an engine process imports its own modules before. The last line
-that it prints is what it found, as JSON.
+The last line that it prints is what it found, as JSON.
 """
 
 from __future__ import annotations
@@ -20,23 +19,18 @@ PATIENCE = 60.0  # seconds for prepared weights to be written
 
 def main() -> None:
     begin, before = time.monotonic(), age()
-    from quire.engine.torch_library import open_torch_library
-
-    open_torch_library()
     settings = json.loads(sys.argv[1])
     from quire.config import EngineConfig
-    from quire.engine.head_start import give_head_start
-    from quire.engine.lean_import import import_lean
+    from quire.engine.lean_import import lean_start
 
     config = EngineConfig.from_options(**settings)
-    give_head_start(config)
-    import_lean()
-    from quire.core.messages import AddRequest
-    from quire.core.sampling_params import SamplingParams
-    from quire.engine.footprint import footprint_of
-    from quire.engine.startup import start_engine
+    with lean_start(config):
+        from quire.core.messages import AddRequest
+        from quire.core.sampling_params import SamplingParams
+        from quire.engine.footprint import footprint_of
+        from quire.engine.startup import start_engine
 
-    core, info = start_engine(config, begin=begin)
+        core, info = start_engine(config, begin=begin)
     ready = age()
     sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     prompt = list(range(FIRST_PROMPT))

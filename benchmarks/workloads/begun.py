@@ -19,6 +19,9 @@ from torch import Tensor
 
 from quire.core.request import Request
 from quire.engine import startup
+from quire.engine.compiled_model import CompiledModel
+from quire.engine.device_backend import DeviceBackend
+from quire.engine.host_backend import HostBackend
 from quire.kvcache.manager import KVCacheManager
 from workloads.steady import BEGUN
 
@@ -56,19 +59,33 @@ class BegunManager(KVCacheManager):
 @contextmanager
 def begun_requests() -> Iterator[None]:
     """Engines that are started within know such requests, and have random keys and values."""
-    allocate = startup.allocate_kv
-
-    def filled(*args: Any) -> list[tuple[Tensor, Tensor]]:
-        caches = allocate(*args)
-        for cache in (tensor for pair in caches for tensor in pair):
-            _fill(cache)
-        return caches
-
     with (
-        mock.patch.object(startup, "allocate_kv", filled),
+        _filled(DeviceBackend),
+        _filled(HostBackend),
         mock.patch.object(startup, "KVCacheManager", BegunManager),
     ):
         yield
+
+
+def _filled(kind: Any) -> Any:
+    allocate = kind.allocate
+
+    def fill(self: Any, num_blocks: int) -> None:
+        allocate(self, num_blocks)
+        for cache in _caches(self):
+            _fill(cache)
+
+    return mock.patch.object(kind, "allocate", fill)
+
+
+def _caches(backend: Any) -> list[Tensor]:
+    """Keys and values of all layers."""
+    model = None if isinstance(backend, DeviceBackend) else backend._model
+    if isinstance(model, CompiledModel):
+        dtype = getattr(torch, backend.kv_type)
+        return [torch.from_numpy(page).view(dtype) for page in model.cache.pages]
+    pairs = backend._kv_caches if model is None else model.kv_caches
+    return [cache for pair in pairs for cache in pair]
 
 
 def _fill(cache: Tensor) -> None:

@@ -168,7 +168,7 @@ def test_examples_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("later", [0.0, 0.4, 0.7])
+@pytest.mark.parametrize("later", [0.0, 0.4, 0.7, 0.85])
 def test_its_server_ends_with_it(later: float) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "quire", "demo"],

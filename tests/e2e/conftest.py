@@ -6,23 +6,41 @@ from pathlib import Path
 
 import pytest
 
-VOCAB_SIZE = 509
+VOCAB_SIZE = 512
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Llama in float32 with a byte-level tokenizer and a chat template."""
+    return write_model(tmp_path_factory.mktemp("tiny-llama"), VOCAB_SIZE, head_dim=16)
+
+
+@pytest.fixture(scope="session")
+def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of sizes that compiled code does not serve: PyTorch's modules run it."""
+    return write_model(tmp_path_factory.mktemp("odd-llama"), VOCAB_SIZE - 3, head_dim=8)
+
+
+@pytest.fixture(params=["tiny_model", "odd_model"])
+def either_model(request: pytest.FixtureRequest) -> Path:
+    """By compiled code and by modules."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
+def write_model(folder: Path, vocab_size: int, head_dim: int) -> Path:
+    """Random weights in a folder, which is returned."""
     import torch
     import transformers
 
-    folder = tmp_path_factory.mktemp("tiny-llama")
     config = transformers.LlamaConfig(
         hidden_size=48,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=3,
-        vocab_size=VOCAB_SIZE,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
         max_position_embeddings=2048,
         bos_token_id=1,
         eos_token_id=2,

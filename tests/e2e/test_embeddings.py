@@ -20,6 +20,7 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
 from quire.engine.client import AsyncEngine
+from quire.engine.torch_model import TorchModel
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
@@ -71,7 +72,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not(llm: LLM) -> None:
         ("a", {"dimensions": 49}, "dimensions: 49 is more than the 48"),
         ("a", {"pooling": "max"}, "pooling: it is 'max'"),
         ("", {}, "prompt: it is empty"),
-        ([600], {}, "prompt: 600 is no token of this model; give ids from 0 to 508"),
+        ([600], {}, "prompt: 600 is no token of this model; give ids from 0 to 511"),
     ],
 )
 def test_what_can_never_be_is_refused(llm: LLM, prompt, wishes, problem: str) -> None:
@@ -79,11 +80,15 @@ def test_what_can_never_be_is_refused(llm: LLM, prompt, wishes, problem: str) ->
         llm.embed(prompt, use_tqdm=False, **wishes)
 
 
-def test_numbers_that_are_none_fail_one_request(tiny_model: Path) -> None:
+def test_numbers_that_are_none_fail_one_request(either_model: Path) -> None:
     """A token is poisoned, so that NaN comes to whoever has it, all being in one batch."""
-    core = LLM(tiny_model, **OPTIONS)._core
-    with torch.no_grad():
-        core._executor._runner._model.model.embed_tokens.weight[9] = float("nan")  # type: ignore[attr-defined]
+    core = LLM(either_model, **OPTIONS)._core
+    model = core._executor._runner._model  # type: ignore[attr-defined]
+    if isinstance(model, TorchModel):
+        with torch.no_grad():
+            model.model.model.embed_tokens.weight[9] = float("nan")  # type: ignore[attr-defined]
+    else:
+        model.decoder._weights.embedding[9] = float("nan")
     prompts = {"sound": [8] * 20, "sick": [9] * 20, "half": [8] * 9 + [9] + [8] * 9}
     wishes = {"mean": PoolingParams(pooling="mean"), "last": PoolingParams(), "draws": None}
     draw = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)

@@ -177,7 +177,7 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     ("prompt", "sampling", "error", "words"),
     [
         ("", GREEDY, InvalidRequestError, "empty"),
-        ([5000], GREEDY, InvalidRequestError, "508"),
+        ([5000], GREEDY, InvalidRequestError, "511"),
         ([-1], GREEDY, InvalidRequestError, "is no token of"),
         ([5] * 3000, GREEDY, ContextLengthError, "2048"),
         ("x" * 200_000, GREEDY, InvalidRequestError, "2048"),

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
+from quire.engine.compiled_model import CompiledModel
 from quire.engine.core import EngineCore
+from quire.engine.host_model import CheckedStates
 from quire.engine.startup import start_engine
-from quire.layers.context import ForwardContext
+from quire.engine.torch_model import TorchModel
+from quire.kernels.ragged import Ints, RaggedBatch
+from quire.layers.context import Beat
 
 NUM_REQUESTS = 200
-VOCAB_SIZE = 509  # of tiny_model
+VOCAB_SIZE = 512  # of tiny_model
 
 
 @dataclass
@@ -229,56 +235,81 @@ def test_aborts_leave_the_others_alone(
     assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
 
 
-def test_nan_logits_end_one_request_and_are_never_shared(tiny_model: Path) -> None:
+class LostLogits:
+    """A model whose logits are no numbers, and its hidden states."""
+
+    def __init__(self, sound: Any) -> None:
+        self._sound = sound
+
+    def forward(self, *args: Any) -> LostLogits:
+        self._states = self._sound.forward(*args)
+        return self
+
+    def finite(self) -> Any:
+        return self._states.finite()
+
+    def logits(self, tokens: Any) -> np.ndarray:
+        return np.full_like(self._states.logits(tokens), np.nan)
+
+
+def test_nan_logits_end_one_request_and_are_never_shared(either_model: Path) -> None:
     """A prefix whose KV is damaged must not be served to the next request that starts with it."""
-    core = start(tiny_model, num_blocks=160)
+    core = start(either_model, num_blocks=160)
     prompt = list(range(3, 103))
 
     def request(name: str) -> AddRequest:
         sampling = SamplingParams(temperature=0.0, max_tokens=4)
         return AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
 
-    model = core._executor._runner._model
-    compute_logits = model.compute_logits
-    model.compute_logits = lambda hidden: torch.full_like(compute_logits(hidden), torch.nan)
+    runner = core._executor._runner
+    runner._model, sound = LostLogits(runner._model), runner._model
     sick = serve(core, [request("sick")])
-    model.compute_logits = compute_logits
+    runner._model = sound
     well = serve(core, [request("well")])
     assert sick.ends == {"sick": ["error"]}
     assert sick.tokens == {"sick": []}
     assert core.stats.prefix_cache_hits == 0
-    fresh = serve(start(tiny_model, num_blocks=160), [request("well")])
+    fresh = serve(start(either_model, num_blocks=160), [request("well")])
     assert well.tokens == fresh.tokens
 
 
-class DamagedForward:
-    """A model's forward that spoils one chunk of a prompt: hidden states, keys and values."""
+class Damaged:
+    """A model that spoils one chunk of a prompt: hidden states, keys and values."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], at: int, prompt: list[int]) -> None:
-        self._forward = forward
+    def __init__(self, sound: Any, at: int, prompt: list[int]) -> None:
+        self._sound = sound
         self._at = at  # position of the token that is spoilt, with all of its chunk behind it
         self._prompt = prompt
         self.num_spoilt = 0
 
-    def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
-    ) -> torch.Tensor:
-        hidden = self._forward(input_ids, positions, ctx)
-        starts = ctx.layout.query_start_loc.tolist()
-        for first, end in itertools.pairwise(starts):
-            chunk = range(int(positions[first]), int(positions[first]) + end - first)
+    @torch.inference_mode()
+    def forward(self, input_ids: Ints, batch: RaggedBatch, beat: Beat) -> CheckedStates:
+        states = self._sound.forward(input_ids, batch, beat)
+        positions = batch.flat.positions.tolist()
+        for first, end in itertools.pairwise(batch.flat.query_start.tolist()):
+            chunk = range(positions[first], positions[first] + end - first)
             tokens = input_ids[first:end].tolist()
             if self._at in chunk and tokens == self._prompt[chunk.start : chunk.stop]:
                 spoilt = first + chunk.index(self._at)
-                hidden[spoilt] = torch.nan  # in the middle of the chunk, whose end looks well
-                for cache in itertools.chain(*ctx.kv):
-                    cache.flatten(0, 1)[ctx.layout.slot_mapping[spoilt]] = torch.nan
+                states.states[spoilt] = np.nan  # amid the chunk, whose end looks well
+                for slots in kept_rows(self._sound):
+                    slots[batch.slots[spoilt]] = np.nan
                 self.num_spoilt += 1
-        return hidden
+        return states
+
+
+def kept_rows(model: CompiledModel | TorchModel) -> Iterator[Any]:
+    """All keys and values, of a layer each, by slot."""
+    if isinstance(model, TorchModel):
+        for cache in itertools.chain(*model.kv_caches):
+            yield cache.flatten(0, 1)
+    else:
+        for page in model.cache.pages:
+            yield page.view(np.float32).reshape(160 * model.cache.block_size, -1)
 
 
 def test_a_damaged_chunk_is_never_shared_though_no_token_is_drawn_after_it(
-    tiny_model: Path,
+    either_model: Path,
 ) -> None:
     """Of a prompt in several chunks a middle one is damaged, beside requests that decode."""
     options = {
@@ -295,13 +326,13 @@ def test_a_damaged_chunk_is_never_shared_though_no_token_is_drawn_after_it(
 
     others = [request(f"other{i}", [300 + i] * 20) for i in range(3)]
     well, after = request("well", prompt), request("after", prompt)
-    expected = serve(start(tiny_model, **options), [*others, well]).tokens
-    core = start(tiny_model, **options)
-    model = core._executor._runner._model
-    sound = model.forward
-    model.forward = damage = DamagedForward(sound, at=40, prompt=prompt)
+    expected = serve(start(either_model, **options), [*others, well]).tokens
+    core = start(either_model, **options)
+    runner = core._executor._runner
+    sound = runner._model
+    runner._model = damage = Damaged(sound, at=40, prompt=prompt)
     sick = serve(core, [*others, request("sick", prompt)])
-    model.forward = sound
+    runner._model = sound
     assert damage.num_spoilt == 1
     assert sick.ends.pop("sick") == ["error"]
     assert sick.tokens.pop("sick") == []

@@ -47,7 +47,7 @@ def one_by_one(core: EngineCore, requests: list[AddRequest]) -> Served:
     [("float32", False), ("float32", True), ("bfloat16", True), ("float16", True)],
 )
 def test_together_equals_alone(
-    tiny_model: Path,
+    odd_model: Path,
     requests: list[AddRequest],
     dtype: str,
     batch_invariant: bool,
@@ -56,9 +56,9 @@ def test_together_equals_alone(
     """In float32 the scores of this model lie apart; in 16 bits every sum has to be the same."""
     options = {"dtype": dtype, "enforce_eager": enforce_eager, "batch_invariant": batch_invariant}
     alone = one_by_one(
-        start(tiny_model, enable_prefix_caching=False, num_blocks=256, **options), requests
+        start(odd_model, enable_prefix_caching=False, num_blocks=256, **options), requests
     )
-    core = start(tiny_model, **PRESSURE, **options)
+    core = start(odd_model, **PRESSURE, **options)
     together = serve(core, requests)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
     assert core.stats.prefix_cache_hits > 0

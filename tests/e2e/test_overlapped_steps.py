@@ -8,7 +8,6 @@ parts of steps replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,19 +18,20 @@ from test_mixed_load import Served, make_requests, run_alone, serve, start
 from torch import Tensor
 
 from quire import LLM, StructuredOutputs
-from quire.config import EngineConfig
 from quire.core.limits import RequestLimits
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
+from quire.engine import torch_start
+from quire.engine.backend import Task
+from quire.engine.device_backend import DeviceBackend
 from quire.engine.device_runner import DeviceRunner
 from quire.engine.executor import Executor, OverlappedExecutor
-from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.running import RunningRequests
 from quire.engine.step_graphs import Record, StepTensors
 from quire.engine.step_work import layers_of_all_kinds
+from quire.engine.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
 from quire.layers.context import Beat
-from quire.models.architecture import ModelArchitecture
 from quire.sampling.blocks import Rows
 from quire.sampling.sampler import Sampler
 from quire.sampling.state import SamplingState
@@ -55,7 +55,7 @@ class CountingDraw:
         failed = torch.zeros_like(tokens)
         mine = np.flatnonzero(rows.numpy() >= 0)
         if len(mine):
-            batch, index = Rows.of(logits[mine]), rows.numpy()[mine].astype(np.int64)
+            batch, index = Rows.of(logits[mine].numpy()), rows.numpy()[mine].astype(np.int64)
             lost = ~np.isfinite(batch.peaks)
             known = np.zeros(int(index.max()) + 1, np.int64)
             known[index] = positions.numpy()[mine]
@@ -78,25 +78,44 @@ class Rerun:
         return self._launch()
 
 
-def overlapped(
-    config: EngineConfig,
-    shape: ModelArchitecture,
-    model: CausalLM,
-    kv_caches: KVCaches,
-    limits: RequestLimits,
-    device: torch.device,
-    matchers: Mapping[str, Matcher],
-    beat: Beat,
-    record: Record | None,
-) -> Executor:
-    running = RunningRequests(limits, config.cache.block_size, device, matchers, beat)
-    runner = DeviceRunner(
-        model, kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
-        config.scheduler.max_num_batched_tokens, device,
-        num_rehearsed=layers_of_all_kinds(shape.sliding_windows), record=record,
-    )  # fmt: skip
-    runner.rehearse()
-    return OverlappedExecutor(runner, runner.step_sizes)
+class Overlapped(DeviceBackend):
+    """The host in a GPU's place. record: of parts of steps."""
+
+    record: Record | None = None
+
+    def kv_budget(self) -> int:
+        """Enough."""
+        return 1 << 24
+
+    def make_executor(
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], beat: Beat
+    ) -> Executor:
+        """With the twins."""
+        running = RunningRequests(limits, self.config.cache.block_size, matchers, beat)
+        runner = DeviceRunner(
+            self._model, self._kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
+            self.config.scheduler.max_num_batched_tokens, self._on,
+            num_rehearsed=layers_of_all_kinds(self.task.shape.sliding_windows), record=self.record,
+        )  # fmt: skip
+        runner.rehearse()
+        return OverlappedExecutor(runner, runner.step_sizes)
+
+
+@pytest.fixture
+def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
+    """Have engines that are started from then on overlap their steps."""
+
+    def backend(
+        task: Task, model: CausalLM, dtype: torch.dtype, kv_dtype: torch.dtype, *_: object
+    ) -> Overlapped:
+        return Overlapped(task, model, torch.device("cpu"), dtype, kv_dtype)
+
+    def from_now_on(record: Record | None) -> None:
+        monkeypatch.setattr(Overlapped, "record", record)
+        monkeypatch.setattr(torch_start, "_on_host", backend)
+        monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+
+    return from_now_on
 
 
 @pytest.fixture(scope="module")
@@ -116,26 +135,26 @@ def without_wishes(request: AddRequest) -> AddRequest:
 
 
 @pytest.fixture(scope="module")
-def solo(tiny_model: Path, requests: list[AddRequest]) -> Served:
-    return run_alone(tiny_model, requests)
+def solo(odd_model: Path, requests: list[AddRequest]) -> Served:
+    return run_alone(odd_model, requests)
 
 
 @pytest.mark.parametrize(
     ("budget", "record"), [(2048, None), (90, Rerun)], ids=["kernel-by-kernel", "replayed"]
 )
 def test_together_equals_alone(
-    tiny_model: Path,
+    odd_model: Path,
     requests: list[AddRequest],
     solo: Served,
     budget: int,
     record: Record | None,
+    overlap: Callable[[Record | None], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quire.engine.startup.make_executor", partial(overlapped, record=record))
-    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+    overlap(record)
     monkeypatch.setattr(Rerun, "num_replays", 0)
     core = start(
-        tiny_model, block_size=2, num_blocks=240, max_num_seqs=50, max_num_batched_tokens=budget
+        odd_model, block_size=2, num_blocks=240, max_num_seqs=50, max_num_batched_tokens=budget
     )
     together = serve(core, requests)
     assert core.stats.num_preemptions > 0, "no pressure: the test shows nothing"
@@ -148,7 +167,7 @@ def test_together_equals_alone(
 
 
 def test_forms_penalties_and_scores_are_as_with_single_steps(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    odd_model: Path, overlap: Callable[[Record | None], None]
 ) -> None:
     forms = [
         StructuredOutputs(choice=["yes", "not at all"]),
@@ -160,10 +179,9 @@ def test_forms_penalties_and_scores_are_as_with_single_steps(
     ]
     wishes[2] = msgspec.structs.replace(wishes[2], presence_penalty=1.0, repetition_penalty=1.3)
     prompts = [[20 + number] * 9 for number in range(len(wishes))]
-    alone = LLM(model=str(tiny_model), dtype="float32").generate(prompts, wishes, use_tqdm=False)
-    monkeypatch.setattr("quire.engine.startup.make_executor", partial(overlapped, record=Rerun))
-    monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
-    llm = LLM(model=str(tiny_model), dtype="float32", max_num_seqs=5)
+    alone = LLM(model=str(odd_model), dtype="float32").generate(prompts, wishes, use_tqdm=False)
+    overlap(Rerun)
+    llm = LLM(model=str(odd_model), dtype="float32", max_num_seqs=5)
     for mine, theirs in zip(llm.generate(prompts, wishes, use_tqdm=False), alone, strict=True):
         (mine,), (theirs,) = mine.outputs, theirs.outputs
         assert (mine.token_ids, mine.finish_reason) == (theirs.token_ids, theirs.finish_reason)

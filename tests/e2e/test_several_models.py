@@ -166,7 +166,8 @@ def alone() -> dict[tuple[str, str], str]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     words = [word for name, model in MODELS.items() for word in ("--model", f"{name}={model}")]
     admin = tmp_path_factory.mktemp("admin") / "sock"
-    with serve(admin, *words, "--num-blocks", "200") as server:
+    first = "--prepared-weights", "none"  # as at a first start, which needs most memory
+    with serve(admin, *words, "--num-blocks", "200", *first) as server:
         yield server
 
 

@@ -45,15 +45,15 @@ def make_requests() -> list[AddRequest]:
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 def test_together_equals_alone(
-    tiny_model: Path, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+    odd_model: Path, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.engine.shared_prefixes.LEAST_SAVED", 1)
     requests = make_requests()
     alone: dict[str, list[int]] = {}
-    core = start(tiny_model, enable_prefix_caching=False)
+    core = start(odd_model, enable_prefix_caching=False)
     for request in requests:
         alone |= serve(core, [request]).tokens
-    core = start(tiny_model, enforce_eager=enforce_eager)
+    core = start(odd_model, enforce_eager=enforce_eager)
     tiles = core._executor._runner._batch._shared
     most, update = 0, tiles.update
 

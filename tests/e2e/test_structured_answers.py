@@ -114,7 +114,7 @@ def test_greedy_is_the_best_of_the_tokens_that_lead_somewhere(llm: LLM) -> None:
         if not allowed:
             break
         allowed |= {EOS} if answer in spelled else set()
-        bias = {token_id: -100.0 for token_id in range(509) if token_id not in allowed}
+        bias = {token_id: -100.0 for token_id in range(512) if token_id not in allowed}
         step = SamplingParams(temperature=0, max_tokens=1, logit_bias=bias)
         (token_id,) = llm.generate([prompt], step, use_tqdm=False)[0].outputs[0].token_ids
         if token_id == EOS:

@@ -18,9 +18,10 @@ from quire.engine.control import EngineStarted, StartEngine
 from quire.engine.keepers import EngineKeeper, EnginePlace
 from quire.engine.startup import start_engine
 from quire.engine.status_page import StatusPage, create_page
-from quire.kernels.cpu import layers, native
-from quire.kernels.cpu.layers import FEW_TOKENS
+from quire.kernels.cpu import native
 from quire.logs import LogOptions
+from quire.models import compiled
+from quire.models.compiled import FEW_TOKENS
 from quire.models.llama import LlamaDecoderLayer
 
 HANG = 60.0
@@ -44,9 +45,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("modules", "tokens", "calls"),
+    [(True, 10, 6), (False, 2 * FEW_TOKENS, 6), (False, FEW_TOKENS, 3)],
+    ids=["modules", "compiled", "joined"],
+)
 def test_a_step_of_slow_layers_is_seen_to_go_on(
-    joined: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    modules: bool,
+    tokens: int,
+    calls: int,
+    tmp_path: Path,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     create_page(tmp_path / "page")
     writer, reader = StatusPage(tmp_path / "page", writable=True), StatusPage(tmp_path / "page")
@@ -60,15 +70,17 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
 
         return slow
 
-    if joined:
+    if modules:
+        monkeypatch.setattr(LlamaDecoderLayer, "forward", slowly(LlamaDecoderLayer.forward))
+    else:
         slow_layers(monkeypatch, slowly)
-    monkeypatch.setattr(LlamaDecoderLayer, "forward", slowly(LlamaDecoderLayer.forward))
-    config = EngineConfig.from_options(device="cpu", num_blocks=16)
+    quantization = "fp8" if modules else "none"  # of which there are no compiled products
+    config = EngineConfig.from_options(device="cpu", num_blocks=16, quantization=quantization)
     core, _ = start_engine(config, writer.beat_within_step)
     core.handle(
         AddRequest(
             request_id="r",
-            prompt_token_ids=list(range(1, FEW_TOKENS if joined else 2 * FEW_TOKENS)),
+            prompt_token_ids=list(range(tokens)),
             sampling=SamplingParams(max_tokens=1, prompt_logprobs=0),
             eos_token_ids=[],
         )
@@ -76,7 +88,7 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
     writer.beat(0, has_work=True)
     begin = clock.now
     core.step()
-    assert len(ages) == (3 if joined else 6), "the layers went another way"
+    assert len(ages) == calls, "the layers went another way"
     assert clock.now - begin > HANG, "the step was not long enough to be taken for a hang"
     assert max(ages) == pytest.approx(SLOW_LAYER)
     assert reader.age() == 0.0, "it scored the prompt after the last layer"
@@ -98,7 +110,7 @@ def slow_layers(
 
     slow = Library()
     monkeypatch.setattr(native, "compiled", lambda: slow)
-    monkeypatch.setattr(layers, "_TOGETHER", 2)
+    monkeypatch.setattr(compiled, "_TOGETHER", 2)
 
 
 def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,10 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import ModelRunnerOutput, SchedulerOutput
-from quire.engine import kv_size, runners, startup
+from quire.engine import host_backend, kv_measured, torch_start
 from quire.engine.executor import UniprocExecutor
-from quire.engine.kv_size import choose_num_blocks, run_largest_step
+from quire.engine.kv_measured import measured_bytes, run_largest_step
+from quire.engine.kv_size import choose_num_blocks
 from quire.engine.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.out_of_memory import fitting_kv, fitting_step, told_of_step
 from quire.engine.startup import start_engine
@@ -70,7 +72,7 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
-    """A GPU as far as `choose_num_blocks` looks."""
+    """A GPU as far as `measured_bytes` looks."""
     told = SimpleNamespace(
         is_available=lambda: False,  # no kernel has to be compiled
         synchronize=lambda _: None,
@@ -81,13 +83,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, ke
         mem_get_info=lambda _: (free, total),
     )
     monkeypatch.setattr(torch, "cuda", told)
-    monkeypatch.setattr(kv_size, "run_largest_step", lambda *_: None)
+    monkeypatch.setattr(kv_measured, "run_largest_step", lambda *_: None)
 
 
 def blocks(**options: Any) -> int:
     config = EngineConfig.from_options(model="quire-tiny-draft", **options).settled("cuda")
-    cuda = torch.device("cuda")
-    return choose_num_blocks(config, SHAPE, None, MIB, torch.float32, cuda)  # type: ignore[arg-type]
+    left = partial(measured_bytes, config, SHAPE, None, torch.float32, torch.device("cuda"))  # type: ignore[arg-type]
+    return choose_num_blocks(config, SHAPE, MIB, left)
 
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +114,11 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("place", "told"),
     [
-        ("load_model", "free memory, take a smaller model, or give quantization"),
-        ("choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or kv_cache_memory_byte"),
-        ("allocate_kv", "lower num_blocks, kv_cache_memory_bytes or max_num_seqs"),
+        ("torch_start.load_unsaved", "free memory, take a smaller model, or give quantization"),
+        ("startup.choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem"),
+        ("host_backend.HostBackend.allocate", "lower num_blocks, kv_cache_memory_bytes or max_num"),
     ],
 )
 @pytest.mark.parametrize(
@@ -128,12 +130,12 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_memory_that_runs_out_at_the_start_names_the_setting(
-    name: str, told: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+    place: str, told: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(startup, name, fail)
+    monkeypatch.setattr(f"quire.engine.{place}", fail)
     with pytest.raises(ConfigError, match=told):
         start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
 
@@ -153,7 +155,7 @@ def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPa
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(startup, "load_model", fail)
+    monkeypatch.setattr(torch_start, "load_unsaved", fail)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
 
@@ -171,7 +173,7 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
             return output
 
     monkeypatch.setattr(
-        runners, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
+        host_backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
     )
     core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)

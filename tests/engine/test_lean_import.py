@@ -37,10 +37,12 @@ assert "torch._refs" in sys.modules
 COMMAND = """
 import gc, sys
 from quire.config import EngineConfig
-from quire.engine.lean_import import lean_start
+from quire.engine.lean_import import import_torch, lean_start
 with lean_start(EngineConfig.from_options(load_format="null")):
-    assert "torch" not in sys.modules and gc.isenabled()
+    assert gc.isenabled()
 with lean_start(EngineConfig.from_options(device="cpu")):
+    assert "torch" not in sys.modules and not gc.isenabled()
+    import_torch()
     assert "torch" in sys.modules and not gc.isenabled()
 assert gc.isenabled() and "torch._refs" not in sys.modules
 with lean_start(EngineConfig.from_options(device="cpu")):

@@ -41,8 +41,12 @@ def test_a_first_token_takes_a_page_of_each_layer() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])
 
-    caches = allocate_kv(16, 1024, 16, 4, 64, torch.float32, "cpu")  # of 16 MiB each
-    before = resident()
-    for keys, values in caches:
-        keys[512, 0, 0, 0] = values[512, 0, 0, 0] = 1.0
-    assert resident() - before < 1024  # huge pages would be 16,384
+    def growth() -> int:
+        caches = allocate_kv(16, 1024, 16, 4, 64, torch.float32, "cpu")  # of 16 MiB each
+        before = resident()
+        for keys, values in caches:
+            keys[512, 0, 0, 0] = values[512, 0, 0, 0] = 1.0
+        return resident() - before
+
+    # huge pages would be 16,384; a thread of another test may need memory meanwhile
+    assert min(growth() for _ in range(3)) < 1024

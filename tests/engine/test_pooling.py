@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -11,17 +13,18 @@ from quire.core.request import NO_WISHES
 from quire.core.step import NewRequest, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch
 from quire.engine.pooling import Pooler, to_bytes
+from quire.engine.torch_model import CausalLM, TorchStates
 from quire.errors import InvalidRequestError
 
 SIZE = 6
+MODEL = cast(CausalLM, None)  # pooling wants no logits
 
 
 class Bench:
     """A pooler beside a batch, fed with hidden states that the test chooses."""
 
     def __init__(self) -> None:
-        device = torch.device("cpu")
-        self.batch = InputBatch(max_num_seqs=4, max_model_len=64, block_size=4, device=device)
+        self.batch = InputBatch(max_num_seqs=4, max_model_len=64, block_size=4)
         self.pooler = Pooler()
 
     def add(self, name: str, num_tokens: int, pooling: PoolingParams | None) -> None:
@@ -56,7 +59,7 @@ class Bench:
         states_of = {name: states for name, _, states in chunks}
         hidden = torch.cat([states_of[entry.request_id] for entry in inputs.scheduled])
         results = {name: SampleResult() for name in states_of}
-        self.pooler.pool(inputs, hidden, results)
+        self.pooler.pool(inputs, TorchStates(hidden, MODEL), results)
         return results
 
 

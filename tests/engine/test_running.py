@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from quire.core.limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
@@ -23,7 +22,7 @@ PROMPT = [1, 2, 3, 4, 5]
 def test_scores_of_a_prompt_hold_up_its_own_steps_alone(
     start: int, num_tokens: int, wanted: bool
 ) -> None:
-    running = RunningRequests(LIMITS, 4, torch.device("cpu"), {})
+    running = RunningRequests(LIMITS, 4, {})
     request = NewRequest(
         request_id="a",
         token_ids=PROMPT,

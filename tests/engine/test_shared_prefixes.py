@@ -174,7 +174,7 @@ def test_what_a_row_held_before_is_not_taken_for_its_new_requests_prefix() -> No
     """A prompt that is cached but for its last token brings its blocks with its first decode."""
     block_size, num_blocks = 16, LEAST_TOKENS // 16
     shared, other = list(range(num_blocks)), list(range(100, 100 + num_blocks))
-    batch = InputBatch(max_num_seqs=6, max_model_len=2048, block_size=block_size, device=CPU)
+    batch = InputBatch(max_num_seqs=6, max_model_len=2048, block_size=block_size)
     device_batch = DeviceBatch(batch, 64, kernels_for("meta"), CPU, shares_prefixes=True)
 
     def step(names: list[str], blocks: dict[str, list[int]]) -> bool:

@@ -136,7 +136,7 @@ def test_rehearsed_layers_have_every_window_behind_another_layer() -> None:
 
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])
 def test_a_step_without_requests_of_the_largest_size_touches_no_block(max_num_tokens: int) -> None:
-    batch = InputBatch(max_num_seqs=1, max_model_len=32, block_size=16, device=CPU)
+    batch = InputBatch(max_num_seqs=1, max_model_len=32, block_size=16)
     device_batch = DeviceBatch(batch, max_num_tokens, kernels_for("meta"), CPU)
     size = StepSize(max_num_tokens, 1, has_prefills=max_num_tokens > 1)
     device_batch.clear(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,21 @@ import torch
 
 from quire.config import EngineConfig
 from quire.core.limits import RequestLimits
-from quire.engine import choices, startup, tuning
+from quire.engine import compiled_start, host_backend, thread_choice, torch_start, tuning
+from quire.engine.compiled_model import CompiledModel
 from quire.engine.core import EngineCore
+from quire.engine.startup import start_engine
+from quire.engine.thread_choice import thread_candidates
+from quire.engine.torch_model import with_cache
 from quire.engine.tuning import StepTable, choose_threads, measure_steps, with_token_budget
 from quire.hub import resolve_model
+from quire.kernels.cpu import native
 from quire.kernels.cpu.native import num_threads
+from quire.kvcache.pages import HostCache
 from quire.models.architecture import ModelArchitecture
+from quire.models.compiled import CompiledDecoder
 from quire.models.loader import load_model
+from quire.models.prepared import arrays_of, kept_tensors
 
 
 def table(prompts: dict[int, float]) -> StepTable:
@@ -54,12 +63,22 @@ def test_a_budget_that_was_asked_for_stays() -> None:
         assert found.scheduler.max_num_batched_tokens == budget
 
 
-def test_the_bundled_model_measured(config: EngineConfig) -> None:
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["modules", "compiled"])
+def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> None:
     folder = resolve_model(config.model.model)
     shape = ModelArchitecture.from_folder(folder)
-    device = torch.device("cpu")
-    model = load_model(config.model, shape, folder, device, torch.float32)
-    found = measure_steps(model, shape, 16, torch.float32, [1])
+    model = load_model(config.model, shape, folder, torch.device("cpu"), torch.float32)
+    ready = partial(with_cache, model, shape, 16, torch.float32)
+    if is_compiled:
+        if native.library() is None:
+            pytest.skip("the kernels were not built")
+        decoder = CompiledDecoder(shape, arrays_of(kept_tensors(model)), 16)
+        rows = 16, shape.num_kv_heads, shape.head_dim, "float32"
+
+        def ready(num_layers: int, num_blocks: int) -> CompiledModel:
+            return CompiledModel(decoder, HostCache.allocate(num_layers, num_blocks, *rows))
+
+    found = measure_steps(ready, shape, 16, [1])
     assert found.num_threads == num_threads() == 1
     assert list(found.threads) == [1]
     assert set(found.decodes) <= {1, 8}
@@ -76,9 +95,10 @@ def test_an_engine_begins_with_what_it_measured(
     config = EngineConfig.from_options(
         device="cpu", dtype="float32", prepared_weights=str(tmp_path)
     )
-    monkeypatch.setattr(startup, "is_tiny", lambda _: False)
-    monkeypatch.setattr(startup, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
-    core, info = startup.start_engine(config)
+    for way in (compiled_start, torch_start):
+        monkeypatch.setattr(way, "is_tiny", lambda _: False)
+    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
+    core, info = start_engine(config)
     assert "tuning" in info.seconds
     assert isinstance(core, EngineCore)
     assert isinstance(core.limits, RequestLimits)
@@ -92,8 +112,8 @@ def test_an_engine_begins_with_what_it_measured(
 def test_a_tiny_model_starts_at_once_with_one_thread(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(startup, "measure_steps", lambda *_: pytest.fail("it was measured"))
-    core, info = startup.start_engine(config)
+    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: pytest.fail("it was measured"))
+    core, info = start_engine(config)
     assert num_threads() == 1
     assert "tuning" not in info.seconds
     assert not core._scheduler._policy.is_paced
@@ -101,10 +121,10 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelArchitecture.from_folder(resolve_model(config.model.model))
-    monkeypatch.setattr(choices, "usable_cores", lambda: 6)
-    assert choices.thread_candidates(config, shape) == [1]
-    monkeypatch.setattr(choices, "is_tiny", lambda _: False)
-    assert choices.thread_candidates(config, shape) == [6, 3, 1]
+    monkeypatch.setattr(thread_choice, "usable_cores", lambda: 6)
+    assert thread_candidates(config, shape) == [1]
+    monkeypatch.setattr(thread_choice, "is_tiny", lambda _: False)
+    assert thread_candidates(config, shape) == [6, 3, 1]
     asked = EngineConfig.from_options(threads=2)
-    assert choices.thread_candidates(asked, shape) == [2]
+    assert thread_candidates(asked, shape) == [2]
     assert 4 * shape.num_parameters < tuning.TINY_MODEL_BYTES

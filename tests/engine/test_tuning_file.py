@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from quire.config import ModelConfig
 from quire.engine import tuning, tuning_file
@@ -17,7 +16,7 @@ from quire.engine.tuning_file import steps_of
 from quire.hub import resolve_model
 from quire.models.architecture import ModelArchitecture
 
-NUMBERS = (torch.bfloat16, torch.bfloat16, 16)
+NUMBERS = ("bfloat16", "bfloat16", 16)
 TABLE = StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, {32: 0.3})
 OTHER = StepTable(2, {2: 0.05}, {1: 0.05}, {32: 0.2})
 
@@ -77,9 +76,9 @@ def test_a_table_that_held_is_believed_for_a_day(
     [
         {"quantization": "int8"},
         {"model": "quire-tiny-draft"},
-        {"numbers": (torch.bfloat16, torch.int8, 16)},
-        {"numbers": (torch.float32, torch.bfloat16, 16)},
-        {"numbers": (torch.bfloat16, torch.bfloat16, 32)},
+        {"numbers": ("bfloat16", "int8", 16)},
+        {"numbers": ("float32", "bfloat16", 16)},
+        {"numbers": ("bfloat16", "bfloat16", 32)},
         {"candidates": [1]},
     ],
 )

@@ -6,12 +6,13 @@ import ctypes
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels import reference, reference_step
-from quire.kernels.cpu import native, tensors
+from quire.kernels import reference, reference_rows
+from quire.kernels.cpu import native, rows, tensors
 from quire.kernels.dispatch import kernels_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -52,36 +53,50 @@ def test_finite_rows(dtype: torch.dtype, size: int) -> None:
     assert kernels_for("cpu").finite_rows(x).tolist() == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_tensors_are_those_of_arrays(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 77).to(dtype)
+    x[1, 76] = torch.nan
+    bits = (x.view(torch.uint16) if dtype == torch.bfloat16 else x).numpy()
+    assert reference_rows.finite_rows(bits).tolist() == [True, False, True]
+    if dtype == torch.bfloat16:
+        expected = x.float().numpy()
+        for wide in (rows.to_float(bits), reference_rows.to_float(bits)):
+            assert np.array_equal(wide, expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 200, 5000])
 @pytest.mark.usefixtures("instruction_set")
 def test_highest(size: int) -> None:
-    logits = (torch.randn(6, size) * 3).round()  # with equals, of which the first is taken
-    logits[1] = -torch.inf
-    logits[2, size // 2] = torch.inf
-    ids, peaks = kernels_for("cpu").highest(logits)
-    expected_ids, expected_peaks = reference_step.highest(logits)
-    assert ids.tolist() == expected_ids.tolist()
-    assert peaks.tolist() == expected_peaks.tolist()
+    logits = np.random.default_rng(size).normal(scale=3.0, size=(6, size)).astype(np.float32)
+    logits = logits.round()  # with equals, of which the first is taken
+    logits[1] = -np.inf
+    logits[2, size // 2] = np.inf
+    for found, expected in zip(rows.highest(logits), reference_rows.highest(logits), strict=True):
+        assert np.array_equal(found, expected)
     for place in {0, size // 2, size - 1}:  # NaN, wherever it is
-        broken = logits.clone()
-        broken[:, place] = torch.nan
-        assert kernels_for("cpu").highest(broken)[1].isnan().all()
+        broken = logits.copy()
+        broken[:, place] = np.nan
+        assert np.isnan(rows.highest(broken)[1]).all()
+        assert np.isnan(reference_rows.highest(broken)[1]).all()
 
 
 @pytest.mark.usefixtures("instruction_set")
 def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
     """Sampling is exact: what is drawn must not depend on where the weights were computed."""
-    logits = torch.randn(5, 64 * 300) * torch.tensor([[0.1], [1], [5], [30], [1e30]])
-    logits[:, ::9] = -torch.inf
-    places = torch.tensor([4, 0, 3, 2])
-    peaks, slopes = logits[places].amax(1), torch.tensor([1.44, 1.44, 0.2, 90.0])
-    args = (logits, places, peaks, slopes)
-    assert torch.equal(kernels_for("cpu").block_masses(*args), reference_step.block_masses(*args))
-    logits[3, 70] = torch.nan
-    found = kernels_for("cpu").block_maxima(logits, places)
-    expected = reference_step.block_maxima(logits, places)
-    assert torch.equal(found.nan_to_num(7e37), expected.nan_to_num(7e37))
-    assert found[2, 1].isnan()
+    scales = np.array([[0.1], [1], [5], [30], [1e30]])
+    logits = (np.random.default_rng(0).normal(size=(5, 64 * 300)) * scales).astype(np.float32)
+    logits[:, ::9] = -np.inf
+    places = np.array([4, 0, 3, 2])
+    slopes = np.array([1.44, 1.44, 0.2, 90.0], np.float32)
+    args = (logits, places, logits[places].max(axis=1), slopes)
+    masses = rows.block_masses(*args)
+    assert masses.any(axis=1).all()
+    assert np.array_equal(masses, reference_rows.block_masses(*args))
+    logits[3, 70] = np.nan
+    found = rows.block_maxima(logits, places)
+    assert np.array_equal(found, reference_rows.block_maxima(logits, places), equal_nan=True)
+    assert np.isnan(found[2, 1])
 
 
 def test_every_thread_may_call_at_once() -> None:

@@ -59,7 +59,8 @@ class Table:
         known = np.zeros(self.size, np.int64)
         known[rows] = positions
         history = np.zeros((self.size, max(positions) + 1), np.int32)
-        return Sampler(self.state).sample(logits.float(), rows, history, known, known).token_ids
+        raw = logits.float().numpy()
+        return Sampler(self.state).sample(raw, rows, history, known, known).token_ids
 
     def check(self, logits: Tensor, rows: list[int], positions: list[int]) -> list[int]:
         tokens, status = self.on_device(logits, rows, positions)

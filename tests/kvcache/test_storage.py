@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kvcache.storage import allocate_kv, block_bytes
+from quire.kvcache.pages import HostCache, block_bytes
+from quire.kvcache.storage import allocate_kv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
@@ -19,12 +20,19 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
         assert not k.float().any()
         assert not v.float().any()
     total = sum(t.numel() * t.element_size() for pair in kv for t in pair)
-    assert total == 7 * block_bytes(3, 16, 2, 20, dtype)
+    name = str(dtype).removeprefix("torch.")
+    assert total == 7 * block_bytes(3, 16, 2, 20, name)
+    cache = HostCache.allocate(3, 7, 16, 2, 20, name)
+    assert [page.ctypes.data for page in cache.pages] == [
+        place for kv in cache.layers for place in kv
+    ]
+    assert sum(page.nbytes for page in cache.pages) == total
+    assert not any(page.any() for page in cache.pages)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_int8_holds_nearly_twice_as_much(head_dim: int) -> None:
-    wide, narrow = (block_bytes(1, 16, 8, head_dim, d) for d in (torch.bfloat16, torch.int8))
+    wide, narrow = (block_bytes(1, 16, 8, head_dim, name) for name in ("bfloat16", "int8"))
     assert wide / narrow > 1.9
 
 
@@ -33,3 +41,8 @@ def test_layers_do_not_share_memory() -> None:
     kv[0][0].fill_(1)
     assert not kv[0][1].any()
     assert not kv[1][0].any()
+
+
+def test_a_cache_that_memory_does_not_hold_is_told() -> None:
+    with pytest.raises(MemoryError):
+        HostCache.allocate(1, 2**40, 16, 8, 128, "float32")

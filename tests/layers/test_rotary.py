@@ -11,7 +11,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.rotary_table import RotaryTable
 from quire.layers.parameter import LayerOptions
+from quire.layers.rope_scale import attention_factor
 from quire.layers.rope_settings import RopeSettings
 from quire.layers.rotary import RotaryEmbedding
 
@@ -103,3 +105,17 @@ def test_kept_angles_are_those_of_the_positions_alone() -> None:
         )
         for ours, alone in zip(found, expected, strict=True):
             assert torch.equal(ours, alone)
+
+
+@pytest.mark.parametrize(("kind", "values"), [each for each in KINDS if each[0] != "dynamic"])
+def test_tables_of_what_runs_without_torch(kind: str, values: dict[str, Any]) -> None:
+    """cos and sin are another library's, so that their last bits may differ."""
+    rotary = RotaryEmbedding(settings(kind, values, 80), 2048, OPTIONS)
+    own = rotary.inv_freq.numpy(), attention_factor(rotary.rope)
+    expected = rotary(torch.arange(1500))
+    table, bits = (RotaryTable(*own, in_bfloat16=each) for each in (False, True))
+    assert [len(each) for each in table.up_to(3)] == [1024, 1024]
+    for ours, rounded, theirs in zip(table.up_to(1500), bits.up_to(1500), expected, strict=True):
+        found = torch.from_numpy(ours)
+        torch.testing.assert_close(found[:1500], theirs, atol=5e-7, rtol=0)
+        assert torch.equal(torch.from_numpy(rounded).view(torch.bfloat16), found.bfloat16())

@@ -21,6 +21,7 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+WHOLE = {"vocab_size": 512}  # blocks of a head's rows, which others are padded to on a CPU
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
@@ -73,9 +74,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
         },
     ),
+    "llama_yarn_d16": (
+        "Llama",
+        {"head_dim": 16, **_rope("yarn", factor=8.0, original_max_position_embeddings=64)},
+    ),
     "llama_tied_mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 6}),
-    "llama_mqa_d80": ("Llama", {"num_key_value_heads": 1, "head_dim": 80}),
-    "llama_d96": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96}),
+    "llama_mqa_d80": (
+        "Llama",
+        {"num_key_value_heads": 1, "head_dim": 80, "tie_word_embeddings": True},
+    ),
+    "llama_d96": (
+        "Llama",
+        {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
+    ),
     "mistral": ("Mistral", {"sliding_window": 33, "head_dim": 20}),
     "mistral_no_window": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {}),
@@ -88,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_windows": (
         "Qwen3",
         {
+            **WHOLE,
             "head_dim": 16,
             "attention_bias": True,
             "use_sliding_window": True,
@@ -98,7 +110,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 40}),
     "phi3_partial": (
         "Phi3",
-        {"num_attention_heads": 3, **_rope("default", partial_rotary_factor=0.75)},
+        {**WHOLE, "num_attention_heads": 3, **_rope("default", partial_rotary_factor=0.75)},
     ),
     "phi3_longrope": (
         "Phi3",

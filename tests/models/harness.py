@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.kernels.layout import BatchLayout
+from quire.kernels.ragged import Ints, RaggedBatch
 from quire.kvcache.storage import allocate_kv
 from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
@@ -61,20 +62,22 @@ class PagedModel:
         """Compute the next n tokens of each request; returns logits [n, V] of each, on the CPU."""
         order = sorted(range(len(work)), key=lambda i: work[i][1] != 1)  # decodes first
         batch = [work[i] for i in order]
-        layout = self._layout(batch)
-        ids = [r.token_ids[r.num_computed : r.num_computed + n] for r, n in batch]
-        positions = [range(r.num_computed, r.num_computed + n) for r, n in batch]
-        hidden = self.model(
-            torch.tensor([i for row in ids for i in row], device=self.device),
-            torch.tensor([p for row in positions for p in row], device=self.device),
-            ForwardContext(layout, self.kv),
-        )
-        parts = self.model.compute_logits(hidden).float().cpu().split(layout.query_lens_host)
+        ids = [i for r, n in batch for i in r.token_ids[r.num_computed : r.num_computed + n]]
+        parts = self.run(np.array(ids), self._ragged(batch)).split([n for _, n in batch])
         for request, n in batch:
             request.num_computed += n
         return [part for _, part in sorted(zip(order, parts, strict=True), key=lambda p: p[0])]
 
-    def _layout(self, batch: list[tuple[PagedRequest, int]]) -> BatchLayout:
+    def run(self, input_ids: Ints, batch: RaggedBatch) -> Tensor:
+        """input_ids [T] → logits [T, V] in float32, on the CPU."""
+        hidden = self.model(
+            torch.from_numpy(input_ids).to(self.device),
+            torch.from_numpy(batch.flat.positions).to(self.device),
+            ForwardContext(BatchLayout.of(batch, self.device), self.kv),
+        )
+        return self.model.compute_logits(hidden).float().cpu()
+
+    def _ragged(self, batch: list[tuple[PagedRequest, int]]) -> RaggedBatch:
         for request, n in batch:
             needed = -(-(request.num_computed + n) // self.block_size)
             while len(request.block_ids) < needed:
@@ -82,13 +85,8 @@ class PagedModel:
         table = np.zeros((len(batch), max(len(r.block_ids) for r, _ in batch)), dtype=np.int32)
         for row, (request, _) in enumerate(batch):
             table[row, : len(request.block_ids)] = request.block_ids
-        return BatchLayout.build(
-            [n for _, n in batch],
-            [r.num_computed + n for r, n in batch],
-            table,
-            self.block_size,
-            self.device,
-        )
+        lens = np.array([(n, r.num_computed + n) for r, n in batch])
+        return RaggedBatch.of(lens[:, 0], lens[:, 1], table, self.block_size)
 
     def prefill(self, token_ids: list[int], chunk: int | None = None) -> Tensor:
         """Logits [T, V] of a new request at all its positions, computed chunk by chunk."""

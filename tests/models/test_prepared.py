@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import threading
@@ -24,10 +25,13 @@ from quire.models.checkpoint import read_header
 from quire.models.llama import LlamaForCausalLM
 from quire.models.mapped import MappedFile
 from quire.models.prepared import PreparedWeights, _Ending, prepared_weights
-from quire.models.prepared_files import make_room, newest_file, product_bytes
+from quire.models.prepared_files import make_room, newest_file, prepared_file, product_bytes
 from quire.models.writing import write_tensors
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
+
+PATH = resolve_model("quire-tiny-draft")
+SHAPE = ModelArchitecture.from_folder(PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +75,26 @@ def test_the_second_start_maps_what_the_first_one_made(
 
 
 def test_each_choice_has_a_file_of_its_own() -> None:
-    path = resolve_model("quire-tiny-draft")
     files = {
         found.file
         for scheme in ("none", "int8", "int4")
         for dtype in (torch.float32, torch.bfloat16)
-        if (found := prepared_weights(ModelConfig(quantization=scheme), path, dtype))  # type: ignore[arg-type]
+        if (found := prepared_weights(ModelConfig(quantization=scheme), SHAPE, PATH, dtype))  # type: ignore[arg-type]
     }
     assert len(files) == 6
-    assert prepared_weights(ModelConfig(prepared_weights="none"), path, torch.float32) is None
-    assert prepared_weights(ModelConfig(load_format="dummy"), path, torch.float32) is None
+    for config in (ModelConfig(prepared_weights="none"), ModelConfig(load_format="dummy")):
+        assert prepared_weights(config, SHAPE, PATH, torch.float32) is None
+
+
+def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
+    """The angles' frequencies are kept with the weights."""
+    rope = dataclasses.replace(SHAPE.rope, kind="longrope", original_max_position=64)
+    shape = dataclasses.replace(SHAPE, rope=rope)
+    files = [
+        prepared_file(ModelConfig(max_model_len=length), shape, PATH, "float32")
+        for length in (50, 64, 65, None)
+    ]
+    assert files[0] == files[1] != files[2] == files[3]
 
 
 def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
@@ -94,9 +108,9 @@ def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
 def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1")
-    before = prepared_weights(ModelConfig(), tmp_path, torch.float32)
+    before = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
     os.utime(weights, ns=(1, 1))
-    after = prepared_weights(ModelConfig(), tmp_path, torch.float32)
+    after = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
     assert before is not None
     assert after is not None
     assert before.file != after.file
@@ -104,7 +118,7 @@ def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
 
 def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = prepared_weights(ModelConfig(), resolve_model("quire-tiny-draft"), torch.float32)
+    found = prepared_weights(ModelConfig(), SHAPE, PATH, torch.float32)
     assert found is not None
     assert found.file.parent == tmp_path / "quire" / "prepared"
 

@@ -50,7 +50,8 @@ def sample(
             bad_words_ids=[list(word) for word in bad_words_ids],
         )
     sampler = Sampler(state)
-    return sampler.sample(logits.clone(), list(rows), token_ids, num_tokens, num_prompt_tokens)
+    raw = logits.numpy().copy()
+    return sampler.sample(raw, list(rows), token_ids, num_tokens, num_prompt_tokens)
 
 
 @pytest.fixture(autouse=True, scope="package")

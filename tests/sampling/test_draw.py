@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.kernels.reference_step import BLOCK
+from quire.kernels.reference_rows import BLOCK
 from quire.kernels.sampling import WEIGHT_BITS
 from quire.sampling.blocks import Rows
 from quire.sampling.draw import draw_any, draw_filtered
@@ -28,7 +28,7 @@ def filtered(row: np.ndarray, uniforms: list[float], **values: float) -> list[in
     """Draw from one row of logits with many numbers."""
     count = len(uniforms)
     params = wishes(count, **({"top_k": len(row)} | values))
-    rows = Rows.of(torch.from_numpy(row).repeat(count, 1))
+    rows = Rows.of(np.tile(row, (count, 1)))
     cuts_tail = params.top_k[0] < len(row) or params.min_p[0] > 0
     masses = rows.masses(params.temperature).sum(axis=1)
     totals = np.full(count, -1) if cuts_tail else masses
@@ -151,7 +151,7 @@ def test_unfiltered_draw_inverts_the_distribution(
     weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
     running = weights.cumsum()
     assume(np.all(np.abs(running - number * running[-1]) > 1e-5 * running[-1]))
-    rows = Rows.of(torch.from_numpy(row[None]))
+    rows = Rows.of(row[None])
     drawn = draw_any(rows, wishes(1, temperature=temperature), np.array([number]))
     assert drawn.tolist() == [int((running <= number * running[-1]).sum())]
 
@@ -163,7 +163,7 @@ def test_tokens_without_probability_are_never_drawn(vocab: int, temperature: flo
     row = torch.full((vocab,), -torch.inf)
     possible = torch.randperm(vocab, generator=torch.Generator().manual_seed(vocab))[:3]
     row[possible] = torch.tensor([1.0, -2.0, 0.5])
-    rows = Rows.of(row.repeat(len(numbers), 1))
+    rows = Rows.of(row.repeat(len(numbers), 1).numpy())
     drawn = draw_any(rows, wishes(len(numbers), temperature=temperature), numbers)
     assert set(drawn.tolist()) <= set(possible.tolist())
     kept = filtered(row.numpy(), list(numbers), temperature=temperature, top_p=0.999999)
@@ -178,13 +178,13 @@ def test_masses_do_not_depend_on_the_batch(vocab: int, threads: int) -> None:
     before = num_threads()
     set_num_threads(threads)
     try:
-        rows = Rows.of(logits)
+        rows = Rows.of(logits.numpy())
         together = rows.masses(temperature)
         for index in ([3], [8, 0], [5, 1, 3, 7], list(range(8, -1, -1))):
             places = np.array(index)
             alone = rows.select(places).masses(temperature[places])
             assert np.array_equal(alone, together[places])
-            alone = Rows.of(logits[index]).masses(temperature[places])
+            alone = Rows.of(logits[index].numpy()).masses(temperature[places])
             assert np.array_equal(alone, together[places])
     finally:
         set_num_threads(before)
@@ -193,5 +193,5 @@ def test_masses_do_not_depend_on_the_batch(vocab: int, threads: int) -> None:
 def test_masses_are_those_of_a_softmax() -> None:
     logits = torch.randn(2, 10 * BLOCK, generator=torch.Generator().manual_seed(2)).double() * 4
     expected = torch.softmax(logits / 0.7, -1).view(2, 10, BLOCK).sum(-1).numpy()
-    masses = Rows.of(logits.float()).masses(np.full(2, 0.7))
+    masses = Rows.of(logits.float().numpy()).masses(np.full(2, 0.7))
     assert np.allclose(masses / masses.sum(axis=1, keepdims=True), expected, rtol=1e-5)

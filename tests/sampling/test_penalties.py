@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
-from quire.sampling.penalties import History, adjust_logits
+from quire.sampling.penalties import History, HostLogits
 from quire.sampling.state import SamplingState
+from quire.sampling.wishes import adjust_logits
 
 VOCAB = 24
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -73,7 +74,7 @@ def adjust(batch: list, logits: torch.Tensor, rows: list[int], eos: list[int]) -
         num_tokens[row], num_prompt[row] = len(known), len(prompt)
     adjusted = logits.clone()
     history = History(token_ids, num_tokens, num_prompt)
-    adjust_logits(adjusted, np.array(rows), state, history)
+    adjust_logits(HostLogits(adjusted.numpy(), state, history), np.array(rows), state, history)
     return adjusted
 
 

@@ -53,7 +53,7 @@ def draw_many(
         known = np.array(prompt + prompt[:1] * position + answer, np.int32)
         filled = np.full(REQUESTS, len(known))
         output = Sampler(state).sample(
-            logits.repeat(REQUESTS, 1),
+            logits.repeat(REQUESTS, 1).numpy(),
             list(range(REQUESTS)),
             np.tile(known, (REQUESTS, 1)),
             filled,

@@ -65,7 +65,7 @@ def draw(
     known = np.zeros((2, 8), np.int32)
     known[0, 1 : 1 + len(answer)] = answer
     num_tokens = np.array([1 + len(answer), 1])
-    drawn = Sampler(state).sample(logits, [0, 1], known, num_tokens, np.array([1, 1]))
+    drawn = Sampler(state).sample(logits.numpy(), [0, 1], known, num_tokens, np.array([1, 1]))
     assert drawn.token_ids[1] == 7
     assert not any((drawn.failed[1], drawn.exhausted[1], drawn.whole[1]))
     return drawn

@@ -56,10 +56,20 @@ def _failure(log: str) -> Exception:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End it and wait for that, also where whoever waits is told to end meanwhile."""
     if process.returncode is None:
         process.terminate()
-        try:
-            await asyncio.wait_for(process.communicate(), STOP_SECONDS)
-        except TimeoutError:
-            process.kill()
-    await process.wait()
+    end = asyncio.ensure_future(_end_of(process))
+    try:
+        await asyncio.shield(end)
+    except asyncio.CancelledError:
+        await end
+        raise
+
+
+async def _end_of(process: asyncio.subprocess.Process) -> None:
+    try:
+        await asyncio.wait_for(process.communicate(), STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,26 +1,20 @@
-"""What is taken where the settings leave it open: the device, data types, operations, threads.
+"""What is taken where the settings leave it open: the device, data types, operations.
 
 The same for an engine (startup.py) and for a profile of its step (step_profile.py).
 """
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from quire.config import EngineConfig
-from quire.engine.cores import usable_cores
 from quire.engine.footprint import SMALL_MODEL_BYTES
-from quire.engine.tuning import is_tiny
 from quire.errors import ConfigError
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kernels.dispatch import Kernels, has_triton, kernels_for
 from quire.kvcache.storage import kv_dtype
 from quire.models.architecture import ModelArchitecture
 from quire.models.loader import resolve_dtype
-
-MOST_THREADS = 4  # for each of the machine's cores
 
 
 def choose_device(config: EngineConfig) -> torch.device:
@@ -65,18 +59,3 @@ def asked_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
     if not has_triton():
         raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
     return kernels_for(device.type, batch_invariant=True)
-
-
-def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[int]:
-    """As asked; else all cores, and what is to be measured beside them.
-
-    A tiny model's products are too short to be worth sharing. Raises ConfigError for far more than
-    there are cores.
-    """
-    if (asked := config.device.threads) is not None:
-        most = MOST_THREADS * (os.cpu_count() or 1)
-        if asked > most:
-            raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
-        return [asked]
-    usable = usable_cores()
-    return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)

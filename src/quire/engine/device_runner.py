@@ -25,13 +25,13 @@ from quire.core.limits import RequestLimits
 from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.device_batch import DeviceBatch, Int32s
 from quire.engine.input_batch import StepOrder
-from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.pinned import PinnedBuffers
 from quire.engine.running import RunningRequests, sound_requests
 from quire.engine.step_graphs import Record, StepGraphs, StepTensors
 from quire.engine.step_sizes import StepSizes
 from quire.engine.step_wishes import StepWishes, WantedScores
 from quire.engine.step_work import DeviceDraw, ModelWork
+from quire.engine.torch_model import CausalLM, KVCaches, TorchStates
 from quire.kernels.dispatch import Kernels
 from quire.kernels.layout import have_few_keys
 from quire.sampling.arrays import Ints
@@ -200,8 +200,8 @@ class DeviceRunner:
             entry.request_id: result for entry, result in zip(order.scheduled, ordered, strict=True)
         }
         if tensors is not None:
-            logits = self._model.compute_logits
-            self._running.read_hidden(order, tensors.hidden, logits, results)
+            hidden = TorchStates(tensors.hidden, self._model)
+            self._running.read_hidden(order, hidden, results)
         step.output = ModelRunnerOutput(
             results=[results[entry.request_id] for entry in step.plan.scheduled],
             replayed=step.replayed,

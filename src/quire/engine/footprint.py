@@ -99,7 +99,7 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
     head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
     if scheme is None:
         copied = shape.tie_word_embeddings and not is_on_gpu(config)
-        copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, n, k))
+        copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, k))
         return {dtype: (num_weights + copies) * item}
     products: dict[Role, list[tuple[int, int]]] = {
         "layer": shape.layer_products * shape.num_layers,
@@ -161,12 +161,12 @@ def is_on_gpu(config: EngineConfig) -> bool:
     return wanted == "cuda" or (wanted == "auto" and Path("/dev/nvidiactl").exists())
 
 
-def _looks_up_packed(dtype: str, n: int, k: int) -> bool:
+def _looks_up_packed(dtype: str, k: int) -> bool:
     """Whether a tied embedding reads what the head's product on a CPU does: kernels/cpu/linear.py,
     by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
     built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
     chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
-    return built and chosen and dtype in ("float32", "bfloat16") and n % 16 == 0 and k % 2 == 0
+    return built and chosen and dtype in ("float32", "bfloat16") and k % 2 == 0
 
 
 def _has_products_of(dtype: str) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from quire.config import EngineConfig
 from quire.engine.footprint import is_on_gpu
 from quire.engine.torch_library import is_for_gpus, torch_folder
+from quire.hub import BUNDLED, resolve_model
 from quire.models.large_pages import read_in_large_pages
 from quire.models.prepared_files import newest_file, product_bytes
 
@@ -96,3 +97,12 @@ def files_to_read(config: EngineConfig) -> list[Path]:
     folder = Path(config.model.model)
     prepared = None if is_on_gpu(config) else newest_file(config.model, folder)
     return sorted(folder.glob("*.safetensors")) if prepared is None else [prepared]
+
+
+def expects_torch(config: EngineConfig) -> bool:
+    """Whether a start most likely needs PyTorch, as far as can be told at once."""
+    if is_on_gpu(config) or config.model.quantization == "fp8" or config.model.dtype == "float16":
+        return True  # of which there are no compiled products
+    name = config.model.model
+    folder = resolve_model(name) if name in BUNDLED else Path(name)
+    return folder.is_dir() and newest_file(config.model, folder) is None

@@ -1,7 +1,7 @@
 """The persistent batch: one row per running request, changed only by each plan's differences.
 
-Owns token histories and block tables on the host and turns a plan into the flat tensors of one
-ragged step. Does not own the KV cache's bytes or the sampling parameters.
+Owns token histories and block tables on the host and turns a plan into the flat arrays of one
+ragged step. Does not own the KV cache's bytes or the sampling parameters. No torch.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quire.core.step import NewRequest, ScheduledRequest, SchedulerOutput
-from quire.kernels.layout import BatchLayout, FlatTokens
+from quire.kernels.ragged import RaggedBatch
 from quire.sampling.arrays import Ints, Tokens
 from quire.sampling.penalties import History
 
@@ -29,11 +27,10 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs(StepOrder):
-    """One ragged step as tensors, decodes first."""
+    """One ragged step, decodes first."""
 
-    input_ids: Tensor  # int64 [T]
-    positions: Tensor  # int64 [T]
-    layout: BatchLayout
+    input_ids: Ints  # [T]
+    ragged: RaggedBatch
 
 
 class InputBatch:
@@ -44,12 +41,9 @@ class InputBatch:
     tenancies: int64 [R], another number for each request that a row was given to.
     """
 
-    def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         max_blocks = -(-max_model_len // block_size)
         self.block_size = block_size
-        self.device = device
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
@@ -107,17 +101,15 @@ class InputBatch:
         self.append_blocks(rows, scheduled)
         query_lens = np.array(counts, np.int64)
         seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
-        flat = FlatTokens.of(query_lens, seq_lens)
-        input_ids = self.token_ids[rows[flat.rows], flat.positions].astype(np.int64)
         table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
-        layout = BatchLayout.of(flat, query_lens, seq_lens, table, self.block_size, self.device)
+        ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size)
+        flat = ragged.flat
         return StepInputs(
             scheduled=scheduled,
             rows=rows,
             query_start=flat.query_start,
-            input_ids=torch.from_numpy(input_ids).to(self.device),
-            positions=torch.from_numpy(flat.positions).to(self.device),
-            layout=layout,
+            input_ids=self.token_ids[rows[flat.rows], flat.positions].astype(np.int64),
+            ragged=ragged,
         )
 
     def append_blocks(self, rows: Ints, scheduled: list[ScheduledRequest]) -> Tokens:

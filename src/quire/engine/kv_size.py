@@ -1,51 +1,30 @@
-"""How many KV blocks an engine makes, and how long its requests may be because of that.
-
-On a GPU the largest step is run once, without requests, and what it takes is measured; the KV cache
-gets what is then left of the share that the settings give. Tensors are what is measured, so its
-kernels need not be compiled yet; their code, and that of kernels first launched by a request much
-later, has a part of the share set aside.
-"""
+"""How many KV blocks an engine makes, and how long requests may be because of that. No torch."""
 
 from __future__ import annotations
 
 import logging
-
-import numpy as np
-import torch
+from collections.abc import Callable
 
 from quire.config import EngineConfig
-from quire.engine.footprint import available_bytes, blocks_within, default_kv_bytes
-from quire.engine.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
-from quire.engine.model_runner import CausalLM
+from quire.engine.footprint import blocks_within
 from quire.engine.settling import cache_problem, larger_cache
-from quire.engine.step_work import layers_of_all_kinds
 from quire.errors import ConfigError
-from quire.kernels.layout import BatchLayout
-from quire.kvcache.storage import allocate_kv, kv_dtype
-from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture
 
 logger = logging.getLogger(__name__)
 
 
 def choose_num_blocks(
-    config: EngineConfig,
-    shape: ModelArchitecture,
-    model: CausalLM,
-    block_bytes: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    config: EngineConfig, shape: ModelArchitecture, block_bytes: int, budget: Callable[[], int]
 ) -> int:
-    """As asked, or what the memory gives and the requests can use. Raises ConfigError."""
+    """As asked, or what the memory gives and the requests can use. Raises ConfigError.
+
+    budget: tells the bytes that the cache may take, where the settings leave that open.
+    """
     asked = config.cache.num_blocks, config.cache.kv_cache_memory_bytes
-    if asked != (None, None):
-        budget = asked[1] or 0
-    elif device.type == "cuda":
-        budget = _measured_bytes(config, shape, model, dtype, device)
-    else:
-        budget = default_kv_bytes(available_bytes())
-    num_blocks = blocks_within(config, shape, budget, block_bytes)
-    if problem := cache_problem(config, budget, block_bytes, num_blocks):
+    num_bytes = budget() if asked == (None, None) else asked[1] or 0
+    num_blocks = blocks_within(config, shape, num_bytes, block_bytes)
+    if problem := cache_problem(config, num_bytes, block_bytes, num_blocks):
         raise ConfigError(problem)
     return num_blocks
 
@@ -61,61 +40,3 @@ def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> in
             larger_cache(config),
         )
     return min(limit, num_slots)
-
-
-def _measured_bytes(
-    config: EngineConfig,
-    shape: ModelArchitecture,
-    model: CausalLM,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> int:
-    """What is left for the KV cache of the share of the GPU's memory; may be negative."""
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    run_largest_step(config, shape, model, dtype, device)
-    peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    graphs = graph_bytes(config, shape, dtype.itemsize) + token_count_bytes(config, shape)
-    share = int(total * config.cache.gpu_memory_utilization)
-    budget = share - (total - free) - peak - graphs - CODE_BYTES
-    logger.info(
-        "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "
-        "for graphs, %.2f for kernels, %.2f for the KV cache",
-        *(size / 2**30 for size in (total, free, peak, graphs, CODE_BYTES, budget)),
-    )
-    return budget
-
-
-@torch.inference_mode()
-def run_largest_step(
-    config: EngineConfig,
-    shape: ModelArchitecture,
-    model: CausalLM,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Prompts of all the tokens that a step may have, and logits for all requests that may run.
-
-    It goes through as many layers as there are kinds, since a layer leaves nothing but what the
-    next one takes. The prompts' keys all go to one block, over each other.
-    """
-    block_size = config.cache.block_size
-    longest = config.model.max_model_len or shape.max_position_embeddings
-    left, lens = config.scheduler.max_num_batched_tokens, list[int]()
-    while left > 0:
-        lens.insert(0, min(left, longest))  # the shortest comes first: it may be a single token
-        left -= lens[0]
-    table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
-    layout = BatchLayout.build(lens, lens, table, block_size, device)
-    num_layers = layers_of_all_kinds(shape.sliding_windows)
-    kv_shape = (num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
-    kept = kv_dtype(config.cache.kv_cache_dtype, dtype)
-    context = ForwardContext(layout, allocate_kv(*kv_shape, kept, device))
-    positions = torch.cat([torch.arange(count, device=device) for count in lens])
-    hidden = model.forward(torch.zeros_like(positions), positions, context)
-    if shape.has_head:
-        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()
-        copies = [logits.clone() for _ in range(2)]  # as many as samplers make
-        del copies

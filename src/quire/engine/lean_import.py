@@ -15,14 +15,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType
 
 from quire.config import EngineConfig
-from quire.engine.head_start import give_head_start
+from quire.engine.head_start import expects_torch, give_head_start
 from quire.engine.read_modules import FOLDERS, OUR_FOLDERS, ReadModules
-from quire.engine.torch_library import open_torch_library, torch_folder, unless_set
+from quire.engine.torch_library import (
+    import_numpy,
+    open_torch_library,
+    torch_folder,
+    unless_set,
+)
 from quire.engine.waiting import Waiting, names_that_wait
+from quire.errors import ConfigError
 
 _OURS = Path(__file__).parents[1]
 # Of the standard library, what torch imports.
@@ -34,8 +41,11 @@ _STANDARD = (
 )
 
 
+_is_lean = [False]  # this process, now
+
+
 def import_lean() -> None:
-    """Import torch, and what starts an engine. `gc.enable()` ends the collector's rest."""
+    """Import torch, and what starts an engine with it, while the collector rests."""
     library, folder = open_torch_library(), torch_folder()
     _import_what_needs_no_torch()
     waiting, modules = Waiting(names_that_wait(folder)), ReadModules()
@@ -56,7 +66,7 @@ def import_lean() -> None:
     ):
         import torch  # noqa: F401
 
-        import quire.engine.startup  # noqa: F401
+        import quire.engine.torch_start  # noqa: F401
 
 
 def _import_what_needs_no_torch() -> None:
@@ -72,18 +82,34 @@ def _import_what_needs_no_torch() -> None:
     import quire.tokenizer.tokenizer  # noqa: F401
 
 
+def import_torch() -> None:
+    """In a program that has an engine in it as ever, within `lean_start` leanly.
+
+    Raises ConfigError if there is none.
+    """
+    if "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
+        raise ConfigError("this start needs PyTorch, which is not installed; pip install torch")
+    if _is_lean[0]:
+        import_lean()
+    import torch  # noqa: F401
+
+
 @contextmanager
 def lean_start(config: EngineConfig) -> Iterator[None]:
-    """Around the start of an engine by a command whose process is all the engine's."""
+    """Around the start of an engine whose process is all its own."""
     if config.model.load_format == "null" or "torch" in sys.modules:
         yield  # nothing to import, or somebody's program
         return
-    open_torch_library()
+    gc.disable()
+    if expects_torch(config):
+        open_torch_library()
     give_head_start(config)
-    import_lean()
+    import_numpy()
+    _is_lean[0] = True
     try:
         yield
     finally:
+        _is_lean[0] = False
         gc.freeze()  # what is there by now stays
         gc.enable()
 

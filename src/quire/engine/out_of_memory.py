@@ -8,21 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
+from quire.engine.footprint import ITEM_BYTES
 from quire.errors import ConfigError
 from quire.models.architecture import ModelArchitecture
 
-if TYPE_CHECKING:
-    import torch
 
-
-def fitting_weights(shape: ModelArchitecture, dtype: torch.dtype) -> AbstractContextManager[None]:
+def fitting_weights(shape: ModelArchitecture, dtype: str) -> AbstractContextManager[None]:
     """Around loading a model."""
-    num_bytes = shape.num_parameters * dtype.itemsize
+    num_bytes = shape.num_parameters * ITEM_BYTES[dtype]
     return _fitting(
-        f"the model, {num_bytes:,} bytes in {str(dtype).removeprefix('torch.')},",
+        f"the model, {num_bytes:,} bytes in {dtype},",
         "free memory, take a smaller model, or give quantization",
     )
 

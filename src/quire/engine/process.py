@@ -31,13 +31,11 @@ from quire.engine.control import (
     StartEngine,
     StartFailed,
 )
-from quire.engine.head_start import give_head_start
 from quire.engine.info import EngineInfo
 from quire.engine.ipc import EngineSocket, Sent
-from quire.engine.lean_import import import_lean
+from quire.engine.lean_import import lean_start
 from quire.engine.outbox import Clients
 from quire.engine.status_page import StatusPage
-from quire.engine.torch_library import open_torch_library
 from quire.errors import EngineError, UserError
 from quire.logs import configure_logging
 
@@ -86,12 +84,10 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
 
         return start_null_engine(config)
     begin = time.monotonic()
-    open_torch_library()
-    give_head_start(config)
-    import_lean()
-    from quire.engine.startup import start_engine
+    with lean_start(config):
+        from quire.engine.startup import start_engine
 
-    return start_engine(config, page.beat_within_step, begin)
+        return start_engine(config, page.beat_within_step, begin)
 
 
 class EngineProcess:

@@ -1,33 +1,29 @@
 """What a model runner remembers of the requests in the batch, and does for them on the host.
 
 Owns the rows, the sampling wishes, the embeddings in the making and the scores of prompts; does not
-own how a step's tensors come about: model_runner.py and device_runner.py do.
+own how a step's numbers come about: model_runner.py and device_runner.py do. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quire.core.limits import RequestLimits
 from quire.core.messages import TokenLogprobs
 from quire.core.step import SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.input_batch import InputBatch, StepOrder
-from quire.engine.pooling import Pooler
+from quire.engine.pooling import HiddenStates, Pooler
 from quire.layers.context import Beat, unwatched
-from quire.sampling.arrays import Ints, Tokens
-from quire.sampling.sampler import Sampler, prompt_logprobs
+from quire.sampling.arrays import Flags, Ints, Logits, Tokens
+from quire.sampling.sampler import Sampler
 from quire.sampling.state import SamplingState
 from quire.sampling.structured import Matcher
 
 # prompt positions whose logits exist at one time, so that a long prompt's fit in memory
 PROMPT_LOGPROBS_CHUNK = 256
 
-# hidden [S, H] → [S, V]
-ComputeLogits = Callable[[Tensor], Tensor]
 Results = dict[str, SampleResult]
 
 
@@ -38,7 +34,6 @@ class RunningRequests:
         self,
         limits: RequestLimits,
         block_size: int,
-        device: torch.device,
         matchers: Mapping[str, Matcher],
         beat: Beat = unwatched,
     ) -> None:
@@ -48,7 +43,6 @@ class RunningRequests:
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
             block_size=block_size,
-            device=device,
         )
         self.sampling = SamplingState(limits.max_num_seqs, limits.vocab_size)
         self._sampler = Sampler(self.sampling)
@@ -90,8 +84,11 @@ class RunningRequests:
             return np.flatnonzero([self.is_due(entry) for entry in scheduled])
         return np.flatnonzero([entry.samples for entry in scheduled])
 
-    def sample(self, order: StepOrder, due: list[int], logits: Tensor, results: Results) -> None:
-        """Draw a token for these places of the batch by logits [S, V], and keep it in its row."""
+    def sample(self, order: StepOrder, due: list[int], logits: Logits, results: Results) -> None:
+        """Draw a token for these places of the batch by logits [S, V], and keep it in its row.
+
+        The logits are used up.
+        """
         batch, rows = self.batch, order.rows[due].tolist()
         drawn = self._sampler.sample(
             logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
@@ -127,19 +124,16 @@ class RunningRequests:
             for row, entry in zip(order.rows, order.scheduled, strict=True)
         )
 
-    def read_hidden(
-        self, order: StepOrder, hidden: Tensor, compute_logits: ComputeLogits, results: Results
-    ) -> None:
-        """Embeddings and scores of prompts, for those who asked, of hidden states [T, H]."""
+    def read_hidden(self, order: StepOrder, hidden: HiddenStates, results: Results) -> None:
+        """Embeddings and scores of prompts, for those who asked."""
         self.pooler.pool(order, hidden, results)
         for index, entry in enumerate(order.scheduled):
             result = results[entry.request_id]
             if not result.failed and self._num_scored(int(order.rows[index]), entry) > 0:
-                scores = self._score_prompt(order, hidden, compute_logits, index)
-                result.prompt_logprobs = scores
+                result.prompt_logprobs = self._score_prompt(order, hidden, index)
 
     def _score_prompt(
-        self, order: StepOrder, hidden: Tensor, compute_logits: ComputeLogits, index: int
+        self, order: StepOrder, hidden: HiddenStates, index: int
     ) -> list[TokenLogprobs]:
         """Log-probabilities of the prompt tokens that follow this step's positions."""
         entry, row = order.scheduled[index], int(order.rows[index])
@@ -150,9 +144,10 @@ class RunningRequests:
         for begin in range(0, count, PROMPT_LOGPROBS_CHUNK):
             self.beat()
             end = min(begin + PROMPT_LOGPROBS_CHUNK, count)
-            logits = compute_logits(hidden[first + begin : first + end]).float()
-            scores += prompt_logprobs(
-                logits, following[begin:end].tolist(), self._prompt_logprobs[entry.request_id]
+            scores += hidden.scores(
+                slice(first + begin, first + end),
+                following[begin:end].tolist(),
+                self._prompt_logprobs[entry.request_id],
             )
         return scores
 
@@ -165,7 +160,7 @@ class RunningRequests:
         )
 
 
-def sound_requests(order: StepOrder, finite: np.ndarray) -> list[bool]:
+def sound_requests(order: StepOrder, finite: Flags) -> list[bool]:
     """Whether all hidden states of each request [B] are finite, by flags of tokens [T].
 
     A prompt's chunk is cached and shared like everything else, so it must not be damaged unseen.

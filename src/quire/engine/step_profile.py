@@ -9,6 +9,7 @@ embedding, views) shows as the difference to the time of the step as a whole.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from quire.engine.choices import (
     choose_device,
     choose_dtype,
     choose_kv_type,
-    thread_candidates,
 )
 from quire.engine.roofline import Call, Roofline, measure_roofline, time_calls
 from quire.engine.settling import settle
 from quire.engine.step_recorder import CallKind, Recorder
+from quire.engine.thread_choice import thread_candidates
+from quire.engine.torch_model import with_cache
 from quire.engine.tuning import StepTable, is_tiny, measure_steps
 from quire.errors import ConfigError
 from quire.hub import resolve_model
@@ -110,7 +112,12 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
     table = None
     if device.type == "cpu" and not is_tiny(shape):
-        table = measure_steps(model, shape, config.cache.block_size, kv_type, threads)
+        table = measure_steps(
+            partial(with_cache, model, shape, config.cache.block_size, kv_type),
+            shape,
+            config.cache.block_size,
+            threads,
+        )
     with torch.inference_mode():
         run = _step(model, shape, step, config.cache.block_size, kv_type, device, recorder)
         recorder.record(run)

@@ -18,9 +18,9 @@ from quire.engine.step_graphs import StepTensors
 from quire.engine.step_work import DeviceDraw
 from quire.kernels.dispatch import Kernels
 from quire.sampling.arrays import Flags, Ints
+from quire.sampling.device_logits import on_device
 from quire.sampling.device_logprobs import Scores, score
 from quire.sampling.device_wishes import WishingRows
-from quire.sampling.penalties import on_device
 from quire.sampling.state import Need
 
 

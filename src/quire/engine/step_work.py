@@ -12,9 +12,9 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.engine.device_batch import DeviceBatch
-from quire.engine.model_runner import CausalLM, KVCaches
 from quire.engine.step_graphs import StepTensors
 from quire.engine.step_sizes import StepSize
+from quire.engine.torch_model import CausalLM, KVCaches
 from quire.kernels.dispatch import Kernels
 from quire.layers.context import Beat, ForwardContext
 

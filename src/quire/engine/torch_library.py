@@ -36,11 +36,16 @@ def open_torch_library() -> threading.Thread:
     for name in _BEFORE:
         with suppress(ImportError):  # not every system has all
             import_module(name)
-    with unless_set("OPENBLAS_NUM_THREADS", "1"):  # else a thread of NumPy's spins for 0.1 s
-        import numpy as np  # noqa: F401
+    import_numpy()
     thread = threading.Thread(target=_open, args=(torch_folder(),), name="quire-library")
     thread.start()
     return thread
+
+
+def import_numpy() -> None:
+    """Without a thread of its products' library, which would spin for 0.1 s and serve nobody."""
+    with unless_set("OPENBLAS_NUM_THREADS", "1"):
+        import numpy as np  # noqa: F401
 
 
 def torch_folder() -> Path:

@@ -2,6 +2,7 @@
 
 Owns the measurement and what is chosen by it: the number of threads, and how many tokens a step may
 have, where the settings leave them open. The scheduler's model of costs begins with the figures.
+No torch.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from quire.config import EngineConfig
-from quire.engine.model_runner import CausalLM
+from quire.engine.host_model import HostModel, WithCache
 from quire.kernels.cpu.native import set_num_threads
-from quire.kernels.layout import BatchLayout
-from quire.kvcache.storage import allocate_kv
-from quire.layers.context import ForwardContext
+from quire.kernels.ragged import RaggedBatch
 from quire.models.architecture import ModelArchitecture
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,7 @@ SHORT_STEP = 0.01
 COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
 ALIKE = 1.5  # a step may take so many times what an earlier start found, or the same part of it
-TRIES = 3  # of such a step; the first one makes what is made once
+TRIES = 2  # of such a step
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 BUDGETS = (2048, 1024, 512, 256)
 
@@ -89,7 +87,7 @@ class StepTable:
 
 def is_tiny(shape: ModelArchitecture) -> bool:
     """Whether a model is too small for the measurement to pay."""
-    return shape.num_parameters * torch.float32.itemsize <= TINY_MODEL_BYTES
+    return 4 * shape.num_parameters <= TINY_MODEL_BYTES
 
 
 def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTable) -> EngineConfig:
@@ -102,22 +100,20 @@ def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTabl
     return dataclasses.replace(config, scheduler=scheduler)
 
 
-@torch.inference_mode()
 def measure_steps(
-    model: CausalLM,
+    with_cache: WithCache,
     shape: ModelArchitecture,
     block_size: int,
-    kv_type: torch.dtype,
     candidates: Sequence[int],
     kept: StepTable | None = None,
 ) -> StepTable:
     """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
 
-    candidates: numbers of threads, the one that is taken in case of doubt first. Sets torch's.
+    candidates: numbers of threads, the one that is taken in case of doubt first. Sets it.
     kept: the table of an earlier start, which serves unless a step takes less than it says.
     """
     end = time.perf_counter() + SECONDS
-    probe = _Probe(model, shape, block_size, kv_type)
+    probe = _Probe(with_cache, shape, block_size)
     if kept is not None and (now := _as_of_now(probe.step([1]), kept)) is not None:
         return now
     threads = _time_threads(probe.step([1]), candidates)
@@ -146,6 +142,7 @@ def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
     """
     set_num_threads(kept.num_threads)
     expected, least = kept.decodes[1], math.inf
+    step()  # which maps the weights, and makes what is made once
     for _ in range(TRIES):
         least = min(least, step())
         if expected / ALIKE < least < expected * ALIKE:
@@ -176,32 +173,28 @@ def choose_threads(seconds: dict[int, float]) -> int:
 class _Probe:
     """Steps through a model's first layers and its head. share: of its layers that are taken."""
 
-    def __init__(
-        self, model: CausalLM, shape: ModelArchitecture, block_size: int, kv_type: torch.dtype
-    ) -> None:
+    def __init__(self, with_cache: WithCache, shape: ModelArchitecture, block_size: int) -> None:
         layer_bytes = shape.num_parameters // shape.num_layers  # 8 bits each, at least
         num_layers = min(shape.num_layers, -(-COLD_BYTES // layer_bytes))
         self.share = num_layers / shape.num_layers
-        self._model, self._shape, self._block_size = model, shape, block_size
-        num_blocks = -(-max(PROMPTS) // block_size)
-        kv_shape = (num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
-        self._kv = allocate_kv(*kv_shape, kv_type, torch.device("cpu"))
+        self._shape, self._block_size = shape, block_size
+        self._model: HostModel = with_cache(num_layers, -(-max(PROMPTS) // block_size))
 
     def step(self, lens: list[int]) -> Callable[[], float]:
         """Prompts of these lengths, to be computed again and again; gives seconds."""
         blocks = -(-max(lens) // self._block_size)
         table = np.tile(np.arange(blocks, dtype=np.int32), (len(lens), 1))
-        layout = BatchLayout.build(lens, lens, table, self._block_size)
-        positions = torch.cat([torch.arange(count) for count in lens])
-        last = layout.query_start_loc[1:].long() - 1
+        counts = np.array(lens, np.int64)
+        batch = RaggedBatch.of(counts, counts, table, self._block_size)
+        input_ids = batch.flat.positions % self._shape.vocab_size
+        last = batch.flat.query_start[1:] - 1
 
         def run() -> float:
             begin = time.perf_counter()
-            context = ForwardContext(layout, self._kv)
-            hidden = self._model.forward(positions % self._shape.vocab_size, positions, context)
+            hidden = self._model.forward(input_ids, batch)
             middle = time.perf_counter()
             if self._shape.has_head:
-                self._model.compute_logits(hidden.index_select(0, last)).float()
+                hidden.logits(last)
             return (middle - begin) / self.share + time.perf_counter() - middle
 
         return run

@@ -15,13 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 
 from quire.config import ModelConfig
 from quire.engine.tuning import StepTable
 from quire.kernels.cpu import native
-from quire.kernels.cpu.matmul import is_emulated
-from quire.kernels.dispatch import describe
 from quire.models.architecture import ModelArchitecture
 from quire.models.prepared_files import prepared_folder
 from quire.version import __version__
@@ -40,25 +37,26 @@ Measure = Callable[[StepTable | None], StepTable]
 def steps_of(
     config: ModelConfig,
     shape: ModelArchitecture,
-    numbers: tuple[torch.dtype, torch.dtype, int],
+    numbers: tuple[str, str, int],
     candidates: Sequence[int],
     measure: Measure,
+    plainly: tuple[object, ...] = (),
 ) -> StepTable:
     """The table that `measure` gives for the kept one, or for None; kept, too, if it is quicker.
 
     One that a start tried within the last day, and that held, is taken as it is.
 
     numbers: the model's data type, the KV cache's, and tokens of a block.
-    candidates: numbers of threads that are chosen from.
+    candidates: numbers of threads that are chosen from. plainly: what runs steps where compiled
+    code alone does not.
     """
     folder = prepared_folder(config)
     if folder is None:
         return measure(None)
     dtype, kv_type, block_size = numbers
     key = (
-        __version__, LAYOUT, torch.__version__, _processor(), native.identity(), describe("cpu"),
-        torch.backends.cpu.get_cpu_capability(), is_emulated(dtype),
-        shape, config.quantization, dtype, kv_type, block_size, list(candidates),
+        __version__, LAYOUT, _processor(), native.identity(), plainly, shape,
+        config.quantization, dtype, kv_type, block_size, list(candidates),
     )  # fmt: skip
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     file = folder / _NAME

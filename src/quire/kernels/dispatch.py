@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +21,12 @@ from quire.kernels.operands import (
     HeadNorms,
     Int4Weight,
     Int8Weight,
-    LayerOperands,
     Normed,
     QuantizedWeight,
     Rows,
     Turning,
 )
 from quire.kernels.step_layout import StepSections
-
-if TYPE_CHECKING:
-    from quire.kernels.cpu.layers import JoinedLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,7 @@ class Kernels:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     normed_rows: Callable[[Normed], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
+    pad_rows: Callable[[Tensor], Tensor]
     linear_normed: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Tensor]
     linear_turned: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None, Turning], Tensor]
     linear_silu: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Rows]
@@ -70,9 +67,6 @@ class Kernels:
     penalise: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     finite_rows: Callable[[Tensor], Tensor]
     to_float: Callable[[Tensor], Tensor]
-    highest: Callable[[Tensor], tuple[Tensor, Tensor]]
-    block_maxima: Callable[[Tensor, Tensor], Tensor]
-    block_masses: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
     @property
     def fuses(self) -> bool:
@@ -105,8 +99,6 @@ _ON_CPU: Operations = {
     "linear_fp8": cpu_matmul.linear_fp8,
     "linear_int8": cpu_matmul.linear_int8,
     "linear_int4": cpu_matmul.linear_int4,
-    "block_maxima": elementwise.block_maxima,
-    "block_masses": elementwise.block_masses,
 }
 
 
@@ -139,18 +131,6 @@ def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
     batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
     """
     return Kernels(**{**_TWINS, **operations_for(device_type, batch_invariant=batch_invariant)})
-
-
-def join_layers(kernels: Kernels, layers: Iterable[LayerOperands]) -> JoinedLayers | None:
-    """Decoder layers as one call, where these are the compiled kernels of a CPU.
-
-    None for all others, such as those that note their calls, and where a weight has another form.
-    """
-    if native.library() is None or kernels is not kernels_for("cpu"):
-        return None
-    from quire.kernels.cpu.layers import join
-
-    return join(layers)
 
 
 def compiling_ahead(device_type: str) -> AbstractContextManager[None]:

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Ints = npt.NDArray[np.int64]
-
+from quire.kernels.ragged import Ints, RaggedBatch
 
 SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
 SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of
@@ -96,62 +94,28 @@ class BatchLayout:
         """
         queries = np.asarray(query_lens, dtype=np.int64)
         lens = np.asarray(seq_lens, dtype=np.int64)
-        flat = FlatTokens.of(queries, lens)
-        return cls.of(flat, queries, lens, block_table, block_size, device)
+        return cls.of(RaggedBatch.of(queries, lens, block_table, block_size), device)
 
     @classmethod
-    def of(
-        cls,
-        flat: FlatTokens,
-        query_lens: Ints,
-        seq_lens: Ints,
-        block_table: np.ndarray,
-        block_size: int,
-        device: torch.device | str,
-    ) -> BatchLayout:
-        """The same, of arrays and the tokens' places that were derived from them."""
-        blocks = block_table[flat.rows, flat.positions // block_size].astype(np.int64)
-        slots = blocks * block_size + flat.positions % block_size
-        num_decodes = int(np.count_nonzero(query_lens == 1))
-        assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
+    def of(cls, ragged: RaggedBatch, device: torch.device | str) -> BatchLayout:
+        """The tensors of a batch on the host."""
         arrays = (
-            flat.query_start.astype(np.int32), seq_lens.astype(np.int32), block_table, slots
+            ragged.flat.query_start.astype(np.int32), ragged.seq_lens.astype(np.int32),
+            ragged.block_table, ragged.slots,
         )  # fmt: skip
         start, lens, table, mapping = (torch.from_numpy(array).to(device) for array in arrays)
+        is_decode = ragged.query_lens == 1
         return cls(
             query_start_loc=start,
             seq_lens=lens,
             block_table=table,
             slot_mapping=mapping,
-            has_decodes=num_decodes > 0,
-            has_prefills=num_decodes < len(query_lens),
-            has_few_keys=have_few_keys(query_lens, seq_lens),
-            query_lens_host=query_lens.tolist(),
-            seq_lens_host=seq_lens.tolist(),
+            has_decodes=bool(is_decode.any()),
+            has_prefills=not is_decode.all(),
+            has_few_keys=have_few_keys(ragged.query_lens, ragged.seq_lens),
+            query_lens_host=ragged.query_lens.tolist(),
+            seq_lens_host=ragged.seq_lens.tolist(),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FlatTokens:
-    """The T tokens of B requests one after the other: int64 arrays."""
-
-    query_start: Ints  # [B + 1], first token of each request, then T
-    rows: Ints  # [T], whose a token is
-    positions: Ints  # [T], its place in its request
-
-    @classmethod
-    def of(cls, query_lens: Ints, seq_lens: Ints) -> FlatTokens:
-        """Of requests that compute the last query_lens [B] of their seq_lens [B] tokens."""
-        num_requests = len(query_lens)
-        num_tokens = int(query_lens.sum())
-        if num_tokens == num_requests:  # each has one: most steps, and nothing to work out
-            starts = np.arange(num_requests + 1)
-            return cls(starts, starts[:-1], seq_lens - 1)
-        starts = np.zeros(num_requests + 1, np.int64)
-        np.cumsum(query_lens, out=starts[1:])
-        # position of each token: its place in the batch, moved to where its request goes on
-        positions = np.arange(num_tokens) - np.repeat(starts[1:] - seq_lens, query_lens)
-        return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
 
 
 def have_few_keys(query_lens: Ints, seq_lens: Ints) -> bool:

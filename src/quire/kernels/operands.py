@@ -101,28 +101,3 @@ class Int4Weight:
 
 
 QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product's weight in the form that kernels read, and its bias [N]."""
-
-    weight: Tensor | QuantizedWeight
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerOperands:
-    """A decoder layer as `models.llama` runs it."""
-
-    norm: Tensor  # [H], before attention
-    mlp_norm: Tensor  # [H]
-    eps: float  # of both
-    qkv: Product
-    o: Product
-    gate_up: Product  # as `order_gate_up` left it
-    down: Product
-    head_dim: int
-    head_norms: HeadNorms | None
-    scale: float  # of scores
-    sliding_window: int | None

@@ -1,4 +1,4 @@
-"""The plain PyTorch twins of what surrounds a model in a step: its inputs, its outcome, the draw.
+"""The plain PyTorch twins of what surrounds a model in a step: its inputs and its outcome.
 
 Owns what these operations mean; see reference.py for those of the model itself.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels import sampling
 from quire.kernels.step_layout import StepSections
 
-BLOCK = 64  # logits that the sampler looks at together
 MOST_COUNTED = 0x7FFF  # times a token is in an answer, see `penalise`
 
 
@@ -105,28 +103,3 @@ def finite_rows(x: Tensor) -> Tensor:
 def to_float(x: Tensor) -> Tensor:
     """Logits [S, V] in float32, in which tokens are drawn."""
     return x.float()
-
-
-def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
-
-    Where a row holds NaN, that is its logit, and the token means nothing.
-    """
-    peaks, ids = logits.max(dim=1)
-    return ids, peaks
-
-
-def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
-    """The highest logit, or NaN, of each block of rows: [S, P], places int64 [N] → [N, P / 64]."""
-    return logits[places].view(len(places), -1, BLOCK).amax(-1)
-
-
-def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """The sum of the tokens' weights in each block of rows: int64 [N, P / 64].
-
-    logits float32 [S, P]; places int64 [N]: which rows; peaks, slopes float32 [N]. The weights are
-    those of `quire.kernels.sampling`, and the sums exact.
-    """
-    depth = sampling.halvings(logits[places], peaks[:, None], slopes[:, None])
-    weights = sampling.weights(depth).view(len(places), -1, BLOCK)
-    return weights.sum(-1, dtype=torch.float64).long()

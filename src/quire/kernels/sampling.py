@@ -4,7 +4,7 @@ A token's weight is its probability as a multiple of the most probable token's, 
 an integer, so that sums are exact whatever their order. It is made of float32 subtractions,
 products and sums, each rounded as IEEE 754 says and none fused, so that a CPU, a GPU and Triton's
 kernels agree on every bit. Owns these numbers; does not own what is drawn with them: see the
-sampling room, whose host sampler is the twin of the kernels in `triton/sampling.py`.
+sampling room, whose host sampler is the twin of the kernels in `triton/sampling.py`. No torch.
 
 A weight is off by a relative 4e-7 and 1.3e-7 for each halving, less than float32 logits are worth;
 tokens 2^41 times less probable than the best have none.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -35,25 +33,33 @@ def slope(temperature: Floats) -> Singles:
     return (np.float64(np.log2(np.e)) / temperature).astype(np.float32)
 
 
-def halvings(logits: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """How often the peak's weight is halved to get each token's: float32, at least 0.
+def halvings(logits: Singles, peaks: Singles, slopes: Singles) -> Singles:
+    """How often the peak's weight is halved to get each token's: at least 0.
 
-    logits float32 [N, W], peaks and slopes [N, 1], peaks finite. A higher logit never has more.
+    logits [N, W], peaks and slopes [N, 1], peaks finite. A higher logit never has more.
     """
-    return (peaks - logits).mul_(slopes)
+    with np.errstate(over="ignore"):  # so far away that it weighs nothing
+        depth = peaks - logits
+        depth *= slopes
+    return depth
 
 
-def weights(depth: Tensor) -> Tensor:
+def weights(depth: Singles) -> Singles:
     """2^(40 - depth) for each number of halvings, rounded down: whole numbers in float32."""
-    rest = depth.clamp(max=DEEPEST)
-    whole = (rest + 0.5).to(torch.int32)
-    rest.sub_(whole)  # at most 1/2, exactly
-    value = rest * (ONE * C4)
+    rest = np.minimum(depth, np.float32(DEEPEST))
+    whole = rest + np.float32(0.5)
+    np.trunc(whole, out=whole)
+    rest -= whole  # at most 1/2, exactly
+    value = rest * np.float32(ONE * C4)
     for coefficient in (C3, C2, C1, C0):
-        value.add_(ONE * coefficient).mul_(rest)
-    value.add_(ONE)
-    value.view(torch.int32).sub_(whole, alpha=1 << 23)  # from its exponent
-    return value.trunc_()
+        value += np.float32(ONE * coefficient)
+        value *= rest
+    value += np.float32(ONE)
+    halved = whole.astype(np.int32)
+    halved <<= 23
+    exponents = value.view(np.int32)
+    exponents -= halved
+    return np.trunc(value, out=value)
 
 
 def deepest_kept(min_p: Floats) -> Singles:

@@ -1,14 +1,13 @@
-"""Where the KV cache's bytes lie. Owns allocation and its arithmetic, not who holds which block."""
+"""Where the KV cache's bytes lie. Owns allocation, not who holds which block."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
-import sys
 
 import torch
 from torch import Tensor
+
+from quire.kvcache.pages import zero_pages
 
 
 def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
@@ -19,14 +18,6 @@ def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
 def row_size(head_dim: int, dtype: torch.dtype) -> int:
     """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
     return head_dim + 2 if dtype == torch.int8 else head_dim
-
-
-def block_bytes(
-    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> int:
-    """Bytes of one block: keys and values of block_size tokens in all layers."""
-    row = row_size(head_dim, dtype) * dtype.itemsize
-    return 2 * num_layers * block_size * num_kv_heads * row
 
 
 def allocate_kv(
@@ -47,18 +38,7 @@ def allocate_kv(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """Zeros; on the CPU as pages that the system only hands out when they are first written.
-
-    Small pages: of huge ones, which NumPy asks for, each layer would take two with a first token.
-    """
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    try:
-        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{num_bytes} bytes of keys and values") from error
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a system without huge pages does not know of them
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+    pages = zero_pages(math.prod(shape) * dtype.itemsize)
+    return torch.from_numpy(pages).view(dtype).view(shape)

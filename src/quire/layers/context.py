@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # a beat is also called where there is no torch
+    from torch import Tensor
 
-from quire.kernels.layout import BatchLayout
+    from quire.kernels.layout import BatchLayout
 
-Beat = Callable[
-    [], None
-]  # a sign of life; it touches no tensor, so a graph may be captured over it
+# a sign of life; it touches no tensor, so a graph may be captured over it
+Beat = Callable[[], None]
 
 
 def unwatched() -> None:

@@ -52,8 +52,16 @@ class ParallelLMHead(LinearBase):
 
     def process_after_load(self) -> None:
         """Also let a tied embedding use the weight's new form."""
+        weight = self.weight.detach()
+        padded = self.method.kernels.pad_rows(weight)
+        if padded is not weight:
+            self.weight = Weight(padded)
         super().process_after_load()
         self._share()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [S, H] → [S, V], without what rows of padding give."""
+        return super().forward(x)[:, : self.out_features]
 
     def adopt(self, tensors: dict[str, Tensor]) -> None:
         """Take the weight's tensors; a tied embedding uses them, too."""

@@ -11,8 +11,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, Product, Rows, Turning
-from quire.layers.linear_methods import FusedProducts, LinearMethod, method_for
+from quire.kernels.operands import Normed, Rows, Turning
+from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
 from quire.quantization.scheme import Role
@@ -60,11 +60,6 @@ class LinearBase(LoadedModule):
         if self.bias is not None:
             self.bias = Weight(tensors.pop("bias"))
         self.method.adopt(self, tensors)
-
-    def product(self) -> Product:
-        """As a device's kernels for products and what stands around them take it."""
-        assert isinstance(self.method, FusedProducts)
-        return Product(self.method.operand_of(self), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""

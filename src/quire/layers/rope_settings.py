@@ -32,3 +32,7 @@ class RopeSettings:
     attention_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+
+    def takes_long_factors(self, max_model_len: int) -> bool:
+        """Whether, of two sets of factors, it takes that for sequences longer than in training."""
+        return self.kind == "longrope" and max_model_len > self.original_max_position

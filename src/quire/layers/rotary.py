@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.layers.parameter import LayerOptions
+from quire.layers.rope_scale import attention_factor, stretch
 from quire.layers.rope_settings import RopeSettings
 
 
@@ -75,37 +76,16 @@ def inverse_frequencies(rope: RopeSettings, max_model_len: int) -> Tensor:
     if rope.kind == "yarn":
         return _yarn_frequencies(rope)
     if rope.kind == "longrope":
-        long = max_model_len > rope.original_max_position
+        long = rope.takes_long_factors(max_model_len)
         factors = torch.tensor(rope.long_factor if long else rope.short_factor)
         return 1.0 / (factors * _wavelengths(rope))
     return 1.0 / _wavelengths(rope)
-
-
-def attention_factor(rope: RopeSettings) -> float:
-    """What multiplies cos and sin, and so the attention's temperature. 1 for most kinds."""
-    if rope.kind not in ("yarn", "longrope"):
-        return 1.0
-    if rope.attention_factor is not None:
-        return rope.attention_factor
-    factor = _stretch(rope)
-    if factor <= 1.0:
-        return 1.0
-    if rope.kind == "longrope":
-        return math.sqrt(1 + math.log(factor) / math.log(rope.original_max_position))
-    if rope.mscale and rope.mscale_all_dim:
-        return _yarn_mscale(factor, rope.mscale) / _yarn_mscale(factor, rope.mscale_all_dim)
-    return _yarn_mscale(factor, 1.0)
 
 
 def _wavelengths(rope: RopeSettings) -> Tensor:
     """theta^(2i / R): positions per radian, float32 [R/2]."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
     return rope.theta**exponents
-
-
-def _stretch(rope: RopeSettings) -> float:
-    """How many times longer than trained the context may be."""
-    return rope.factor or rope.max_position / rope.original_max_position
 
 
 def _dynamic_frequencies(rope: RopeSettings, positions: Tensor) -> Tensor:
@@ -145,14 +125,10 @@ def _yarn_frequencies(rope: RopeSettings) -> Tensor:
         high += 0.001
     steps = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
     kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
-    return (1.0 / (_stretch(rope) * wavelengths)) * (1 - kept) + (1.0 / wavelengths) * kept
+    return (1.0 / (stretch(rope) * wavelengths)) * (1 - kept) + (1.0 / wavelengths) * kept
 
 
 def _yarn_dimension(rope: RopeSettings, rotations: float) -> float:
     """The dimension that turns `rotations` times over the trained context."""
     ratio = rope.original_max_position / (rotations * 2 * math.pi)
     return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 0.1 * mscale * math.log(factor) + 1.0

@@ -6,13 +6,11 @@ a family with another story overrides one module class or the weight table.
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.kernels.dispatch import join_layers
-from quire.kernels.operands import HeadNorms, LayerOperands, Normed
+from quire.kernels.operands import HeadNorms, Normed
 from quire.layers.attention import Attention, Rope
 from quire.layers.context import ForwardContext
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -21,9 +19,6 @@ from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rotary import RotaryEmbedding
 from quire.models.architecture import ModelArchitecture
-
-if TYPE_CHECKING:
-    from quire.kernels.cpu.layers import JoinedLayers
 
 
 class LlamaAttention(nn.Module):
@@ -93,23 +88,6 @@ class LlamaDecoderLayer(nn.Module):
         stream = self.self_attn.forward(stream, self.post_attention_layernorm, rope, ctx)
         return self.mlp.forward(stream, following)
 
-    def operands(self) -> LayerOperands:
-        """All that the forward pass of this layer reads."""
-        attention, mlp = self.self_attn, self.mlp
-        return LayerOperands(
-            norm=self.input_layernorm.weight,
-            mlp_norm=self.post_attention_layernorm.weight,
-            eps=self.input_layernorm.eps,
-            qkv=attention.qkv_proj.product(),
-            o=attention.o_proj.product(),
-            gate_up=mlp.gate_up_proj.product(),
-            down=mlp.down_proj.product(),
-            head_dim=attention.attn.head_dim,
-            head_norms=attention.head_norms(),
-            scale=attention.attn.scale,
-            sliding_window=attention.attn.sliding_window,
-        )
-
 
 class LlamaModel(nn.Module):
     """Token ids to the last hidden states."""
@@ -135,18 +113,10 @@ class LlamaModel(nn.Module):
         ctx.layout.forget()
         rope = self.rotary(positions)
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
-        joined = self.joined_layers
-        if joined is not None and joined.run(stream, rope, ctx.kv, ctx.layout, ctx.beat):
-            return self.norms[len(ctx.kv)].forward(stream.residual)
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
             ctx.beat()
             stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
         return self.norm.finish(stream)
-
-    @functools.cached_property
-    def joined_layers(self) -> JoinedLayers | None:
-        """All layers as a device runs them together, if it does; of the weights as they are now."""
-        return join_layers(self.norm.kernels, (layer.operands() for layer, _ in self.path))
 
 
 class LlamaForCausalLM(nn.Module):

@@ -28,7 +28,7 @@ from quire.models.checkpoint import Checkpoint, TensorEntry
 from quire.models.dummy import fill_with_dummies
 from quire.models.filling import Filling
 from quire.models.llama import LlamaForCausalLM
-from quire.models.prepared import prepared_weights
+from quire.models.prepared import PreparedWeights, prepared_weights
 from quire.models.registry import MODELS
 from quire.models.transfer import FLOATS, DeviceReader
 from quire.quantization.scheme import INT4_GROUP, Scheme, scheme_of
@@ -75,20 +75,35 @@ def load_model(
 
     Those that the config quantizes are so as soon as they are there, one after the other.
 
-    A CPU keeps large models in their run-time form on disk (prepared.py), and maps that next time.
+    A CPU keeps models in their run-time form on disk (prepared.py), and maps that next time.
 
     With load_format "dummy" the weights are random and only the config files are read.
     Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
     """
+    model, prepared = load_unsaved(config, architecture, path, device, dtype, kernels)
+    if prepared is not None:
+        prepared.save_beside(model)
+    return model
+
+
+def load_unsaved(
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels | None = None,
+) -> tuple[LlamaForCausalLM, PreparedWeights | None]:
+    """The same, with where it is still to be saved: writing takes of what steps have."""
     prepared = None
     if kernels is None and device.type == "cpu":
-        prepared = prepared_weights(config, path, dtype)
+        prepared = prepared_weights(config, architecture, path, dtype)
     kernels = kernels or kernels_for(device.type)
     if prepared is not None:
         found = prepared.restore(lambda: _build(config, architecture, device, dtype, kernels))
         if found is not None:
             keep_at_hand(found)
-            return found.eval()
+            return found.eval(), None
     if config.load_format == "dummy":
         model = _build(config, architecture, device, dtype, kernels)
         fill_with_dummies(model, config.seed)
@@ -98,10 +113,8 @@ def load_model(
         names = _rehearse(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
-        if prepared is not None:
-            prepared.save_beside(model)
     keep_at_hand(model)
-    return model.eval()
+    return model.eval(), prepared
 
 
 def _build(

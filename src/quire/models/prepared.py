@@ -1,7 +1,7 @@
 """Weights in the form that layers keep, on disk: a second start maps them and does no work again.
 
-Owns the making of such a file, and what speaks against using one; prepared_files.py has their names
-and number. The file is a safetensors file like any other, read by the same checks.
+Owns the making of such a file, and a model's way back from one; prepared_files.py has their names
+and number, prepared_reading.py what is checked. It is a safetensors file like any other.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import atexit
 import contextlib
 import logging
 import math
-import os
 import shutil
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -23,47 +21,37 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import ModelConfig
-from quire.errors import CheckpointError
+from quire.kernels.cpu import native
 from quire.kernels.cpu.matmul import is_emulated
 from quire.kernels.dispatch import describe
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.parameter import LoadedModule
-from quire.models.checkpoint import read_header
-from quire.models.mapped import MappedFile
-from quire.models.prepared_files import (
-    checkpoint_key,
-    digest_of,
-    file_name,
-    make_room,
-    prepared_folder,
-    product_bytes,
-    unfinished_name,
-)
+from quire.layers.rotary import RotaryEmbedding
+from quire.models.architecture import ModelArchitecture
+from quire.models.mapped import Array
+from quire.models.prepared_files import make_room, prepared_file, unfinished_name
+from quire.models.prepared_reading import CHECK, bytes_of, check_of, discard, open_prepared
 from quire.models.writing import bring_to_disk, write_tensors
 from quire.processes import interrupted
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 4  # to be raised when the packed form of any layer changes, or its rounding
-WORTH_BYTES = 64 << 20  # what is smaller is prepared in no time
+WORTH_BYTES = 4 << 20  # what is smaller is prepared in no time
 LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
 PATIENCE = 10.0  # seconds that an ending process takes at most; a gigabyte takes 0.15 to 3
-_CHECK = "check"  # a tensor of its own
-_CHECKED = 256  # bytes at each place
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def prepared_weights(config: ModelConfig, path: Path, dtype: torch.dtype) -> PreparedWeights | None:
+def prepared_weights(
+    config: ModelConfig, shape: ModelArchitecture, path: Path, dtype: torch.dtype
+) -> PreparedWeights | None:
     """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
-    folder = prepared_folder(config)
-    if folder is None or config.load_format != "auto":
-        return None
-    form = (
-        LAYOUT, str(dtype), describe("cpu"), torch.backends.cpu.get_cpu_capability(),
-        is_emulated(dtype),
-    )  # fmt: skip
-    return PreparedWeights(folder / file_name(checkpoint_key(config, path), digest_of(form)))
+    plainly: tuple[object, ...] = ()
+    if native.library() is None:
+        plainly = describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)
+    file = prepared_file(config, shape, path, str(dtype).removeprefix("torch."), plainly)
+    return None if file is None else PreparedWeights(file)
 
 
 class PreparedWeights:
@@ -77,26 +65,21 @@ class PreparedWeights:
 
         build: makes the model without its weights.
         """
-        if not self.file.exists():
+        found = open_prepared(self.file)
+        if found is None:
             return None
         try:
-            entries = read_header(self.file)
-            mapped = MappedFile(self.file, product_bytes(self.file))
-            tensors = {entry.name: mapped.tensor(entry) for entry in entries}
-            if tensors.pop(_CHECK).item() != check_of(tensors):
-                raise LookupError("its numbers are not those that were written")
             model = build()
-            _adopt(model, tensors)
-            os.utime(self.file)
-        except (CheckpointError, OSError, LookupError) as error:
-            logger.warning("%s is of no use (%s); it will be made again", self.file, error)
+            _adopt(model, found.tensors())
+        except LookupError as error:
+            discard(self.file, error)
             return None
         logger.info("weights mapped from %s", self.file)
         return model
 
     def save_beside(self, model: nn.Module) -> threading.Thread | None:
         """Write the file in a thread, if that is worth it."""
-        tensors = _kept(model)
+        tensors = kept_tensors(model)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
         if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
             return None  # oneDNN's form cannot be written
@@ -122,7 +105,8 @@ class PreparedWeights:
             if shutil.disk_usage(folder).free < 2 * num_bytes:
                 logger.info("prepared weights are not kept: %s is nearly full", folder)
                 return
-            whole = tensors | {_CHECK: torch.tensor([check_of(tensors)])}
+            check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
+            whole = tensors | {CHECK: torch.tensor([check])}
             if write_tensors(unfinished, whole, tables, ending.stops):
                 bring_to_disk(unfinished, ending.has_begun)
                 unfinished.replace(self.file)
@@ -164,34 +148,35 @@ class _Ending:
                 self._latest = -math.inf
 
 
-def check_of(tensors: dict[str, Tensor]) -> int:
-    """A checksum of some bytes of each tensor, of its beginning, middle and end.
-
-    Blocks of a file that a disk lost are found with it; reading all would double a start.
-    """
-    check = 0
-    for name in sorted(tensors):
-        data = tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy()
-        for begin in (0, len(data) // 2, max(0, len(data) - _CHECKED)):
-            check = zlib.crc32(data[begin : begin + _CHECKED].tobytes(), check)
-    return check
+def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
+    """As `PreparedFile.arrays` has them; views of tensors that lie as one piece of memory."""
+    bits = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
+    known = (torch.uint8, torch.int8, torch.float16, torch.float32, torch.float64)
+    found = ((name, tensor.detach().contiguous()) for name, tensor in tensors.items())
+    return {
+        name: (tensor if tensor.dtype in known else tensor.view(bits[tensor.itemsize])).numpy()
+        for name, tensor in found
+    }
 
 
-def _kept(model: nn.Module) -> dict[str, Tensor]:
+def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
     """What a loaded model keeps of its checkpoint, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, LoadedModule):
             found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
+        elif isinstance(module, RotaryEmbedding):  # what serves without PyTorch reads them
+            found[f"{name}.inv_freq"] = module.inv_freq
     return found
 
 
 def _tables(model: nn.Module) -> set[str]:
-    """Which of them serve look-ups."""
+    """Which of them no product reads: they serve look-ups, or are read once."""
+    names = {VocabParallelEmbedding: "weight", RotaryEmbedding: "inv_freq"}
     return {
-        f"{name}.weight"
+        f"{name}.{names[type(module)]}"
         for name, module in model.named_modules()
-        if isinstance(module, VocabParallelEmbedding)
+        if type(module) in names
     }
 
 
@@ -205,6 +190,8 @@ def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     for name, module in modules.items():  # an embedding may have got a weight from its head
         if isinstance(module, LoadedModule):
             continue
+        if isinstance(module, RotaryEmbedding):
+            module.inv_freq = tensors.pop(f"{name}.inv_freq")
         for own_name, param in module.named_parameters(recurse=False):
             tensor = tensors.pop(f"{name}.{own_name}")
             if (tensor.shape, tensor.dtype) != (param.shape, param.dtype):

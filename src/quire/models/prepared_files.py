@@ -1,8 +1,8 @@
 """Files of prepared weights: their folder, their names, and which leave when there are too many.
 
-No torch: a start asks the system for its file before torch is there (engine/head_start.py). So a
-name begins with what is known by then, the checkpoint and how it is quantized, and ends with what
-torch tells, the form that this processor's kernels read.
+No torch: a start asks the system for its file before anything else (engine/head_start.py). A name
+begins with the checkpoint and how it is quantized, and ends with the form that this processor's
+kernels read.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import threading
 import time
 from pathlib import Path
 
 from quire.config import ModelConfig
+from quire.kernels.cpu import native
+from quire.models.architecture import ModelArchitecture
 from quire.processes import is_alive
 from quire.version import __version__
 
+LAYOUT = 5  # to be raised when the packed form of any layer changes, or its rounding
 PRODUCT_BYTES = "product_bytes"  # in a file's header, of the tensors that each step reads
 _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
@@ -34,6 +38,28 @@ def prepared_folder(config: ModelConfig) -> Path | None:
         return Path(config.prepared_weights).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "quire" / "prepared"
+
+
+def prepared_file(
+    config: ModelConfig,
+    shape: ModelArchitecture,
+    path: Path,
+    dtype: str,
+    plainly: tuple[object, ...] = (),
+) -> Path | None:
+    """The file for a checkpoint's folder, there or not; None by the settings.
+
+    plainly: what else its form depends on where there are no compiled kernels.
+    """
+    folder = prepared_folder(config)
+    if folder is None or config.load_format != "auto":
+        return None
+    max_model_len = config.max_model_len or shape.max_position_embeddings
+    form = (
+        LAYOUT, dtype, native.instruction_set(), plainly,
+        shape.rope.takes_long_factors(max_model_len),
+    )  # fmt: skip
+    return folder / file_name(checkpoint_key(config, path), digest_of(form))
 
 
 def checkpoint_key(config: ModelConfig, path: Path) -> str:
@@ -58,7 +84,7 @@ def file_name(checkpoint: str, form: str) -> str:
 
 def unfinished_name(file: Path) -> Path:
     """What it is called while this thread writes it: two engines of a process may do so at once."""
-    return file.with_suffix(f".{threading.get_ident()}.{os.getpid()}.tmp")
+    return file.with_suffix(f".{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def newest_file(config: ModelConfig, path: Path) -> Path | None:
@@ -88,10 +114,7 @@ def make_room(folder: Path, limit: int) -> None:
     """Remove what others left unfinished, and the files not used for longest beyond the limit."""
     now = time.time()
     for file in folder.glob("*.tmp"):
-        patience = (
-            _ABANDONED_SECONDS if _is_running(file.stem.rpartition(".")[2]) else _QUIET_SECONDS
-        )
-        if now - file.stat().st_mtime > patience:
+        if now - file.stat().st_mtime > _patience_with(file):
             file.unlink(missing_ok=True)
     files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
     total = sum(file.stat().st_size for file in files)
@@ -102,6 +125,10 @@ def make_room(folder: Path, limit: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def _is_running(process_id: str) -> bool:
-    """Whether some process here has that id; one in another container may write here, too."""
-    return process_id.isdigit() and is_alive(int(process_id))
+def _patience_with(unfinished: Path) -> float:
+    """Seconds without a change behind which a file counts as given up."""
+    *name, _, process_id = unfinished.stem.split(".")
+    if process_id.isdigit() and is_alive(int(process_id)):
+        return _ABANDONED_SECONDS
+    # one in another container may write here, too, under an id that is nobody's here
+    return 0.0 if ".".join(name[1:]) == platform.node() else _QUIET_SECONDS

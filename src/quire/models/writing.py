@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.models.mapped import DTYPES
+from quire.models.mapped import FORMAT_NAMES
 from quire.models.prepared_files import PRODUCT_BYTES
 
 _PIECE_BYTES = 16 << 20  # written at a time; a multiple of large pages
@@ -59,13 +59,12 @@ def write_tensors(
 
 def _header(tensors: dict[str, Tensor], ordered: list[str], product_bytes: int) -> bytes:
     """With the length in front. product_bytes: of the tensors that come first."""
-    dtypes = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {PRODUCT_BYTES: str(product_bytes)}}
     end = 0
     for name in ordered:
         begin, end = end, end + tensors[name].nbytes
         header[name] = {
-            "dtype": dtypes[tensors[name].dtype],
+            "dtype": FORMAT_NAMES[str(tensors[name].dtype).removeprefix("torch.")],
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }

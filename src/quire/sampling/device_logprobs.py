@@ -28,6 +28,10 @@ class Scores:
         """Start their copies to the host."""
         return Scores(_sent(self.token_ids), _sent(self.logprobs), _sent(self.ranks))
 
+    def waited_for(self) -> Scores:
+        """On the host, now."""
+        return Scores(self.token_ids.cpu(), self.logprobs.cpu(), self.ranks.cpu())
+
     def report(self, num_logprobs: list[int]) -> list[TokenLogprobs]:
         """What to tell of each row, so many of the most probable ones. They are on the host."""
         columns = (self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist())

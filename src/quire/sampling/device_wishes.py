@@ -1,7 +1,7 @@
 """Draws where the logits are for rows whose wishes change them: nothing waits for the device.
 
 Owns the device's count of each penalised row's tokens, which follows the draws there. What a wish
-does to logits is told by penalties.py, and the draw itself is that of rows without such wishes.
+does to logits is told by wishes.py, and the draw itself is that of rows without such wishes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 from quire.kernels.dispatch import Kernels
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.sampling.arrays import Flags, Ints
-from quire.sampling.penalties import History, adjust_logits, on_device
+from quire.sampling.device_logits import DeviceLogits, on_device
+from quire.sampling.penalties import History
 from quire.sampling.state import CHANGES_LOGITS, PENALTIES, READS_ANSWER, SamplingState
+from quire.sampling.wishes import adjust_logits
 
 DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # what came of a draw
 
@@ -73,7 +75,7 @@ class WishingRows:
         and DRAWN, FAILED or EXHAUSTED, see `SamplerOutput`.
         """
         lost = ~raw.amax(dim=1).isfinite()
-        adjust_logits(raw, rows, self._state, history, self._penalise)
+        adjust_logits(DeviceLogits(raw, self._penalise), rows, self._state, history)
         # each in memory of its own: kernels are compiled for addresses that are multiples of 16
         own = on_device(rows.astype(np.int32), raw)
         positions = on_device(history.num_tokens[rows].astype(np.int32), raw)

@@ -16,10 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from quire.kernels import sampling
-from quire.kernels.reference_step import BLOCK
+from quire.kernels.reference_rows import BLOCK, few_rows
 from quire.sampling.arrays import Flags, Floats, Ints, Logits
 from quire.sampling.blocks import Rows
 from quire.sampling.ranking import ranked
@@ -63,9 +62,10 @@ def draw_filtered(
     target, _ = sampling.share_of(mass, sampling.share_bits(uniforms))
     tokens = _at(ids, _first_above(cumulative, target))
     rest = np.flatnonzero(kept > width)
-    if len(rest):
-        wider = rows.select(rest), params.select(rest), totals[rest], uniforms[rest]
-        tokens[rest] = draw_filtered(*wider, width * _WIDEN)
+    for piece in few_rows(len(rest), width * _WIDEN):
+        some = rest[piece]
+        wider = rows.select(some), params.select(some), totals[some], uniforms[some]
+        tokens[some] = draw_filtered(*wider, width * _WIDEN)
     return tokens
 
 
@@ -91,10 +91,8 @@ def _needed(mass: Ints, top_p: Floats) -> Ints:
 
 def _weights(logits: Logits, peaks: Logits, params: RowParams) -> tuple[Ints, Logits]:
     """[N, W] logits as weights and as halvings from the row's peak."""
-    slopes = torch.from_numpy(sampling.slope(params.temperature)[:, None])
-    peak = torch.from_numpy(peaks[:, None])
-    depth = sampling.halvings(torch.from_numpy(logits), peak, slopes)
-    return sampling.weights(depth).numpy().astype(np.int64), depth.numpy()
+    depth = sampling.halvings(logits, peaks[:, None], sampling.slope(params.temperature)[:, None])
+    return sampling.weights(depth).astype(np.int64), depth
 
 
 def _first_above(cumulative: Ints, target: Ints) -> Ints:

@@ -1,22 +1,19 @@
-"""What a request's own tokens and wishes do to its logits, before anything is drawn.
+"""Logits on the host, as wishes change them there: biases, bans, and penalties by known tokens.
 
-Owns logit_bias, the repetition, presence and frequency penalties, min_tokens, bad words and forms,
-applied in this order; does not own temperature and the filters. Each feature costs the rows that
-use it and no others, and touches only the logits of the tokens that it names.
+Owns the arithmetic of these changes; does not own which rows want them, nor in which order: see
+wishes.py. Only the logits of tokens that are named are touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from quire.sampling.arrays import Ints, Tokens
-from quire.sampling.state import PENALTIES, Need, SamplingState
+from quire.sampling.arrays import Flags, Ints, Logits, Tokens
+from quire.sampling.state import Need, SamplingState
 
 
 class History(NamedTuple):
@@ -43,124 +40,63 @@ class History(NamedTuple):
         return self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
 
 
-# Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
-# of these rows [U].
-Penalise = Callable[[Tensor, Ints, Ints], None]
-
-
-def adjust_logits(
-    logits: Tensor,
-    rows: Ints,
-    state: SamplingState,
-    history: History,
-    penalise: Penalise | None = None,
-) -> None:
-    """Change contiguous float32 logits [S, P] of `rows` [S] in place.
-
-    penalise: in place of what looks at the histories; without it all tokens in them are known.
-    """
-    needs = state.needs[rows]
-    penalties: tuple[tuple[int, _Apply], ...] = (
-        (Need.REPETITION, _penalise_repetition),
-        (Need.PRESENCE, _penalise_presence),
+def flat_index(places: Ints, token_ids: Sequence[npt.NDArray[np.integer]], size: int) -> Ints:
+    """The tokens of each of these rows [U] as indices into flattened logits [S, size]."""
+    return np.concatenate(
+        [ids + place * size for place, ids in zip(places.tolist(), token_ids, strict=True)]
     )
-    if penalise is not None:
-        penalties = ((PENALTIES, _by(penalise)),)
-    steps: tuple[tuple[int, _Apply], ...] = (
-        (Need.LOGIT_BIAS, _add_bias),
-        *penalties,
-        (Need.MIN_TOKENS, _ban_ends),
-        (Need.BAD_WORDS, _ban_words),
-        (Need.FORM, _keep_to_form),
-    )
-    for need, apply in steps:
-        users = np.flatnonzero(needs & need)
-        if len(users):
-            apply(logits, _Users(users, rows[users], logits.shape[1]), state, history)
 
 
-def _by(penalise: Penalise) -> _Apply:
-    def apply(logits: Tensor, users: _Users, _: SamplingState, __: History) -> None:
-        penalise(logits, users.places, users.rows)
+class HostLogits:
+    """Contiguous float32 logits [S, P] in an array; see `ChangingLogits`."""
 
-    return apply
+    def __init__(self, values: Logits, state: SamplingState, history: History) -> None:
+        self._values = values
+        self._flat = values.reshape(-1)
+        self._state = state
+        self._history = history
 
+    @property
+    def size(self) -> int:
+        """P."""
+        size: int = self._values.shape[1]
+        return size
 
-class _Users(NamedTuple):
-    """The rows of a batch that use a feature: their places in it [U], their table rows [U]."""
+    def add(self, index: Ints, values: Logits) -> None:
+        """See `ChangingLogits`."""
+        self._flat[index] += values
 
-    places: Ints
-    rows: Ints
-    size: int  # of a row of logits
+    def ban(self, index: Ints) -> None:
+        """See `ChangingLogits`."""
+        self._flat[index] = -np.inf
 
-    def flat(self, token_ids: list[npt.NDArray[Any]]) -> Ints:
-        """Token ids of each user, as indices into the flattened logits."""
-        places = zip(self.places, token_ids, strict=True)
-        return np.concatenate([ids + place * self.size for place, ids in places])
+    def ban_flagged(self, place: int, banned: Flags) -> None:
+        """See `ChangingLogits`."""
+        np.putmask(self._values[place], banned, -np.inf)
 
+    def penalise(self, places: Ints, rows: Ints) -> None:
+        """See `ChangingLogits`."""
+        needs = self._state.needs[rows]
+        for need, apply in ((Need.REPETITION, self._repeat), (Need.PRESENCE, self._present)):
+            users = np.flatnonzero(needs & need)
+            if len(users):
+                apply(places[users], rows[users])
 
-_Apply = Callable[[Tensor, _Users, SamplingState, History], None]
+    def _repeat(self, places: Ints, rows: Ints) -> None:
+        """x / r where x > 0, else x * r, for tokens in prompt or answer (CTRL paper, 4.1)."""
+        known = [self._history.known(row) for row in rows.tolist()]
+        index = flat_index(places, known, self.size)
+        penalties = self._state.gather(rows).repetition_penalty.astype(np.float32)
+        penalty = np.repeat(penalties, [len(ids) for ids in known])
+        values = self._flat[index]
+        # a token that occurs twice is written twice, with the same value
+        with np.errstate(over="ignore"):  # to infinity, as everywhere
+            self._flat[index] = np.where(values > 0, values / penalty, values * penalty)
 
-
-def _add_bias(logits: Tensor, users: _Users, state: SamplingState, _: History) -> None:
-    biases = [state.bias[row] for row in users.rows.tolist()]
-    index = users.flat([bias.token_ids for bias in biases])
-    values = np.concatenate([bias.values for bias in biases])
-    logits.view(-1).index_add_(0, on_device(index, logits), on_device(values, logits))
-
-
-def _penalise_repetition(
-    logits: Tensor, users: _Users, state: SamplingState, history: History
-) -> None:
-    """x / r where x > 0, else x * r, for tokens in prompt or answer (CTRL paper, 4.1)."""
-    known = [history.known(row) for row in users.rows]
-    index = on_device(users.flat(known), logits)
-    penalties = state.gather(users.rows).repetition_penalty.astype(np.float32)
-    penalty = on_device(np.repeat(penalties, [len(ids) for ids in known]), logits)
-    values = logits.view(-1)[index]
-    # a token that occurs twice is written twice, with the same value
-    logits.view(-1)[index] = torch.where(values > 0, values / penalty, values * penalty)
-
-
-def _penalise_presence(
-    logits: Tensor, users: _Users, state: SamplingState, history: History
-) -> None:
-    """x - frequency * count - presence, for tokens in the answer (OpenAI's definition)."""
-    answers = [history.answer(row) for row in users.rows]
-    index, counts = np.unique(users.flat(answers), return_counts=True)
-    params = state.gather(users.rows[np.searchsorted(users.places, index // users.size)])
-    penalty = (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
-    logits.view(-1).index_add_(0, on_device(index, logits), on_device(-penalty, logits))
-
-
-def _ban_ends(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
-    """Ban the tokens that would end an answer which is still too short."""
-    index = users.flat(
-        [state.min_tokens[row].banned(len(history.answer(row))) for row in users.rows.tolist()]
-    )
-    _ban(logits, index)
-
-
-def _ban_words(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
-    index = users.flat(
-        [state.bad_words[row].banned(history.answer(row)) for row in users.rows.tolist()]
-    )
-    _ban(logits, index)
-
-
-def _keep_to_form(logits: Tensor, users: _Users, state: SamplingState, history: History) -> None:
-    for place, row in zip(users.places.tolist(), users.rows.tolist(), strict=True):
-        banned = state.forms[row].banned(history.answer(row), users.size)
-        logits[place].masked_fill_(on_device(banned, logits), -torch.inf)
-
-
-def _ban(logits: Tensor, index: Ints) -> None:
-    logits.view(-1).index_fill_(0, on_device(index, logits), -torch.inf)
-
-
-def on_device(values: npt.NDArray[Any], like: Tensor) -> Tensor:
-    """A host array as a tensor where `like` is; without a copy on the CPU, else without waiting."""
-    host = torch.from_numpy(values)
-    if like.device.type != "cuda":
-        return host.to(like.device)
-    return host.pin_memory().to(like.device, non_blocking=True)
+    def _present(self, places: Ints, rows: Ints) -> None:
+        """x - frequency * count - presence, for tokens in the answer (OpenAI's definition)."""
+        answers = [self._history.answer(row) for row in rows.tolist()]
+        index, counts = np.unique(flat_index(places, answers, self.size), return_counts=True)
+        params = self._state.gather(rows[np.searchsorted(places, index // self.size)])
+        penalty = (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
+        self.add(index, -penalty)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kernels.reference_step import BLOCK
+from quire.kernels.reference_rows import BLOCK
 from quire.sampling.arrays import Ints, Logits
 from quire.sampling.blocks import Rows
 
@@ -28,7 +28,7 @@ def ranked(rows: Rows, width: int) -> tuple[Ints, Logits]:
     outside of them has `width` better ones inside, so only the chosen blocks are searched.
     """
     if 2 * width > rows.maxima.shape[1]:
-        found = [_search(rows.select(piece).open_all(), width) for piece in rows.pieces()]
+        found = [_search(rows.select(piece).copy(), width) for piece in rows.pieces()]
         return np.concatenate([ids for ids, _ in found]), np.concatenate([x for _, x in found])
     blocks = np.sort(_order(rows.maxima, width), axis=1)  # [N, width], in order of token ids
     values = rows.open(blocks)

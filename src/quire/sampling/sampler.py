@@ -1,7 +1,7 @@
 """From logits to tokens, for all rows of a step.
 
 Owns the order of things (check, adjust, draw, report) and which rows go which way; does not own
-what happens there: see penalties, draw and logprobs. A row's result is bitwise the same whatever
+what happens there: see wishes, draw and logprobs. A row's result is bitwise the same whatever
 the other rows are: each function below works row by row, and rows are only grouped for speed.
 """
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from quire.core.messages import TokenLogprobs
-from quire.kernels.dispatch import kernels_for
-from quire.sampling.arrays import Flags, Floats, Ints, Tokens
+from quire.kernels.cpu import rows as kernels
+from quire.sampling.arrays import Flags, Floats, Ints, Logits, Tokens
 from quire.sampling.blocks import Rows
 from quire.sampling.draw import draw_any, draw_filtered
 from quire.sampling.logprobs import prompt_logprobs, token_logprobs
-from quire.sampling.penalties import History, adjust_logits, on_device
+from quire.sampling.penalties import History, HostLogits
 from quire.sampling.random import uniforms
 from quire.sampling.ranking import highest
 from quire.sampling.state import CHANGES_LOGITS, Need, RowParams, SamplingState
+from quire.sampling.wishes import adjust_logits
 
 __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
 
@@ -57,7 +57,7 @@ class Sampler:
 
     def sample(
         self,
-        logits: Tensor,
+        logits: Logits,
         rows: list[int],
         token_ids: Tokens,
         num_tokens: npt.NDArray[np.integer],
@@ -75,7 +75,7 @@ class Sampler:
             return _greedy(logits)
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
         # a copy, as wishes change the logits in place
-        raw = logits.index_select(0, on_device(asked, logits)) if len(asked) else None
+        raw = logits[asked] if len(asked) else None
         history = History(token_ids, num_tokens, num_prompt_tokens)
         batch = Rows.of(logits)
         # Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
@@ -112,7 +112,8 @@ class Sampler:
         """Apply the rows' wishes to the logits in place, and look again at what they changed."""
         changed = np.flatnonzero(self._state.needs[index] & CHANGES_LOGITS)
         if len(changed):
-            adjust_logits(batch.logits, index, self._state, history)
+            logits = HostLogits(batch.logits, self._state, history)
+            adjust_logits(logits, index, self._state, history)
             batch.refresh(changed)
 
     def _draw(
@@ -136,14 +137,14 @@ class Sampler:
         return drawn
 
 
-def _greedy(logits: Tensor) -> SamplerOutput:
+def _greedy(logits: Logits) -> SamplerOutput:
     """Of rows that wish nothing: one look at the logits does for all."""
-    ids, peaks = kernels_for(logits.device.type).highest(logits)
+    ids, peaks = kernels.highest(np.ascontiguousarray(logits))
     nothing = [False] * len(logits)
     return SamplerOutput(
         token_ids=ids.tolist(),
         logprobs=[None] * len(logits),
-        failed=(~np.isfinite(peaks.cpu().numpy())).tolist(),
+        failed=(~np.isfinite(peaks)).tolist(),
         exhausted=nothing,
         whole=nothing,
     )

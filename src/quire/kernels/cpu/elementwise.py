@@ -6,19 +6,12 @@ more than arithmetic does; so what can be done in place or in one operation is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import sampling
 from quire.kernels.operands import HeadNorms
 from quire.kernels.reference import write_cache
-from quire.kernels.reference_step import BLOCK
-
-PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
-_CHUNK = 1 << 14  # where more than two tensors of them are
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -74,36 +67,3 @@ def rotary_write_kv(
     write_cache(key, k_cache, slot_mapping)
     write_cache(value, v_cache, slot_mapping)
     return query
-
-
-def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
-    """Twin of `reference_step.block_maxima`."""
-    return torch.cat([_in_blocks(rows).amax(-1) for rows in _few(logits, places)])
-
-
-def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """Twin of `reference_step.block_masses`."""
-    masses = []
-    begin = 0
-    for rows in _few(logits, places):
-        part = slice(begin, begin + len(rows))
-        begin += len(rows)
-        own = peaks[part, None], slopes[part, None]
-        weights = (
-            sampling.weights(sampling.halvings(chunk, *own))
-            for chunk in torch.split(rows, _CHUNK, dim=1)
-        )
-        sums = [_in_blocks(each).sum(-1, dtype=torch.float64) for each in weights]
-        masses.append(torch.cat(sums, dim=1).long())  # below 2^53: exact
-    return torch.cat(masses)
-
-
-def _few(logits: Tensor, places: Tensor) -> Iterator[Tensor]:
-    """These rows, so few at a time that a copy of them stays in a core's cache."""
-    for some in torch.split(places, max(1, PIECE // logits.shape[1])):
-        yield logits.index_select(0, some)
-
-
-def _in_blocks(logits: Tensor) -> Tensor:
-    """A view of [N, P] as [N, B, BLOCK]."""
-    return logits.view(len(logits), -1, BLOCK)

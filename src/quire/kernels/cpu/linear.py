@@ -85,6 +85,12 @@ def order_gate_up(weight: Tensor) -> Tensor:
     return linear_int.by_turns(weight[:, None]).flatten()
 
 
+def pad_rows(weight: Tensor) -> Tensor:
+    """Twin of `reference.pad_rows`: to whole blocks, of types that are packed."""
+    missing = -len(weight) % BLOCK
+    return F.pad(weight, (0, 0, 0, missing)) if missing and weight.dtype in DTYPES else weight
+
+
 def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`, and of those for quantized weights."""
     assert isinstance(x, Tensor)  # GPUs alone make others

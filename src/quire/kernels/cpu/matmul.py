@@ -24,6 +24,7 @@ from quire.kernels.reference_integers import ROUNDED_TOGETHER, round_int8, sprea
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
+_BYTE_STEP = 16  # inputs; of other numbers PyTorch's product reads beyond a row's end
 _MANY_BYTE_ROWS = 16  # from here on widening bytes costs less than reading them for each row
 _MANY_ROWS = 64  # from here on unpacking and widening costs less than emulated products
 
@@ -63,7 +64,8 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     oneDNN's products of bytes would be faster, but saturate on processors without VNNI.
     """
     codes, scale = round_int8(spread(x.float()))
-    if x.dtype == torch.bfloat16 and len(x) < _MANY_BYTE_ROWS:
+    few = x.dtype == torch.bfloat16 and len(x) < _MANY_BYTE_ROWS
+    if few and x.shape[1] % _BYTE_STEP == 0:
         ones = torch.ones(len(weight.codes), dtype=x.dtype)
         out: Tensor = torch._weight_int8pack_mm(codes.to(x.dtype), weight.codes, ones).float()
     else:

@@ -21,7 +21,7 @@ from quire.errors import ConfigError
 
 VARIABLE = "QUIRE_CPU_KERNELS"
 
-INTERFACE = 5  # as in quire_cpu.h
+INTERFACE = 6  # as in quire_cpu.h
 
 _threads = [os.cpu_count() or 1]  # of each call
 
@@ -32,20 +32,27 @@ def num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """The same for PyTorch, if it is there by now."""
+    """The same for PyTorch, if it is there by now; another thread may be about to import it."""
     _threads[0] = count
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(count)
+    if (for_torch := getattr(sys.modules.get("torch"), "set_num_threads", None)) is not None:
+        for_torch(count)
+
+
+def instruction_set() -> str:
+    """The name of the one that the kernels take; empty where there are none."""
+    if (loaded := library()) is None:
+        return ""
+    wanted = os.environ.get(VARIABLE)
+    name: bytes = loaded.quire_cpu_choose(wanted.encode() if wanted else None)
+    return name.decode()
 
 
 def identity() -> str:
     """What the kernels are: their instruction set, and which build; empty where there are none."""
-    loaded = library()
-    if loaded is None:
+    if (loaded := library()) is None:
         return ""
-    wanted, build = os.environ.get(VARIABLE), os.stat(loaded._name)
-    name = loaded.quire_cpu_choose(wanted.encode() if wanted else None).decode()
-    return f"{name} {INTERFACE} {build.st_size} {build.st_mtime_ns}"
+    build = os.stat(loaded._name)
+    return f"{instruction_set()} {INTERFACE} {build.st_size} {build.st_mtime_ns}"
 
 
 @functools.cache

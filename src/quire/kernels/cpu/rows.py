@@ -1,77 +1,83 @@
 """What is asked of rows as a whole, by compiled kernels: sound hidden states, the sampler's passes.
 
-Each is one pass over memory, where PyTorch's operations need several and as many tensors.
+Each is one pass over memory, where NumPy's operations need several and as many arrays; where the
+kernels were not built, those serve. Arrays of logits and states are contiguous. No torch.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from quire.kernels import reference_step
-from quire.kernels.cpu import elementwise, native
+from quire.kernels import reference_rows
+from quire.kernels.cpu import native
+from quire.kernels.cpu.arrays import DTYPES, address
 from quire.kernels.cpu.structures import RowsArgs
-from quire.kernels.cpu.tensors import DTYPES
+from quire.kernels.reference_rows import BLOCK, Bits, Flags
+from quire.kernels.sampling import Integers, Singles
 
 
-def finite_rows(x: Tensor) -> Tensor:
-    """Twin of `reference_step.finite_rows`."""
-    if x.dtype not in DTYPES or not x.is_contiguous():
-        return reference_step.finite_rows(x)
-    out = torch.empty(len(x), dtype=torch.bool)
-    _call("finite_rows", x, len(x), out=out.data_ptr())
+def finite_rows(x: npt.NDArray[Any]) -> Flags:
+    """Twin of `reference_rows.finite_rows`."""
+    if native.library() is None:
+        return reference_rows.finite_rows(x)
+    out = np.empty(len(x), np.bool_)
+    _call("finite_rows", x, out=out)
     return out
 
 
-def to_float(x: Tensor) -> Tensor:
-    """Twin of `reference_step.to_float`.
-
-    PyTorch's has a thread of its own for a row of logits, which then keeps a core busy for some ms
-    of the next step, waiting for more.
-    """
-    if x.dtype != torch.bfloat16 or not x.is_contiguous():
-        return reference_step.to_float(x)
-    out = torch.empty(x.shape)
-    _call("to_float", x, len(x), out=out.data_ptr())
+def to_float(x: Bits) -> Singles:
+    """Twin of `reference_rows.to_float`."""
+    if native.library() is None:
+        return reference_rows.to_float(x)
+    out = np.empty(x.shape, np.float32)
+    _call("to_float", x, out=out)
     return out
 
 
-def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of `reference_step.highest`."""
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        return reference_step.highest(logits)
-    ids = torch.empty(len(logits), dtype=torch.int64)
-    peaks = torch.empty(len(logits), dtype=torch.float32)
-    _call("highest", logits, len(logits), out=peaks.data_ptr(), ids=ids.data_ptr())
+def in_float32(x: npt.NDArray[Any]) -> Singles:
+    """Numbers of bfloat16 in float32, and those in float32 as they are."""
+    return x if x.dtype == np.float32 else to_float(x)
+
+
+def highest(logits: Singles) -> tuple[Integers, Singles]:
+    """Twin of `reference_rows.highest`."""
+    if native.library() is None:
+        return reference_rows.highest(logits)
+    ids, peaks = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    _call("highest", logits, out=peaks, ids=ids)
     return ids, peaks
 
 
-def block_maxima(logits: Tensor, places: Tensor) -> Tensor:
-    """Twin of `reference_step.block_maxima`."""
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        return elementwise.block_maxima(logits, places)
-    out = torch.empty(len(places), logits.shape[1] // reference_step.BLOCK)
-    _call("block_maxima", logits, len(places), places=places.data_ptr(), out=out.data_ptr())
+def block_maxima(logits: Singles, places: Integers) -> Singles:
+    """Twin of `reference_rows.block_maxima`."""
+    if native.library() is None:
+        return reference_rows.block_maxima(logits, places)
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
+    _call("block_maxima", logits, out=out, places=places)
     return out
 
 
-def block_masses(logits: Tensor, places: Tensor, peaks: Tensor, slopes: Tensor) -> Tensor:
-    """Twin of `reference_step.block_masses`."""
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        return elementwise.block_masses(logits, places, peaks, slopes)
-    out = torch.empty(len(places), logits.shape[1] // reference_step.BLOCK, dtype=torch.int64)
-    _call(
-        "block_masses", logits, len(places), places=places.data_ptr(), peaks=peaks.data_ptr(),
-        slopes=slopes.data_ptr(), out=out.data_ptr(),
-    )  # fmt: skip
+def block_masses(logits: Singles, places: Integers, peaks: Singles, slopes: Singles) -> Integers:
+    """Twin of `reference_rows.block_masses`."""
+    if native.library() is None:
+        return reference_rows.block_masses(logits, places, peaks, slopes)
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)
+    _call("block_masses", logits, out=out, places=places, peaks=peaks, slopes=slopes)
     return out
 
 
-def _call(name: str, x: Tensor, rows: int, **addresses: int) -> None:
+def _call(
+    name: str, x: npt.NDArray[Any], *, out: npt.NDArray[Any], **others: npt.NDArray[Any]
+) -> None:
+    """x: all rows; out: one result for each row that is worked on."""
+    arrays = {"x": x, "out": out, **others}
+    assert all(array.flags.c_contiguous for array in arrays.values())
     args = RowsArgs(
-        x=x.data_ptr(), rows=rows, size=x.shape[1], dtype=DTYPES[x.dtype],
-        threads=native.num_threads(), **addresses,
+        rows=len(out), size=x.shape[1], dtype=DTYPES[x.dtype], threads=native.num_threads(),
+        **{field: address(array) for field, array in arrays.items()},
     )  # fmt: skip
     getattr(native.compiled(), f"quire_cpu_{name}")(ctypes.byref(args))

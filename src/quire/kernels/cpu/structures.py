@@ -108,7 +108,8 @@ class LayersArgs(ctypes.Structure):
     """A step through decoder layers."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("rows", "residual", "layers", "cos", "sin", "slots")),
+        *((name, _POINTER) for name in ("rows", "residual", "room", "layers")),
+        *((name, _POINTER) for name in ("cos", "sin", "slots")),
         *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),

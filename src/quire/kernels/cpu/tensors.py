@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import elementwise, native
+from quire.kernels import reference_step
+from quire.kernels.cpu import elementwise, native, rows
 from quire.kernels.cpu.structures import BFLOAT16, FLOAT32, PackArgs, RmsNormArgs
 
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -26,6 +29,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     )  # fmt: skip
     native.compiled().quire_cpu_rms_norm(ctypes.byref(args))
     return out
+
+
+def finite_rows(x: Tensor) -> Tensor:
+    """Twin of `reference_step.finite_rows`."""
+    if x.dtype not in DTYPES or not x.is_contiguous():
+        return reference_step.finite_rows(x)
+    return torch.from_numpy(rows.finite_rows(_array(x)))
+
+
+def to_float(x: Tensor) -> Tensor:
+    """Twin of `reference_step.to_float`.
+
+    PyTorch's has a thread of its own for a row of logits, which then keeps a core busy for some ms
+    of the next step, waiting for more.
+    """
+    if x.dtype != torch.bfloat16 or not x.is_contiguous():
+        return reference_step.to_float(x)
+    return torch.from_numpy(rows.to_float(_array(x)))
+
+
+def _array(x: Tensor) -> npt.NDArray[Any]:
+    """A tensor's memory; of bfloat16 the bits."""
+    found: npt.NDArray[Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    return found
 
 
 def pack(

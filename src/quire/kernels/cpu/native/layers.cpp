@@ -1,7 +1,6 @@
 // Decoder layers, each as the calls that Python would make for it one by one.
 
 #include "quire_cpu.h"
-#include "scratch.h"
 
 void run_linear(const Kernels& kernels, const LinearArgs& args) {
     switch (args.format) {
@@ -75,12 +74,11 @@ struct Layer {
 }  // namespace
 
 void run_layers(const Kernels& kernels, const LayersArgs& a) {
-    thread_local Scratch scratch;
     const int64_t row = a.tokens * (a.dtype == Dtype::bf16 ? 2 : 4);
     for (int64_t i = 0; i < a.count; ++i) {
         const LayerArgs& own = a.layers[i];
         const int64_t heads = row * own.qkv.outputs, width = row * a.heads * a.head_dim;
-        uint8_t* const at = scratch.room<uint8_t>(heads + 2 * width + row * own.gate_up.outputs / 2);
+        uint8_t* const at = static_cast<uint8_t*>(a.room);
         const Rooms rooms{at, at + heads, at + heads + width, at + heads + 2 * width};
         Layer{kernels, a, own}.run(rooms, i ? nullptr : a.rows);
     }

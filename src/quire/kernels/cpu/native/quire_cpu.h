@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 5;
+constexpr int32_t INTERFACE = 6;
 
 struct bf16 {
     uint16_t bits;
@@ -147,6 +147,7 @@ struct LayerArgs {
 struct LayersArgs {
     const void* rows;      // [tokens, hidden] behind the first norm of the first layer, or null
     void* residual;        // [tokens, hidden], in and out
+    void* room;            // for each token the outputs of qkv, twice those of heads, half of gate_up's
     const LayerArgs* layers;  // [count]
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;

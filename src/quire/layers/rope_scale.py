@@ -1,0 +1,32 @@
+"""What multiplies the angles' cos and sin, by the kind of a rotary embedding. No torch."""
+
+from __future__ import annotations
+
+import math
+
+from quire.layers.rope_settings import RopeSettings
+
+
+def attention_factor(rope: RopeSettings) -> float:
+    """What multiplies cos and sin, and so the attention's temperature. 1 for most kinds."""
+    if rope.kind not in ("yarn", "longrope"):
+        return 1.0
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor = stretch(rope)
+    if factor <= 1.0:
+        return 1.0
+    if rope.kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(rope.original_max_position))
+    if rope.mscale and rope.mscale_all_dim:
+        return _yarn_mscale(factor, rope.mscale) / _yarn_mscale(factor, rope.mscale_all_dim)
+    return _yarn_mscale(factor, 1.0)
+
+
+def stretch(rope: RopeSettings) -> float:
+    """How many times longer than trained the context may be."""
+    return rope.factor or rope.max_position / rope.original_max_position
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0

@@ -1,0 +1,57 @@
+"""Logits on a device, as wishes change them there: nothing waits for it.
+
+Owns the way of what the host knows to a device; see wishes.py for what wishes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.sampling.arrays import Flags, Ints, Logits
+
+# Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
+# of these rows [U].
+Penalise = Callable[[Tensor, Ints, Ints], None]
+
+
+class DeviceLogits:
+    """Contiguous float32 logits [S, P] in a tensor; see `ChangingLogits`."""
+
+    def __init__(self, values: Tensor, penalise: Penalise) -> None:
+        self._values = values
+        self._flat = values.view(-1)
+        self._penalise = penalise
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self._values.shape[1]
+
+    def add(self, index: Ints, values: Logits) -> None:
+        """See `ChangingLogits`."""
+        self._flat.index_add_(0, on_device(index, self._flat), on_device(values, self._flat))
+
+    def ban(self, index: Ints) -> None:
+        """See `ChangingLogits`."""
+        self._flat.index_fill_(0, on_device(index, self._flat), -torch.inf)
+
+    def ban_flagged(self, place: int, banned: Flags) -> None:
+        """See `ChangingLogits`."""
+        self._values[place].masked_fill_(on_device(banned, self._values), -torch.inf)
+
+    def penalise(self, places: Ints, rows: Ints) -> None:
+        """See `ChangingLogits`."""
+        self._penalise(self._values, places, rows)
+
+
+def on_device(values: npt.NDArray[Any], like: Tensor) -> Tensor:
+    """A host array as a tensor where `like` is; without a copy on the CPU, else without waiting."""
+    host = torch.from_numpy(values)
+    if like.device.type != "cuda":
+        return host.to(like.device)
+    return host.pin_memory().to(like.device, non_blocking=True)
