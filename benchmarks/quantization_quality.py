@@ -34,7 +34,7 @@ from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.layout import BatchLayout
-from quire.kvcache.pages import block_bytes, kv_name
+from quire.kvcache.sizes import block_bytes, kv_name
 from quire.kvcache.storage import allocate_kv, kv_dtype
 from quire.layers.context import ForwardContext
 from quire.models.architecture import ModelArchitecture

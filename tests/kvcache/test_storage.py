@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kvcache.pages import HostCache, block_bytes
+from quire.kvcache.pages import HostCache
+from quire.kvcache.sizes import block_bytes
 from quire.kvcache.storage import allocate_kv
 
 

@@ -17,7 +17,8 @@ from quire.kernels.cpu.arrays import embedding
 from quire.kernels.cpu.linear import pack
 from quire.kernels.cpu.rows import in_float32
 from quire.kernels.ragged import Ints, RaggedBatch
-from quire.kvcache.pages import HostCache, kv_name
+from quire.kvcache.pages import HostCache
+from quire.kvcache.sizes import kv_name
 from quire.kvcache.storage import kv_dtype
 from quire.models import compiled
 from quire.models.architecture import ModelArchitecture

@@ -20,7 +20,8 @@ from quire.engine.thread_choice import thread_candidates
 from quire.engine.tuning import is_tiny
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import set_num_threads
-from quire.kvcache.pages import HostCache, kv_name
+from quire.kvcache.pages import HostCache
+from quire.kvcache.sizes import kv_name
 from quire.models.compiled import CompiledDecoder
 from quire.models.compiled_weights import Arrays, NotServedError
 from quire.models.prepared_files import prepared_file

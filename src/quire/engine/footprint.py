@@ -15,6 +15,7 @@ from pathlib import Path
 from quire.config import EngineConfig
 from quire.engine.cgroups import memory_left, own_groups
 from quire.hub import resolve_model
+from quire.kvcache.sizes import block_bytes, kv_name
 from quire.models.architecture import ModelArchitecture
 from quire.models.checkpoint import Checkpoint
 from quire.quantization.scheme import Role, scheme_of
@@ -115,13 +116,9 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
 
 def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
     """Bytes of one KV block in all layers."""
-    kept = config.cache.kv_cache_dtype
-    row = shape.head_dim  # bytes in FP8
-    if kept == "auto":
-        row *= ITEM_BYTES[dtype_of(config, shape)]
-    elif kept == "int8":
-        row += 2  # the scale
-    return 2 * shape.num_layers * config.cache.block_size * shape.num_kv_heads * row
+    kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, shape))
+    sizes = shape.num_layers, config.cache.block_size, shape.num_kv_heads, shape.head_dim
+    return block_bytes(*sizes, kept)
 
 
 def blocks_within(

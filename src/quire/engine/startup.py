@@ -26,7 +26,7 @@ from quire.grammar.compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import tokenizer_folder
 from quire.kvcache.manager import KVCacheManager
-from quire.kvcache.pages import block_bytes
+from quire.kvcache.sizes import block_bytes
 from quire.layers.context import Beat, unwatched
 from quire.models.architecture import ModelArchitecture
 from quire.scheduler.scheduler import Scheduler

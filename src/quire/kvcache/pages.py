@@ -10,28 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# Of what is kept, by PyTorch's names: `Dtype` in quire_cpu.h, and bytes of a number.
+from quire.kvcache.sizes import row_bytes
+
+# Of what is kept, by PyTorch's names: `Dtype` in quire_cpu.h.
 _FORMS = {"float32": 0, "bfloat16": 1, "float8_e4m3fn": 2, "int8": 3}
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
-_SCALE_BYTES = 2  # at the end of each row in int8
 
 Pages = npt.NDArray[np.uint8]
-
-
-def kv_name(setting: str, dtype: str) -> str:
-    """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    return {"auto": dtype, "int8": "int8"}.get(setting, "float8_e4m3fn")
-
-
-def block_bytes(
-    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
-) -> int:
-    """Bytes of one block: keys and values of block_size tokens in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * _row_bytes(head_dim, dtype)
-
-
-def _row_bytes(head_dim: int, dtype: str) -> int:
-    return head_dim * _ITEM_BYTES[dtype] + (_SCALE_BYTES if dtype == "int8" else 0)
 
 
 def zero_pages(num_bytes: int) -> Pages:
@@ -76,7 +60,7 @@ class HostCache:
 
         dtype: of what is kept, by PyTorch's name. Raises MemoryError.
         """
-        num_bytes = num_blocks * block_size * num_kv_heads * _row_bytes(head_dim, dtype)
+        num_bytes = num_blocks * block_size * num_kv_heads * row_bytes(head_dim, dtype)
         pages = [zero_pages(num_bytes) for _ in range(2 * num_layers)]
         places = [each.ctypes.data for each in pages]
         pairs = list(zip(places[::2], places[1::2], strict=True))

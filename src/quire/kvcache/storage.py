@@ -8,16 +8,22 @@ import torch
 from torch import Tensor
 
 from quire.kvcache.pages import zero_pages
+from quire.kvcache.sizes import kv_name, row_bytes
 
 
 def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
     """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    return {"auto": dtype, "int8": torch.int8}.get(setting, torch.float8_e4m3fn)
+    found: torch.dtype = getattr(torch, kv_name(setting, _name(dtype)))
+    return found
 
 
 def row_size(head_dim: int, dtype: torch.dtype) -> int:
     """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
-    return head_dim + 2 if dtype == torch.int8 else head_dim
+    return row_bytes(head_dim, _name(dtype)) // dtype.itemsize
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def allocate_kv(
