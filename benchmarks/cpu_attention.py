@@ -22,10 +22,9 @@ import record
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import attention as torch_attention
-from quire.kernels.cpu import native_attention
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu import native_attention, torch_attention
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.kernels.layout import BatchLayout
 
 MODELS = {"1B": (32, 8, 64), "8B": (32, 8, 128)}  # heads, key heads, numbers of a head
 WAYS = {"compiled": native_attention.attention, "torch": torch_attention.attention}

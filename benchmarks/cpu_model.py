@@ -27,7 +27,7 @@ from rich.table import Table
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.startup import start_engine
+from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu.native import set_num_threads
 
 SHAPE = Path(__file__).parent / "shapes" / "llama-3.2-1b"

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from quire.kernels import reference_integers
-from quire.kernels.cpu import linear, linear_int, native
+from quire.kernels import reference_quantized
+from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import set_num_threads
 
 SHAPES = {  # N, K
@@ -75,22 +75,22 @@ def _natively(instruction_set: str) -> Callable[[Tensor, Any], Tensor]:
 
     def multiply(x: Tensor, weight: Any) -> Tensor:
         lib.quire_cpu_choose(instruction_set.encode())
-        return linear.linear(x, weight, None)
+        return native_linear.linear(x, weight, None)
 
     return multiply
 
 
 def _packed(form: str, weight: Tensor) -> Any:
     if form == "int8":
-        return linear_int.to_int8(weight)
+        return quantized_linear.to_int8(weight)
     if form == "int4":
-        return linear_int.to_int4(weight, GROUP)
-    return linear.pack(weight)
+        return quantized_linear.to_int4(weight, GROUP)
+    return native_linear.pack(weight)
 
 
 def _peers(form: str, weights: list[Tensor]) -> dict[str, Way]:
     if form == "int8":
-        codes = [reference_integers.quantize_int8(weight).codes for weight in weights]
+        codes = [reference_quantized.quantize_int8(weight).codes for weight in weights]
         return {
             "torch": (codes, lambda x, w: torch._weight_int8pack_mm(x, w, x.new_ones(len(w)))),
             "onednn": ([_qlinear_packed(each) for each in codes], _qlinear),

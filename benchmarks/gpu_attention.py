@@ -27,15 +27,15 @@ from gpu_timing import (
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.layout import BatchLayout
-from quire.kernels.triton import attention as triton_attention
-from quire.kernels.triton import attention_tuning
-from quire.kernels.triton.attention_tuning import (
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.triton.launch import attention_config
+from quire.kernels.triton.launch.attention_config import (
     DecodeConfig,
     HopperConfig,
     HopperDecodeConfig,
     PrefillConfig,
 )
+from quire.kernels.triton.ops import paged_attention as triton_attention
 
 # in what type keys and values are kept
 KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
@@ -109,7 +109,7 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
             rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
             if not rows:
                 continue
-            rule = asdict(attention_tuning.decode_config(caches[0][0], len(lens)))
+            rule = asdict(attention_config.decode_config(caches[0][0], len(lens)))
             rule_us = next((row["us"] for row in rows if row["config"] == rule), float("nan"))
             best, num_bytes = rows[0], kv_bytes(model, lens, kept)
             share = num_bytes / best["us"] * 1e6 / args.bandwidth
@@ -169,10 +169,10 @@ def prefill_ways(k_cache: Tensor, group: int) -> dict[str, PrefillConfig | Hoppe
     """The kernel of all GPUs, also as it is cut for few keys, and Hopper's with each half of the
     queries or of the keys."""
     return {
-        "all GPUs": attention_tuning.prefill_config(k_cache, group),
-        "few keys": attention_tuning.short_config(k_cache, group),
-        "queries": attention_tuning.hopper_config(k_cache, split=False),
-        "keys": attention_tuning.hopper_config(k_cache, split=True),
+        "all GPUs": attention_config.prefill_config(k_cache, group),
+        "few keys": attention_config.short_config(k_cache, group),
+        "queries": attention_config.hopper_config(k_cache, split=False),
+        "keys": attention_config.hopper_config(k_cache, split=True),
     }
 
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Normed, Turning
-from quire.kernels.triton import tuning
-from quire.kernels.triton.rotary import rotary_write_kv
-from quire.kernels.triton.skinny_gemm import (
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.ops.skinny_gemm import (
     Fp8Weight,
     interleave_gate_up,
     skinny_gemm,
@@ -26,6 +25,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_silu,
     skinny_gemm_turned,
 )
+from quire.kernels.triton.step.rope_kernels import rotary_write_kv
 from quire.quantization.fp8 import FORM
 
 MOST = 256  # rows of a chain
@@ -120,7 +120,7 @@ def turned(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
     m, (n, k) = len(x.rows if isinstance(x, Normed) else x), model.products()["qkv"]
     itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
     turning = Turning(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
-    inside = tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
+    inside = gemm_tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
     if inside is not None:
         return skinny_gemm_turned(x, w["qkv"], turning, inside)
     return rotary_write_kv(*turning.operands(skinny_gemm(x, w["qkv"])))

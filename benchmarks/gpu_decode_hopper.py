@@ -11,8 +11,8 @@ from gpu_attention import DECODES, KEPT, attention_inputs, decode_calls, kv_byte
 from gpu_shapes import MODELS, Model
 from gpu_timing import REPLAYS, Budget, capture, differs, precompile, replay
 
-from quire.kernels.triton import attention_tuning
-from quire.kernels.triton.attention_tuning import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton.launch import attention_config
+from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 
 # as saturated engines have them, before those of other benchmarks
 CASES = [
@@ -49,11 +49,11 @@ def decode_hopper(budget: Budget, args: argparse.Namespace, results: list[dict[s
         k_cache = caches[0][0]
         group = model.heads // model.kv_heads
         rule, *others = (
-            attention_tuning.hopper_decode_config(k_cache, group, n)
+            attention_config.hopper_decode_config(k_cache, group, n)
             for n in (len(lens), 1, 16, 64, 1024)
         )
         ways: dict[str, DecodeConfig | HopperDecodeConfig] = {
-            "all GPUs": attention_tuning.decode_config(k_cache, len(lens)),
+            "all GPUs": attention_config.decode_config(k_cache, len(lens)),
             **{cut_name(way): way for way in [rule, *others, *cuts(model, kept)]},
         }
         calls = {way: decode_calls(query, caches, layout, ways[way]) for way in ways}

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, Turning
-from quire.kernels.triton.rotary import rotary_write_kv
-from quire.kernels.triton.skinny_gemm import skinny_gemm, skinny_gemm_turned
-from quire.kernels.triton.ways import Way, way_from
+from quire.kernels.triton.launch.gemm_config import Way, way_from
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_turned
+from quire.kernels.triton.step.rope_kernels import rotary_write_kv
 
 HEAD_DIM = 128  # shorter heads fill the tiles of any way
 KV_HEADS = 2  # is compiled in, and makes no difference

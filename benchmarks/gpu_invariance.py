@@ -27,8 +27,8 @@ from rich.table import Table
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 
 NAME = "gpu_invariance"
 SHAPES = Path(__file__).parent / "shapes"

@@ -16,9 +16,9 @@ from gpu_shapes import SHAPES, Model
 from gpu_timing import CACHE, REPLAYS, Budget, brief, capture, precompile, replay
 from gpu_unseen import candidates, choice_in_layers, has_rows
 
-from quire.kernels.triton import tuning
-from quire.kernels.triton.neighbours import expected_us, rows_timed
-from quire.kernels.triton.skinny_gemm import MAX_ROWS
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.gemm.gemm_cost_model import expected_us, rows_timed
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS
 
 ORDER = ("gate_up", "down", "o", "qkv")  # the largest first
 FEWEST, LAYERS = 6, 16  # of large and small models: what they read outgrows the cache
@@ -46,7 +46,7 @@ def layer_ways(budget: Budget, args: argparse.Namespace, results: list[Row]) -> 
             if budget.left < 4:
                 print("out of time")
                 return
-            tuning.measured.cache_clear()  # without what was tried for other cases
+            gemm_tuning.measured.cache_clear()  # without what was tried for other cases
             forget_choices()
             row = tuned(name, itemsize, make_step(model, itemsize, m, weights))
             ways = ", ".join(f"{p} {brief(w['config'] or {})}" for p, w in row["products"].items())
@@ -104,7 +104,7 @@ def row_of(name: str, itemsize: int, m: int, product: str) -> Row:
     way: Any = choice_in_layers(asked, num_sms())
     if has_rows(m, itemsize):
         return shape | {"config": way and asdict(way)}
-    library = tuning.library_is_faster(m, n, k, itemsize, num_sms(), hopper=True)
+    library = gemm_tuning.library_is_faster(m, n, k, itemsize, num_sms(), hopper=True)
     heads = {"head_dim": SHAPES[name].head_dim} if product == "qkv" else {}
     return shape | {"itemsize": itemsize, "library": library} | heads | {"config": asdict(way)}
 
@@ -133,7 +133,7 @@ def time_by_tables(step: Step, tables: list[dict[str, Row]]) -> list[float]:
 
 def put(row: Row) -> None:
     """Into the table in this process."""
-    rows = tuning.measured()[part_of(row)]
+    rows = gemm_tuning.measured()[part_of(row)]
     keys = [key for key in ("m", "n", "k", "itemsize") if key in row]
     rows[:] = [each for each in rows if any(each[key] != row[key] for key in keys)] + [row]
     forget_choices()
@@ -162,7 +162,7 @@ def write_layer_ways(result: dict[str, Any]) -> None:
         for product, way in found["products"].items():
             row = row_of(found["model"], found["itemsize"], found["m"], product)
             put(row | {"config": way["config"]})
-    table = tuning.measured()
+    table = gemm_tuning.measured()
     for part in ("skinny_gemm", "rows"):
         table[part].sort(key=lambda row: (-row.get("itemsize", 1), row["n"], row["k"], row["m"]))
     save_table(table)

@@ -15,10 +15,10 @@ from gpu_shapes import MODELS, Model
 from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, replay
 from torch import Tensor
 
-from quire.kernels.layout import BatchLayout
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import Normed, Turning
-from quire.kernels.triton import attention as triton_attention
-from quire.kernels.triton import operations
+from quire.kernels.triton import triton_operations
+from quire.kernels.triton.ops import paged_attention as triton_attention
 
 CONTEXT = 2048
 WAYS = ("apart", "joined")
@@ -57,18 +57,18 @@ def run_step(step: Step, way: str) -> Tensor:
     """
     step.layout.forget()
     norm = step.layers[0]["norm"]
-    rows = operations.rms_norm(step.hidden, norm, 1e-5)
+    rows = triton_operations.rms_norm(step.hidden, norm, 1e-5)
     stream = Normed(step.hidden, rows, norm, 1e-5)
     for w, caches in zip(step.layers, step.caches, strict=True):
         turning = Turning(
             step.model.head_dim, None, *step.angles, *caches, step.layout.slot_mapping
         )
         heads = (joined if way == "joined" else apart)(step, stream, w["qkv"], turning)
-        stream = operations.linear_add_norm(
+        stream = triton_operations.linear_add_norm(
             heads.flatten(1), w["o"], None, stream.residual, w["norm"], 1e-5
         )
-        hidden = operations.linear_silu(stream, w["gate_up"], None)
-        stream = operations.linear_add_norm(
+        hidden = triton_operations.linear_silu(stream, w["gate_up"], None)
+        stream = triton_operations.linear_add_norm(
             hidden, w["down"], None, stream.residual, w["norm"], 1e-5
         )
     return stream.residual
@@ -76,7 +76,7 @@ def run_step(step: Step, way: str) -> Tensor:
 
 def joined(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
     """What attention gives."""
-    query = operations.linear_turned(stream, weight, None, turning)
+    query = triton_operations.linear_turned(stream, weight, None, turning)
     return triton_attention.attention(
         query, turning.k_cache, turning.v_cache, step.layout, step.model.head_dim**-0.5, None
     )
@@ -84,8 +84,8 @@ def joined(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
 
 def apart(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
     """The same, kernel by kernel."""
-    fused = operations.linear_normed(stream, weight, None)
-    query = operations.rotary_write_kv(*turning.operands(fused))
+    fused = triton_operations.linear_normed(stream, weight, None)
+    query = triton_operations.rotary_write_kv(*turning.operands(fused))
     way = triton_attention.decode_way(query, turning.k_cache)
     make = functools.partial(
         triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads

@@ -32,7 +32,7 @@ START = """
 import json, sys, time
 begin = time.monotonic()
 from quire.config import EngineConfig
-from quire.engine.startup import start_engine
+from quire.engine.startup.start_engine import start_engine
 config = EngineConfig.from_options(model=sys.argv[1], device="cuda", max_model_len=8192)
 core, info = start_engine(config, begin=begin)
 print(json.dumps({"ready_s": time.monotonic() - begin, "phases": info.seconds}))

@@ -18,10 +18,10 @@ import record
 from gpu_shapes import HELD_OUT, TIMED
 from gpu_unseen import candidates, has_rows, of_choice
 
-from quire.kernels.triton import neighbours, tuning
-from quire.kernels.triton.ways import Way, way_from
+from quire.kernels.triton.gemm import gemm_cost_model, gemm_tuning
+from quire.kernels.triton.launch.gemm_config import Way, way_from
 
-TABLE = Path(neighbours.__file__).parent / "timed.json"
+TABLE = Path(gemm_cost_model.__file__).parent / "timed.json"
 TOLD = ("model", "product", "m", "n", "k", "itemsize")
 NUM_SMS = 132  # of the GPU that the results are of
 Rows = list[dict[str, Any]]
@@ -36,9 +36,9 @@ def main() -> None:
     if args.table:
         write_table(rows)
     if args.fit:
-        neighbours.COSTS = costs(rows)
-        neighbours.SCALES = fitted(rows)
-    print(f"costs {neighbours.COSTS}, scales {neighbours.SCALES}")
+        gemm_cost_model.COSTS = costs(rows)
+        gemm_cost_model.SCALES = fitted(rows)
+    print(f"costs {gemm_cost_model.COSTS}, scales {gemm_cost_model.SCALES}")
     for name, found in judged().items():
         for m, itemsize in sorted({(row["m"], row["itemsize"]) for row, _ in found}):
             above = [x for row, x in found if (row["m"], row["itemsize"]) == (m, itemsize)]
@@ -64,7 +64,7 @@ def write_table(rows: Rows) -> None:
     ways: dict[str, int] = {}
     kept: dict[tuple[int, ...], dict[str, Any]] = {}
     for row in rows:
-        if neighbours.rows_timed(row["m"], row["itemsize"]) != row["m"]:
+        if gemm_cost_model.rows_timed(row["m"], row["itemsize"]) != row["m"]:
             continue
         shape = {key: row[key] for key in ("m", "itemsize", "n", "k")}
         worth = worth_trying(row)
@@ -80,7 +80,7 @@ def write_table(rows: Rows) -> None:
     lines = ",\n".join(json.dumps(row) for _, row in sorted(kept.items()))
     kinds = ",\n".join(ways)
     TABLE.write_text(f'{{"num_sms": {NUM_SMS}, "ways": [\n{kinds}\n], "shapes": [\n{lines}\n]}}\n')
-    neighbours.timed.cache_clear()
+    gemm_cost_model.timed.cache_clear()
 
 
 def worth_trying(row: dict[str, Any]) -> set[Way]:
@@ -95,9 +95,9 @@ def judged(num_sms: int = NUM_SMS) -> dict[str, list[tuple[dict[str, Any], float
     that the table has of another model; heads: of their products that make heads, with what it
     takes to turn these, where doing so inside saves that.
     """
-    tuned = {(row["n"], row["k"]) for row in tuning.measured()["skinny_gemm"]}
+    tuned = {(row["n"], row["k"]) for row in gemm_tuning.measured()["skinny_gemm"]}
     rows = [row for row in recorded() if (row["n"], row["k"]) not in tuned]
-    known = {(row["n"], row["k"]) for row in neighbours.timed()["shapes"]}
+    known = {(row["n"], row["k"]) for row in gemm_cost_model.timed()["shapes"]}
     later: Rows = [r for r in rows if r["model"] in HELD_OUT and (r["n"], r["k"]) not in known]
     alone = [{key: row[key] for key in row if key != "heads"} for row in later]
     heads = [row for row in later if "heads" in row and (row["itemsize"] == 1 or row["m"] <= 4)]
@@ -119,13 +119,15 @@ def left_out(rows: Rows) -> list[tuple[dict[str, Any], float]]:
         if not worth:
             continue
         m, n, k, itemsize = (row[key] for key in ("m", "n", "k", "itemsize"))
-        best, few = min(us.values()), neighbours.rows_timed(m, itemsize)
+        best, few = min(us.values()), gemm_cost_model.rows_timed(m, itemsize)
         if row["product"] == "head" or has_rows(m, itemsize):
             best = min(best, row["library_us"])
-        if has_rows(m, itemsize) and tuning.library_rule(m, n, k, NUM_SMS):
+        if has_rows(m, itemsize) and gemm_tuning.library_rule(m, n, k, NUM_SMS):
             above.append((row, row["library_us"] / best - 1))
             continue
-        expected = neighbours.expected_us(few, n, k, itemsize, NUM_SMS, worth, shapes[row["model"]])
+        expected = gemm_cost_model.expected_us(
+            few, n, k, itemsize, NUM_SMS, worth, shapes[row["model"]]
+        )
         above.append((row, us[min(worth, key=lambda way: expected[way])] / best - 1))
     return above
 
@@ -139,7 +141,7 @@ def costs(rows: Rows) -> tuple[float, ...]:
         best = min(way["us"] for way in row["ways"])
         for us, way in ((way["us"], way_from(way["config"])) for way in row["ways"]):
             weight = math.exp((1 - us / best) / 0.6)
-            terms = neighbours.terms(m, n, k, itemsize, NUM_SMS, way)
+            terms = gemm_cost_model.terms(m, n, k, itemsize, NUM_SMS, way)
             known.append([weight * term / us for term in terms])
             weights.append(weight)
     found = np.linalg.lstsq(np.array(known), np.array(weights), rcond=None)[0]
@@ -148,12 +150,12 @@ def costs(rows: Rows) -> tuple[float, ...]:
 
 def fitted(rows: Rows) -> tuple[float, ...]:
     """Scales, each halved or doubled as long as that brings choices nearer to the best."""
-    scales, best, better = neighbours.SCALES, score(rows), True
+    scales, best, better = gemm_cost_model.SCALES, score(rows), True
     while better:
         better = False
         for part, factor in ((part, factor) for part in range(len(scales)) for factor in (0.5, 2)):
             tried = tuple(s * factor if i == part else s for i, s in enumerate(scales))
-            neighbours.SCALES = tried  # type: ignore[assignment]
+            gemm_cost_model.SCALES = tried  # type: ignore[assignment]
             found = score(rows)
             if found < best:
                 scales, best, better = tried, found, True

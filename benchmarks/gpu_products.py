@@ -26,18 +26,19 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed
-from quire.kernels.triton import fp8, tuning
-from quire.kernels.triton.elementwise import quantize_rows
-from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.skinny_gemm import (
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
+from quire.kernels.triton.launch.gemm_config import RingConfig, Way, tile_rows, ways_for
+from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops.skinny_gemm import (
     MAX_ROWS,
     skinny_gemm,
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.ways import RingConfig, Way, tile_rows, ways_for
+from quire.kernels.triton.step.elementwise import quantize_rows
 
-TABLE = Path(tuning.__file__).parent / "tuned.json"
+TABLE = Path(gemm_tuning.__file__).parent / "tuned.json"
 
 
 def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
@@ -78,7 +79,7 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
 
 def ways_of(m: int, n: int, k: int, itemsize: int) -> list[Way]:
     """The choice, and all others worth trying."""
-    usual = tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
+    usual = gemm_tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
     return list(dict.fromkeys([usual, *ways_for(m, n, k, itemsize, num_sms())]))
 
 
@@ -112,7 +113,7 @@ def run_tuned_once(m: int, name: str, product: str, itemsize: int) -> None:
 
 def few(rows: list[int], itemsize: int) -> list[int]:
     """Of numbers of rows those that `skinny_gemm` is meant for; of the others see gpu_rows.py."""
-    return [m for m in rows if m <= (fp8.FEW if itemsize == 1 else MAX_ROWS)]
+    return [m for m in rows if m <= (fp8_linear.FEW if itemsize == 1 else MAX_ROWS)]
 
 
 def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
@@ -190,10 +191,12 @@ def fp8_case(m: int, codes: list[Tensor]) -> Case:
     """
     n, k = codes[0].shape
     x = torch.randint(-8, 9, (m, k), device=DEVICE).to(DTYPE)
-    given = x if m <= fp8.FEW else quantize_rows(x)
+    given = x if m <= fp8_linear.FEW else quantize_rows(x)
     weights = [Fp8Weight(w, torch.ones(n, device=DEVICE)) for w in codes]
     expected = reference.linear_fp8(x, weights[0].codes, weights[0].scale, None)
-    library = [functools.partial(fp8.by_library, given, w.codes, w.scale, None) for w in weights]
+    library = [
+        functools.partial(fp8_linear.by_library, given, w.codes, w.scale, None) for w in weights
+    ]
     return Case(given, weights, expected, library)
 
 
@@ -202,7 +205,7 @@ def write_table(result: dict[str, Any]) -> None:
 
     What the table has of other shapes stays.
     """
-    kept = {_shape(row): row for row in tuning.measured()["skinny_gemm"]}
+    kept = {_shape(row): row for row in gemm_tuning.measured()["skinny_gemm"]}
     for row in result["tune"]:
         kept[_shape(row)] = kept.get(_shape(row), {}) | {
             **{key: row[key] for key in ("m", "n", "k", "itemsize")},
@@ -210,7 +213,7 @@ def write_table(result: dict[str, Any]) -> None:
             "config": row["config"],
         }
     given = {"num_sms": result["num_sms"], "skinny_gemm": list(kept.values())}
-    save_table(tuning.measured() | given)
+    save_table(gemm_tuning.measured() | given)
 
 
 def save_table(table: dict[str, Any]) -> None:
@@ -220,15 +223,15 @@ def save_table(table: dict[str, Any]) -> None:
         lines = ",\n".join(json.dumps(row) for row in table[name])
         parts.append(f'"{name}": [\n{lines}\n]')
     TABLE.write_text(f"{{{', '.join(parts)}}}\n")
-    tuning.measured.cache_clear()
+    gemm_tuning.measured.cache_clear()
     forget_choices()
 
 
 def forget_choices() -> None:
     """What was chosen by another table."""
-    for choice in (tuning.product_config, tuning.turned_config):
+    for choice in (gemm_tuning.product_config, gemm_tuning.turned_config):
         choice.cache_clear()
-    for each in (tuning.library_is_faster, tuning.rows_config):
+    for each in (gemm_tuning.library_is_faster, gemm_tuning.rows_config):
         each.cache_clear()
 
 

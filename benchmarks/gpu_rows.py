@@ -27,14 +27,15 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight
-from quire.kernels.triton import fp8, tuning
-from quire.kernels.triton.elementwise import (
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
+from quire.kernels.triton.launch.gemm_config import RingConfig, rows_ways_for
+from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.step.elementwise import (
     quantize_rows,
     rms_norm_residual_fp8,
     silu_and_mul_fp8,
 )
-from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.ways import RingConfig, rows_ways_for
 
 Ways = dict[str, RingConfig | None]  # by products; None: the library's
 PRODUCTS = ("gate_up", "down", "o", "qkv")
@@ -132,7 +133,7 @@ def run_rows(model: Model, layers: list[dict[str, Any]], first: Tensor, ways: Wa
 def multiply(x: Fp8Rows, weight: Fp8Weight, way: RingConfig | None) -> Tensor:
     """A product by a way, or by the library."""
     if way is None:
-        return fp8.by_library(x, weight.codes, weight.scale, None)
+        return fp8_linear.by_library(x, weight.codes, weight.scale, None)
     return multiply_rows(x, weight.codes, weight.scale, None, way)
 
 
@@ -150,7 +151,7 @@ def write_rows(result: dict[str, Any]) -> None:
 
     What the table has of other shapes stays.
     """
-    table = tuning.measured()
+    table = gemm_tuning.measured()
     kept = {(row["m"], row["n"], row["k"]): row for row in table["rows"]}
     for row in result["rows"]:
         for found in row["products"].values():

@@ -23,9 +23,9 @@ from gpu_timing import DEVICE, Budget, copies_beyond_cache, time_graph
 from torch import Tensor
 
 from quire.core.sampling_params import SamplingParams
-from quire.kernels.triton.sampling import Cut
+from quire.kernels.triton.sampling.draw_kernels import Cut
 from quire.sampling import Sampler, SamplingState
-from quire.sampling.device import DeviceSampler
+from quire.sampling.device_sampler import DeviceSampler
 
 VOCAB = 128_256
 WISHES = {

@@ -190,11 +190,11 @@ def _hopper_cell(row: Result | None, bandwidth: float) -> str:
     """By the cut that the engine takes now; of a case for which there was time."""
     from gpu_decode_hopper import cut_name
 
-    from quire.kernels.triton import attention_tuning
+    from quire.kernels.triton.launch import attention_config
 
     if row is None:
         return ""
-    way = attention_tuning.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
+    way = attention_config.hopper_decode_config(_cache(row), 4, int(row["batch"].split()[0]))
     us = row["us"][cut_name(way)]
     return f"{us:.1f}, {row['bytes'] / us * 1e6 / bandwidth:.0%} ({row['us']['all GPUs']:.1f})"
 
@@ -242,11 +242,11 @@ def _tflops(row: Result, us: float) -> str:
 
 def _prefill_way(row: Result) -> str:
     """Which half Hopper's kernel has on a GPU with 132 multiprocessors."""
-    from quire.kernels.triton import attention_tuning
+    from quire.kernels.triton.launch import attention_config
 
     return (
         "keys"
-        if attention_tuning.hopper_rule(_cache(row), row["tokens"], 4, 132).split
+        if attention_config.hopper_rule(_cache(row), row["tokens"], 4, 132).split
         else "queries"
     )
 
@@ -264,9 +264,9 @@ def _cache(row: Result) -> Any:
 
 def _decode_us(row: Result) -> float:
     """Microseconds of the way that the engine takes."""
-    from quire.kernels.triton import attention_tuning
+    from quire.kernels.triton.launch import attention_config
 
-    way = asdict(attention_tuning.decode_config(_cache(row), int(row["batch"].split()[0])))
+    way = asdict(attention_config.decode_config(_cache(row), int(row["batch"].split()[0])))
     return next(float(each["us"]) for each in row["ways"] if each["config"] == way)
 
 

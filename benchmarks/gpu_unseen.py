@@ -12,9 +12,10 @@ from gpu_products import Way, case_of, compiled_as, num_sms, product_calls, run_
 from gpu_shapes import HELD_OUT, MODELS, SHAPES, TIMED
 from gpu_timing import Budget, brief, precompile, time_by_turns, time_ways
 
-from quire.kernels.triton import fp8, tuning
-from quire.kernels.triton.skinny_gemm import MAX_ROWS
-from quire.kernels.triton.ways import rows_ways_for, way_from, ways_for
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.launch.gemm_config import rows_ways_for, way_from, ways_for
+from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS
 
 AGAIN = 3  # ways that are timed again, beside the choice and the library's
 Case = tuple[int, str, str, int, int, int]  # rows, model, product, N, K, bytes of a number of W
@@ -79,7 +80,7 @@ def small(n: int) -> int:
 
 def has_rows(m: int, itemsize: int) -> bool:
     """Whether kernels in front round x, see `fp8.most_rows`."""
-    return itemsize == 1 and m > fp8.FEW
+    return itemsize == 1 and m > fp8_linear.FEW
 
 
 def turns(m: int, model: str, product: str, itemsize: int) -> bool:
@@ -98,20 +99,20 @@ def choice(row: dict[str, Any], num_sms: int) -> Way | None:
     """What the engine takes; None: the library's, which fuses nothing and so serves heads alone."""
     shape = m, n, k, itemsize = row["m"], row["n"], row["k"], row["itemsize"]
     if has_rows(m, itemsize):
-        return tuning.rows_config(m, n, k, num_sms)
-    if row["product"] == "head" and tuning.library_is_faster(*shape, num_sms, hopper=True):
+        return gemm_tuning.rows_config(m, n, k, num_sms)
+    if row["product"] == "head" and gemm_tuning.library_is_faster(*shape, num_sms, hopper=True):
         return None
-    return tuning.product_config(*shape, num_sms, hopper=True)
+    return gemm_tuning.product_config(*shape, num_sms, hopper=True)
 
 
 def choice_of_heads(row: dict[str, Any], num_sms: int) -> tuple[bool, Way]:
     """Whether the engine turns heads inside of the product, and the way."""
     shape = row["m"], row["n"], row["k"], row["itemsize"]
     model = SHAPES[row["model"]]
-    way = tuning.turned_config(*shape, num_sms, model.kv_heads, model.head_dim, hopper=True)
+    way = gemm_tuning.turned_config(*shape, num_sms, model.kv_heads, model.head_dim, hopper=True)
     if way is not None:
         return True, way
-    return False, tuning.product_config(*shape, num_sms, hopper=True)
+    return False, gemm_tuning.product_config(*shape, num_sms, hopper=True)
 
 
 def choice_in_layers(row: dict[str, Any], num_sms: int) -> Way | None:

@@ -21,7 +21,7 @@ import record
 
 from quire.core.structured_outputs import MAX_GRAMMAR_BYTES, MAX_REGEX_BYTES, StructuredOutputs
 from quire.errors import InvalidRequestError
-from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer

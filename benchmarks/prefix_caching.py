@@ -21,8 +21,8 @@ from rich.table import Table
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest, EngineStats
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 
 
 def make_prompts(args: argparse.Namespace, vocab_size: int, seed: int) -> list[list[int]]:

@@ -31,15 +31,15 @@ from torch import Tensor
 from quire.config import ModelConfig
 from quire.hub import resolve_model
 from quire.kernels import reference
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.layout import BatchLayout
-from quire.kvcache.sizes import block_bytes, kv_name
-from quire.kvcache.storage import allocate_kv, kv_dtype
-from quire.layers.context import ForwardContext
-from quire.models.architecture import ModelArchitecture
-from quire.models.llama import LlamaForCausalLM
-from quire.models.loader import load_model
+from quire.kvcache.kv_sizes import block_bytes, kv_name
+from quire.kvcache.kv_storage import allocate_kv, kv_dtype
+from quire.layers.forward_context import ForwardContext
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading.loader import load_model
 from quire.tokenizer.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))

@@ -5,8 +5,8 @@
 
 The real scheduler plans steps, two in flight as on a GPU, whose durations are those of the 8B shape
 in bfloat16 with contexts of about 2,000 tokens on one H200, noted as they ran in the server
-(docs/log.md, 2026-11-22). --set changes constants of `quire.scheduler.policy`. All requests of a
-level come at once; each is followed by another until there were three times as many, as in
+(docs/log.md, 2026-11-22). --set changes constants of `quire.scheduler.chunk_policy`. All requests
+of a level come at once; each is followed by another until there were three times as many, as in
 gpu_serving.py. Figures are within 5 to 10 % of the server's; differences between rules are what
 they are for.
 """
@@ -23,10 +23,10 @@ from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine.step_sizes import StepSizes
-from quire.kvcache.manager import KVCacheManager
-from quire.scheduler import policy
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core.step_sizes import StepSizes
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler import chunk_policy as policy
 from quire.scheduler.scheduler import Scheduler
 
 # Milliseconds: of steps that only decode, by requests; of others by their padded size, less what
@@ -171,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     for name, _, number in (word.partition("=") for word in args.set):
         if name not in vars(policy):
-            parser.error(f"quire.scheduler.policy has no {name}")
+            parser.error(f"quire.scheduler.chunk_policy has no {name}")
         setattr(policy, name, float(number))
     scheduler, sizes = make_scheduler()
     print("requests   TTFT p50    p99   ITL p50    p99 (ms)   tokens/s")

@@ -150,7 +150,7 @@ def start(name: str, command: list[str], log: IO[str]) -> Server:
     for child in process.children():
         if "quire.server.worker" in child.cmdline():
             server.api = child
-        elif "quire.engine.process" in child.cmdline():
+        elif "quire.engine.processes.engine_process" in child.cmdline():
             server.engine = child
     return server
 

@@ -26,22 +26,22 @@ import record
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine import model_runner, running, startup
-from quire.engine.core import EngineCore
-from quire.engine.input_batch import InputBatch
+from quire.engine.core.engine_core import EngineCore, model_runner, running_requests
+from quire.engine.core.input_batch import InputBatch
+from quire.engine.startup.start_engine import start_engine
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.rotary_table import RotaryTable
+from quire.kernels.rope_table import RotaryTable
 from quire.layers.embedding import VocabParallelEmbedding
-from quire.layers.rotary import RotaryEmbedding
-from quire.models import loader
-from quire.models.compiled import CompiledDecoder
-from quire.models.llama import LlamaForCausalLM
+from quire.layers.rope import RotaryEmbedding
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading import loader
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from quire.sampling.sampler import Sampler
 from quire.scheduler.scheduler import Scheduler
 
 STAGES: list[tuple[Any, str]] = [
     (Scheduler, "schedule"),
-    (running.RunningRequests, "apply_differences"),
+    (running_requests.RunningRequests, "apply_differences"),
     (InputBatch, "prepare"),
     (CompiledDecoder, "forward"),
     (RotaryTable, "up_to"),
@@ -51,8 +51,8 @@ STAGES: list[tuple[Any, str]] = [
     (RotaryEmbedding, "forward"),
     (LlamaForCausalLM, "compute_logits"),
     (Sampler, "sample"),
-    (running.RunningRequests, "sample"),
-    (running.RunningRequests, "read_hidden"),
+    (running_requests.RunningRequests, "sample"),
+    (running_requests.RunningRequests, "read_hidden"),
     (model_runner.ModelRunner, "run"),
     (Scheduler, "update"),
     (Scheduler, "observe"),
@@ -106,7 +106,7 @@ def timed_kernels(clocks: Clocks) -> Kernels:
 
 
 def measure(config: EngineConfig, batch: int, args: argparse.Namespace, clocks: Clocks) -> None:
-    core, _ = startup.start_engine(config)
+    core, _ = start_engine.start_engine(config)
     sampling = SamplingParams(
         temperature=1.0 if args.random else 0.0,
         top_p=args.top_p,

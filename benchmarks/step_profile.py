@@ -17,7 +17,7 @@ from rich.console import Console
 
 from quire.cli.profile import WIDTH, show
 from quire.config import EngineConfig
-from quire.engine.step_profile import StepShape, profile_step
+from quire.engine.profile.step_profile import StepShape, profile_step
 
 
 def main() -> None:

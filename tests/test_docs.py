@@ -18,11 +18,11 @@ from quire.cli import main, serve
 from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.options import Option, options_of
-from quire.server import (
-    chat_protocol,
+from quire.server.api.anthropic import messages_protocol
+from quire.server.api.common import chat_request
+from quire.server.api.openai import (
     completions_protocol,
     embeddings_protocol,
-    messages_protocol,
     responses_protocol,
     tokenize,
 )
@@ -35,7 +35,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])  # all that may hol
 ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
 BODIES = [
     completions_protocol.CompletionRequest,
-    chat_protocol.ChatRequest,
+    chat_request.ChatRequest,
     messages_protocol.MessagesRequest,
     responses_protocol.ResponsesRequest,
     embeddings_protocol.EmbeddingRequest,
@@ -44,7 +44,7 @@ BODIES = [
 ]
 REFUSED = [
     completions_protocol.COMPLETION_UNSUPPORTED,
-    chat_protocol.CHAT_UNSUPPORTED,
+    chat_request.CHAT_UNSUPPORTED,
     messages_protocol.MESSAGES_UNSUPPORTED,
     responses_protocol.RESPONSES_UNSUPPORTED,
     embeddings_protocol.EMBEDDING_UNSUPPORTED,

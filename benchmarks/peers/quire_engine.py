@@ -13,7 +13,7 @@ from peers.worker import WARM_UP, Load, Prompt, serve
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.lean_import import lean_start
+from quire.engine.startup.lean_import import lean_start
 from quire.version import __version__
 
 
@@ -39,12 +39,12 @@ class Quire:
             **load.options,
         )
         with lean_start(config) if self._alone else nullcontext():
-            from quire.engine.startup import start_engine
+            from quire.engine.startup.start_engine import start_engine
 
             self._core, info = start_engine(config)
-        from quire.engine.footprint import weights_by_form
+        from quire.engine.startup.footprint import weights_by_form
         from quire.kernels.cpu import native
-        from quire.models.architecture import ModelArchitecture
+        from quire.models.config.model_config import ModelArchitecture
 
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}

@@ -21,14 +21,14 @@ def main() -> None:
     begin, before = time.monotonic(), age()
     settings = json.loads(sys.argv[1])
     from quire.config import EngineConfig
-    from quire.engine.lean_import import lean_start
+    from quire.engine.startup.lean_import import lean_start
 
     config = EngineConfig.from_options(**settings)
     with lean_start(config):
         from quire.core.messages import AddRequest
         from quire.core.sampling_params import SamplingParams
-        from quire.engine.footprint import footprint_of
-        from quire.engine.startup import start_engine
+        from quire.engine.startup.footprint import footprint_of
+        from quire.engine.startup.start_engine import start_engine
 
         core, info = start_engine(config, begin=begin)
     ready = age()

@@ -11,7 +11,7 @@ import asyncio
 import random
 from typing import Any
 
-from quire.kernels.cpu.matmul import padded
+from quire.kernels.cpu.torch_matmul import padded
 from reliability.wire import Connection, Reply, ask
 
 NUM_FORMS = 300

@@ -68,7 +68,7 @@ class Server:
     @property
     def engine(self) -> psutil.Process | None:
         """The engine process, None while there is none."""
-        return next(iter(self.children("quire.engine.process")), None)
+        return next(iter(self.children("quire.engine.processes.engine_process")), None)
 
     @property
     def workers(self) -> list[psutil.Process]:

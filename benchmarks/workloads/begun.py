@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from quire.core.request import Request
-from quire.engine import startup
-from quire.engine.compiled_model import CompiledModel
-from quire.engine.device_backend import DeviceBackend
-from quire.engine.host_backend import HostBackend
-from quire.kvcache.manager import KVCacheManager
+from quire.engine.gpu.device_backend import DeviceBackend
+from quire.engine.startup.compiled_model import CompiledModel
+from quire.engine.startup.host_backend import HostBackend
+from quire.engine.startup.start_engine import start_engine
+from quire.kvcache.kv_cache_manager import KVCacheManager
 from workloads.steady import BEGUN
 
 CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches hold
@@ -62,7 +62,7 @@ def begun_requests() -> Iterator[None]:
     with (
         _filled(DeviceBackend),
         _filled(HostBackend),
-        mock.patch.object(startup, "KVCacheManager", BegunManager),
+        mock.patch.object(start_engine, "KVCacheManager", BegunManager),
     ):
         yield
 

@@ -23,7 +23,7 @@ now = time.perf_counter
 def main(connection: Connection, options: dict[str, Any]) -> None:
     """Start an engine, tell how that went, then run each level that comes."""
     from quire.config import EngineConfig
-    from quire.engine.startup import start_engine
+    from quire.engine.startup.start_engine import start_engine
     from workloads.begun import begun_requests
 
     config = EngineConfig.from_options(**options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from quire.core.output import CompletionOutput, EmbeddingOutput, RequestOutput
+    from quire.core.request_output import CompletionOutput, EmbeddingOutput, RequestOutput
     from quire.core.sampling_params import SamplingParams, StructuredOutputs
     from quire.llm import LLM
 
@@ -24,9 +24,9 @@ __all__ = [
 
 _LAZY = {
     "LLM": "quire.llm",
-    "CompletionOutput": "quire.core.output",
-    "EmbeddingOutput": "quire.core.output",
-    "RequestOutput": "quire.core.output",
+    "CompletionOutput": "quire.core.request_output",
+    "EmbeddingOutput": "quire.core.request_output",
+    "RequestOutput": "quire.core.request_output",
     "SamplingParams": "quire.core.sampling_params",
     "StructuredOutputs": "quire.core.structured_outputs",
 }

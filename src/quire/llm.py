@@ -13,25 +13,25 @@ import numpy as np
 
 from quire.config import BUNDLED_MODEL, EngineConfig
 from quire.core.messages import AbortRequests, EngineStats
-from quire.core.output import EmbeddingOutput, RequestOutput, RequestTimes
 from quire.core.pooling_params import Pooling
+from quire.core.request_output import EmbeddingOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import InputProcessor, PreparedRequest, Prompt, told_of
-from quire.engine.output_processor import OutputProcessor, Processed
-from quire.engine.prompts import (
+from quire.engine.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, told_of
+from quire.engine.frontend.output_processor import OutputProcessor, Processed
+from quire.engine.frontend.prompt_inputs import (
     Conversation,
     Prompts,
     one_for_each,
     read_conversations,
     read_prompts,
 )
-from quire.engine.request_metrics import RequestMetrics
-from quire.engine.startup import start_engine
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.engine.startup.start_engine import start_engine
 from quire.errors import InvalidRequestError, QuireError
 from quire.hub import tokenizer_folder
 from quire.processes import interrupted
-from quire.tokenizer.folder import check_folder
 from quire.tokenizer.tokenizer import Tokenizer
+from quire.tokenizer.tokenizer_folder import check_folder
 
 Item = TypeVar("Item")
 

@@ -25,7 +25,7 @@ from peers.worker import age, answer_all, peak_bytes
 from record import cpu_flags
 
 from quire.hub import resolve_model
-from quire.models.architecture import ModelArchitecture
+from quire.models.config.model_config import ModelArchitecture
 
 SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.2-1b"
 SCRIPT = """

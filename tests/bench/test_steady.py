@@ -12,10 +12,9 @@ from workloads.plan import Workload, make_level
 from workloads.steady import Steady, Step, summary
 
 from quire.config import SchedulerConfig
-from quire.core.limits import RequestLimits
-from quire.core.step import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine import core, step_log
-from quire.engine.core import EngineCore
+from quire.core.request_limits import RequestLimits
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core.engine_core import EngineCore, engine_core, step_log
 from quire.scheduler.scheduler import Scheduler
 
 LONG = Workload("long", "m", 2000, 200, (8,), is_steady=True)  # a prompt has half of the time
@@ -66,7 +65,7 @@ def engine(device: Device) -> EngineCore:
 def rates(monkeypatch: pytest.MonkeyPatch, workload: Workload, window: float) -> tuple[float, ...]:
     """Tokens a second: of the long run, and of the window alone."""
     device = Device()
-    for module in (core, step_log):
+    for module in (engine_core, step_log):
         monkeypatch.setattr(module, "time", device)
     monkeypatch.setattr(steady, "now", device.monotonic)
     monkeypatch.setattr(steady, "WINDOW", window)

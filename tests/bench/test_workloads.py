@@ -23,8 +23,8 @@ from workloads.vocabulary import make_folder
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.null import start_null_engine
-from quire.engine.startup import start_engine
+from quire.engine.core.null_engine import start_null_engine
+from quire.engine.startup.start_engine import start_engine
 from quire.tokenizer.tokenizer import Tokenizer
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.cli.banner import key_in_shell, ready_text
-from quire.core.limits import RequestLimits
-from quire.engine.info import EngineInfo
+from quire.core.request_limits import RequestLimits
+from quire.engine.frontend.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
 
 

@@ -51,7 +51,7 @@ def test_chat_without_a_template_is_refused_once(
     async def start(_config: object) -> FakeEngine:
         return engine
 
-    monkeypatch.setattr("quire.engine.client.AsyncEngine.start", start)
+    monkeypatch.setattr("quire.engine.frontend.async_engine.AsyncEngine.start", start)
     monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
     assert main(["chat"]) == 2
     assert capsys.readouterr().err.count("no chat template") == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.cli import main
-from quire.core.output import CompletionOutput, RequestOutput, RequestTimes
+from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError
 

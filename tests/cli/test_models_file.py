@@ -9,7 +9,7 @@ import pytest
 from quire.cli import main
 from quire.cli.models_file import read_models
 from quire.cli.serve import make_parser, model_plans
-from quire.engine.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelPlan
 from quire.errors import ConfigError, FileError
 from quire.server.settings import ServerSettings
 

@@ -16,7 +16,7 @@ import pytest
 
 from quire.cli import main
 from quire.cli.serve import make_parser, server_settings
-from quire.server.address import bind
+from quire.server.http.listen_address import bind
 
 
 @contextmanager
@@ -112,7 +112,14 @@ def test_port_in_use_is_said_before_loading(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_parent_reads_no_web_framework_before_it_starts_the_others() -> None:
-    heavy = ["starlette", "uvicorn", "numpy", "rich", "zmq", "quire.server.generation"]
+    heavy = [
+        "starlette",
+        "uvicorn",
+        "numpy",
+        "rich",
+        "zmq",
+        "quire.server.api.common.generation_request",
+    ]
     code = f"import sys, quire.cli.serve; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ from quire.core.messages import (
 )
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import (
+from quire.core.scheduler_output import (
     ModelRunnerOutput,
     NewRequest,
     SampleResult,

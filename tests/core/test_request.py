@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from quire.core.limits import RequestLimits
 from quire.core.messages import AddRequest
 from quire.core.request import FinishReason, Request, RequestStatus
+from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, InvalidRequestError
 

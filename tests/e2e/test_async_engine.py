@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineConfig
-from quire.core.output import RequestOutput
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import AsyncEngine
-from quire.engine.input_processor import PreparedRequest
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.frontend.input_processor import PreparedRequest
 from quire.errors import CheckpointError, EngineError, InvalidRequestError
 
 

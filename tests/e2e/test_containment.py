@@ -14,8 +14,8 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests
-from quire.core.output import RequestOutput
-from quire.engine.client import AsyncEngine
+from quire.core.request_output import RequestOutput
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.errors import CheckpointError, ConfigError, EngineError, InvalidRequestError
 
 FREE = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)

@@ -19,8 +19,8 @@ from quire import LLM, SamplingParams
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
-from quire.engine.client import AsyncEngine
-from quire.engine.torch_model import TorchModel
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.startup.torch_model import TorchModel
 from quire.errors import ContextLengthError, InvalidRequestError
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings

@@ -10,9 +10,9 @@ import torch
 from test_mixed_load import Served, make_requests, serve
 
 from quire.config import EngineConfig
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
-from quire.engine.step_sizes import StepSize, StepSizes
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.step_sizes import StepSize, StepSizes
+from quire.engine.startup.start_engine import start_engine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,13 +17,13 @@ import torch
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
-from quire.engine.compiled_model import CompiledModel
-from quire.engine.core import EngineCore
-from quire.engine.host_model import CheckedStates
-from quire.engine.startup import start_engine
-from quire.engine.torch_model import TorchModel
-from quire.kernels.ragged import Ints, RaggedBatch
-from quire.layers.context import Beat
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.compiled_model import CompiledModel
+from quire.engine.startup.host_model import CheckedStates
+from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.torch_model import TorchModel
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.layers.forward_context import Beat
 
 NUM_REQUESTS = 200
 VOCAB_SIZE = 512  # of tiny_model

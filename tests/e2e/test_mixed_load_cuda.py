@@ -11,8 +11,8 @@ from test_mixed_load import Served, make_requests, serve
 
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,24 +18,24 @@ from test_mixed_load import Served, make_requests, run_alone, serve, start
 from torch import Tensor
 
 from quire import LLM, StructuredOutputs
-from quire.core.limits import RequestLimits
 from quire.core.messages import AddRequest
+from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine import torch_start
-from quire.engine.backend import Task
-from quire.engine.device_backend import DeviceBackend
-from quire.engine.device_runner import DeviceRunner
-from quire.engine.executor import Executor, OverlappedExecutor
-from quire.engine.running import RunningRequests
-from quire.engine.step_graphs import Record, StepTensors
-from quire.engine.step_work import layers_of_all_kinds
-from quire.engine.torch_model import CausalLM
+from quire.engine.core.executor import Executor, OverlappedExecutor
+from quire.engine.core.running_requests import RunningRequests
+from quire.engine.gpu.device_backend import DeviceBackend
+from quire.engine.gpu.device_runner import DeviceRunner
+from quire.engine.gpu.step_graphs import Record, StepTensors
+from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.startup.backend import Task
+from quire.engine.startup.start_engine import torch_start
+from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
-from quire.layers.context import Beat
-from quire.sampling.blocks import Rows
+from quire.layers.forward_context import Beat
+from quire.sampling.logit_blocks import Rows
 from quire.sampling.sampler import Sampler
-from quire.sampling.state import SamplingState
-from quire.sampling.structured import Matcher
+from quire.sampling.sampling_state import SamplingState
+from quire.sampling.structured_mask import Matcher
 
 TWINS = kernels_for("meta")
 
@@ -113,7 +113,7 @@ def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
     def from_now_on(record: Record | None) -> None:
         monkeypatch.setattr(Overlapped, "record", record)
         monkeypatch.setattr(torch_start, "_on_host", backend)
-        monkeypatch.setattr("quire.models.loader.kernels_for", lambda _: TWINS)
+        monkeypatch.setattr("quire.models.loading.loader.kernels_for", lambda _: TWINS)
 
     return from_now_on
 

@@ -46,7 +46,7 @@ class Server:
 
     @property
     def engine(self) -> psutil.Process:
-        (engine,) = self.children("quire.engine.process")
+        (engine,) = self.children("quire.engine.processes.engine_process")
         return engine
 
     @property

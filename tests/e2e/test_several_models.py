@@ -43,7 +43,11 @@ class Server:
     @property
     def engines(self) -> list[psutil.Process]:
         """By age, so in the order of loading."""
-        children = [p for p in self.parent.children() if "quire.engine.process" in p.cmdline()]
+        children = [
+            p
+            for p in self.parent.children()
+            if "quire.engine.processes.engine_process" in p.cmdline()
+        ]
         return sorted(children, key=lambda process: (process.create_time(), process.pid))
 
     def ask(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:

@@ -12,8 +12,8 @@ from test_mixed_load import serve
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,7 +47,7 @@ def make_requests() -> list[AddRequest]:
 def test_together_equals_alone(
     odd_model: Path, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.engine.shared_prefixes.LEAST_SAVED", 1)
+    monkeypatch.setattr("quire.engine.core.shared_prefixes.LEAST_SAVED", 1)
     requests = make_requests()
     alone: dict[str, list[int]] = {}
     core = start(odd_model, enable_prefix_caching=False)

@@ -13,12 +13,12 @@ import pytest
 from quire import LLM, SamplingParams, StructuredOutputs
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, RequestDelta
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 from quire.errors import InvalidRequestError
-from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.matcher import Matcher
-from quire.server.chat_protocol import ChatRequest
+from quire.grammar.grammar_compiler import GrammarCompiler
+from quire.grammar.grammar_matcher import Matcher
+from quire.server.api.common.chat_request import ChatRequest
 
 EOS = 2  # of tiny_model, whose other tokens are the bytes
 PERSON = {

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.client import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.hub import resolve_model
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings

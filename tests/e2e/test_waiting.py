@@ -10,7 +10,7 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import AsyncEngine
+from quire.engine.frontend.async_engine import AsyncEngine
 from quire.errors import QueueTimeoutError
 
 

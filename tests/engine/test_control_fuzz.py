@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from test_frame_fuzz import DEEP, LIARS, frames
 
 from quire.config import EngineConfig
-from quire.core.limits import RequestLimits
-from quire.engine import control
-from quire.engine.control import (
+from quire.core.request_limits import RequestLimits
+from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.processes import control_channel
+from quire.engine.processes.control_channel import (
     MAX_CONTROL_BYTES,
     Control,
     EngineDown,
@@ -37,7 +38,6 @@ from quire.engine.control import (
     read_control,
     unpack,
 )
-from quire.engine.info import EngineInfo
 from quire.logs import LogOptions
 
 LIMITS = RequestLimits(
@@ -77,7 +77,7 @@ def no_exit() -> Iterator[None]:
         raise ExitedError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control.os, "_exit", leave)
+        patch.setattr(control_channel.os, "_exit", leave)
         yield
 
 

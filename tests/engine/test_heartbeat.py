@@ -13,16 +13,16 @@ import pytest
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine import keepers, status_page
-from quire.engine.control import EngineStarted, StartEngine
-from quire.engine.keepers import EngineKeeper, EnginePlace
-from quire.engine.startup import start_engine
-from quire.engine.status_page import StatusPage, create_page
+from quire.engine.processes import process_supervisors, status_page
+from quire.engine.processes.control_channel import EngineStarted, StartEngine
+from quire.engine.processes.process_supervisors import EngineKeeper, EnginePlace
+from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
 from quire.logs import LogOptions
-from quire.models import compiled
-from quire.models.compiled import FEW_TOKENS
-from quire.models.llama import LlamaDecoderLayer
+from quire.models.families.llama import LlamaDecoderLayer
+from quire.models.runtimes import compiled_decoder
+from quire.models.runtimes.compiled_decoder import FEW_TOKENS
 
 HANG = 60.0
 SLOW_LAYER = 40.0  # seconds: shorter than HANG, but several of them are longer
@@ -110,7 +110,7 @@ def slow_layers(
 
     slow = Library()
     monkeypatch.setattr(native, "compiled", lambda: slow)
-    monkeypatch.setattr(compiled, "_TOGETHER", 2)
+    monkeypatch.setattr(compiled_decoder, "_TOGETHER", 2)
 
 
 def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
@@ -160,6 +160,6 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
         await ended.wait()
         task.cancel()
 
-    monkeypatch.setattr(keepers.Child, "spawn", spawn)
+    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
     asyncio.run(keep())
     assert children[0].num_beats == beats

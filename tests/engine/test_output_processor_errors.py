@@ -6,11 +6,11 @@ import pytest
 
 from quire.core.messages import AddRequest, ErrorKind, RequestDelta
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import PreparedRequest
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.request_metrics import RequestMetrics
+from quire.engine.frontend.input_processor import PreparedRequest
+from quire.engine.frontend.output_processor import OutputProcessor
+from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, QueueTimeoutError, QuireError
-from quire.tokenizer.spelling import Pieces
+from quire.tokenizer.token_spelling import Pieces
 
 
 class Wordless:

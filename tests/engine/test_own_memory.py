@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kvcache.storage import allocate_kv
+from quire.kvcache.kv_storage import allocate_kv
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="told by Linux alone")
 
 PROGRAM = """
 from pathlib import Path
 from quire.config import EngineConfig
-from quire.engine.lean_import import import_lean
+from quire.engine.startup.lean_import import import_lean
 import_lean()
-from quire.engine.startup import start_engine
-from quire.engine.library_pages import give_back_code
+from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.library_pages import give_back_code
 core, info = start_engine(EngineConfig.from_options(device="cpu", num_blocks=8))
 assert give_back_code() > 0
 resident = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in l)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from quire.grammar.compiler import GrammarCompiler
+from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 

@@ -15,23 +15,23 @@ from typing import Any
 
 from triton.experimental.gluon import language as gl
 
-from quire.kernels.triton.ahead import Compiled, compile_kernel
-from quire.kernels.triton.attention import plan_kernel
-from quire.kernels.triton.decode_attention import decode_attention_kernel
-from quire.kernels.triton.elementwise import norm_kernel, silu_fp8_kernel
-from quire.kernels.triton.hopper_decode import hopper_decode_kernel
-from quire.kernels.triton.hopper_gemm import hopper_gemm_kernel, tile_layout
-from quire.kernels.triton.hopper_pieces import hopper_pieces_kernel
-from quire.kernels.triton.hopper_prefill import hopper_prefill_kernel
-from quire.kernels.triton.hopper_rows import hopper_rows_kernel
-from quire.kernels.triton.hopper_tiles import hopper_tiles_kernel
-from quire.kernels.triton.invariant_attention import invariant_attention_kernel
-from quire.kernels.triton.invariant_products import tile_gemm_kernel
-from quire.kernels.triton.prefill_attention import prefill_attention_kernel
-from quire.kernels.triton.rotary import rotary_write_kv_kernel
-from quire.kernels.triton.sampling import peaks_kernel, weigh_kernel
-from quire.kernels.triton.sampling_filters import open_bin_kernel
-from quire.kernels.triton.skinny_kernel import skinny_gemm_kernel
+from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
+from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.compile.aot_compile import Compiled, compile_kernel
+from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
+from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
+from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_rows_kernel
+from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel, tile_layout
+from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_tiles_kernel
+from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
+from quire.kernels.triton.invariant.hopper_split_attention import hopper_pieces_kernel
+from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
+from quire.kernels.triton.invariant.invariant_gemm import tile_gemm_kernel
+from quire.kernels.triton.ops.paged_attention import plan_kernel
+from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
+from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
+from quire.kernels.triton.step.elementwise import norm_kernel, silu_fp8_kernel
+from quire.kernels.triton.step.rope_kernels import rotary_write_kv_kernel
 
 BF16, INTS = "*bf16", "*i32"
 

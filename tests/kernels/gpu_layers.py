@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.layout import BatchLayout
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows, Turning
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 4096, 14336, 32, 8, 128, 16

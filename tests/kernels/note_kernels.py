@@ -15,8 +15,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from quire.kernels.triton import compiling
-from quire.kernels.triton.elementwise import norm_kernel, silu_kernel
+from quire.kernels.triton.compile import precompile
+from quire.kernels.triton.step.elementwise import norm_kernel, silu_kernel
 
 LAUNCHERS = Path(os.environ["TRITON_CACHE_DIR"], "launchers")
 
@@ -52,16 +52,16 @@ def note() -> None:
 if __name__ == "__main__":
     triton.runtime.driver.set_active(Driver())
     found: dict[str, Any] = {}
-    finish = compiling.ForkedWorkers.finish
+    finish = precompile.ForkedWorkers.finish
 
-    def count(workers: compiling.ForkedWorkers) -> None:
+    def count(workers: precompile.ForkedWorkers) -> None:
         finish(workers)
         folders = {path.parent for path in LAUNCHERS.parent.glob("*/__grp__*")}
         found["on_disk"] = len(folders)
         found["launchers"] = len(LAUNCHERS.read_text().splitlines())
 
-    compiling.ForkedWorkers.finish = count  # type: ignore[method-assign]
-    with compiling.only_compiling():
+    precompile.ForkedWorkers.finish = count  # type: ignore[method-assign]
+    with precompile.only_compiling():
         note()
     found["noted"] = sum(len(k.device_caches[0][0]) for k in (norm_kernel, silu_kernel))
     print(json.dumps(found))

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from quire.kernels import reference
-from quire.kernels.triton import compiling, elementwise
+from quire.kernels.triton.compile import precompile
+from quire.kernels.triton.step.step_kernels import elementwise
 
 
 def test_other_processes_leave_what_this_one_would_compile(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_launches_compile_and_write_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "empty", zeros)
     compiled = []
-    with compiling.only_compiling():
+    with precompile.only_compiling():
         assert not elementwise.rms_norm(x, weight, 1e-5).any()
         compiled.append(elementwise.norm_kernel.device_caches[0][0])
     assert written

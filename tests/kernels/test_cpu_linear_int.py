@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels import reference, reference_integers
-from quire.kernels.cpu import linear, linear_int, native
+from quire.kernels import reference, reference_quantized
+from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
@@ -65,12 +65,12 @@ def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     """The product of the rounded rows in float64, which holds every sum of whole numbers."""
     if isinstance(weight, Int8Weight):
         wide, group = weight.codes.double() * weight.scale.double()[:, None], None
-        x = reference_integers.spread(x.float())
+        x = reference_quantized.spread(x.float())
     else:
-        wide = reference_integers.widen_int4(weight).double()
-        group = reference_integers.ROUNDED_TOGETHER
-        x = reference_integers.spread(x.float(), group) if weight.spread else x
-    codes, scale = reference_integers.round_int8(x, group)
+        wide = reference_quantized.widen_int4(weight).double()
+        group = reference_quantized.ROUNDED_TOGETHER
+        x = reference_quantized.spread(x.float(), group) if weight.spread else x
+    codes, scale = reference_quantized.round_int8(x, group)
     groups = torch.unflatten(codes, 1, (-1, group or x.shape[1])).double()
     return (groups * scale.double()[:, :, None]).flatten(1) @ wide.T
 
@@ -83,19 +83,21 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 def prepared(weight: Int8Weight | Int4Weight) -> Int8Weight | Int4Weight:
     whole = isinstance(weight, Int8Weight)
-    packed = linear_int.prepare_int8(weight) if whole else linear_int.prepare_int4(weight)
-    assert linear_int.is_packed(packed)
+    packed = (
+        quantized_linear.prepare_int8(weight) if whole else quantized_linear.prepare_int4(weight)
+    )
+    assert quantized_linear.is_packed(packed)
     return packed
 
 
 def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
     x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
-    together = reference_integers.spread_together(k)
+    together = reference_quantized.spread_together(k)
     x[0], x[1], x[1, ::together] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
     for weight in weights(n, k, group):
         packed, expected = prepared(weight), exact(x, weight) + bias.double()
         for rows in ROWS:
-            check(linear.linear(x[:rows], packed, bias), expected[:rows])
+            check(native_linear.linear(x[:rows], packed, bias), expected[:rows])
 
 
 def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
@@ -121,17 +123,17 @@ def test_what_stands_around_them(dtype: torch.dtype) -> None:
         rows = reference.rms_norm(stream.residual.float(), norm.float(), 1e-5)
         # a number that lies between two codes may be rounded to either: some steps of a weight
         expected = exact(rows, weight) + bias.double()
-        found = linear.linear_normed(stream, packed, bias)
+        found = native_linear.linear_normed(stream, packed, bias)
         torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=2.0)
         rounded = rows.to(dtype)
         expected = exact(rounded, weight)
         halves = expected.view(5, n // 32, 2, 16)  # gate and up by turns
         given = Normed(stream.residual, rounded, norm, 1e-5)
         silu = (F.silu(halves[:, :, 0]) * halves[:, :, 1]).flatten(1)
-        check(linear.linear_silu(given, packed, None), silu)
+        check(native_linear.linear_silu(given, packed, None), silu)
         residual = torch.randn(5, n).to(dtype)
         expected += residual.double()
-        added = linear.linear_add_norm(rounded, packed, None, residual, norm, 1e-5)
+        added = native_linear.linear_add_norm(rounded, packed, None, residual, norm, 1e-5)
         check(added.residual, expected)
         assert added.residual is residual
 
@@ -141,11 +143,11 @@ def test_a_row_depends_neither_on_others_nor_on_threads() -> None:
     x = torch.randn(70, 1024, dtype=torch.bfloat16)
     for weight in weights(160, 1024, 128):
         packed = prepared(weight)
-        alone = torch.cat([linear.linear(row[None], packed, None) for row in x])
-        assert torch.equal(linear.linear(x, packed, None), alone)
+        alone = torch.cat([native_linear.linear(row[None], packed, None) for row in x])
+        assert torch.equal(native_linear.linear(x, packed, None), alone)
         threads = num_threads()
         set_num_threads(1)
-        assert torch.equal(linear.linear(x[:11], packed, None), alone[:11])
+        assert torch.equal(native_linear.linear(x[:11], packed, None), alone[:11])
         set_num_threads(threads)
 
 
@@ -154,7 +156,7 @@ def test_what_is_not_a_number_stays_none_and_with_its_row() -> None:
     x = torch.ones(4, 64)
     x[1, 5], x[2, 40], x[3] = float("nan"), float("inf"), 0.0
     for weight in weights(16, 64, 64):
-        found = linear.linear(x, prepared(weight), None)
+        found = native_linear.linear(x, prepared(weight), None)
         assert found[0].isfinite().all()
         assert not found[1:3].isfinite().any()
         assert (found[3] == 0.0).all()
@@ -164,14 +166,14 @@ def test_what_is_not_a_number_stays_none_and_with_its_row() -> None:
 def test_other_sizes_and_types_are_served_too() -> None:
     for n, k in ((17, 64), (32, 77), (24, 32)):
         weight, x = int8_weight(n, k), torch.randn(3, k)
-        assert linear_int.prepare_int8(weight) is weight
-        check(linear.linear(x, weight, None), exact(x, weight))
+        assert quantized_linear.prepare_int8(weight) is weight
+        check(native_linear.linear(x, weight, None), exact(x, weight))
     weight, x = int4_weight(8, 64, 32, True), torch.randn(3, 64)
-    assert linear_int.prepare_int4(weight) is weight
-    check(linear.linear(x, weight, None), exact(x, weight))
+    assert quantized_linear.prepare_int4(weight) is weight
+    check(native_linear.linear(x, weight, None), exact(x, weight))
     half = torch.randn(3, 64, dtype=torch.float16)
     weight = int4_weight(16, 64, 32, False)
-    found = linear.linear(half, prepared(weight), None)
+    found = native_linear.linear(half, prepared(weight), None)
     assert found.dtype == torch.float16
     torch.testing.assert_close(found.double(), exact(half, weight), rtol=2e-3, atol=1e-2)
 
@@ -206,11 +208,13 @@ def test_weights_are_rounded_as_their_twins_are(dtype: torch.dtype) -> None:
     weight[0], weight[1, 40:50] = 0.0, weight[1, 40:50].abs().max() * torch.tensor([1, -1] * 5)
     for rows in (70, 64, 48):  # of which the first cannot be packed
         some = weight[:rows]
-        ours, theirs = linear_int.to_int8(some), reference_integers.quantize_int8(some)
-        check_same(ours, linear_int.prepare_int8(theirs))
+        ours, theirs = quantized_linear.to_int8(some), reference_quantized.quantize_int8(some)
+        check_same(ours, quantized_linear.prepare_int8(theirs))
         for group in (32, 128, 512):
-            four = linear_int.to_int4(some, group)
-            check_same(four, linear_int.prepare_int4(reference_integers.quantize_int4(some, group)))
+            four = quantized_linear.to_int4(some, group)
+            check_same(
+                four, quantized_linear.prepare_int4(reference_quantized.quantize_int4(some, group))
+            )
 
 
 def check_same(found: Int8Weight | Int4Weight, expected: Int8Weight | Int4Weight) -> None:

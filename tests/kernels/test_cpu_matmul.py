@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels import reference_integers
-from quire.kernels.cpu.matmul import linear, linear_int8, padded, prepare_linear
+from quire.kernels import reference_quantized
+from quire.kernels.cpu.torch_matmul import linear, linear_int8, padded, prepare_linear
 
 
 def test_a_product_is_made_with_few_numbers_of_rows() -> None:
@@ -32,6 +32,6 @@ def test_padding_does_not_show(num_rows: int) -> None:
 def test_products_of_bytes_read_no_more_than_a_row(num_inputs: int, num_rows: int) -> None:
     torch.manual_seed(num_rows)
     x, weight = torch.randn(num_rows, num_inputs).bfloat16(), torch.randn(48, num_inputs)
-    found = linear_int8(x, reference_integers.to_int8(weight), None)
+    found = linear_int8(x, reference_quantized.to_int8(weight), None)
     expected = x.float() @ weight.T
     assert torch.cosine_similarity(found.float().flatten(), expected.flatten(), 0) > 0.999

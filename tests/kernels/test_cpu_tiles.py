@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from twins import attention_case
 
-from quire.kernels import reference, reference_integers
-from quire.kernels.cpu import linear, linear_int, native, native_attention
+from quire.kernels import reference, reference_quantized
+from quire.kernels.cpu import native, native_attention, native_linear, quantized_linear
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -94,10 +94,15 @@ def both(
     stream = Normed(x, None, torch.rand(x.shape[1]).to(x.dtype), 1e-5)
 
     def products() -> list[Tensor]:
-        added = linear.linear_add_norm(x, weight, bias, residual.clone(), stream.weight, 1e-5)
-        found = [linear.linear(x, weight, bias), linear.linear_normed(stream, weight, None)]
+        added = native_linear.linear_add_norm(
+            x, weight, bias, residual.clone(), stream.weight, 1e-5
+        )
+        found = [
+            native_linear.linear(x, weight, bias),
+            native_linear.linear_normed(stream, weight, None),
+        ]
         found.append(added.residual)
-        return found if n % 32 else [*found, linear.linear_silu(stream, weight, None)]
+        return found if n % 32 else [*found, native_linear.linear_silu(stream, weight, None)]
 
     expected = products()
     with patch.context() as chosen:
@@ -111,7 +116,7 @@ def test_bytes_give_the_same_bits(
 ) -> None:
     for n, k in SHAPES:
         codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        weight = linear_int.prepare_int8(Int8Weight(codes, torch.rand(n) + 0.5))
+        weight = quantized_linear.prepare_int8(Int8Weight(codes, torch.rand(n) + 0.5))
         for rows in ROWS:
             x = torch.randn(rows, k).to(dtype)
             for found, expected in both(tiles, monkeypatch, x, weight):
@@ -121,7 +126,7 @@ def test_bytes_give_the_same_bits(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     for n, k in SHAPES:
-        weight = linear.pack(torch.randn(n, k).bfloat16())
+        weight = native_linear.pack(torch.randn(n, k).bfloat16())
         for rows in ROWS:
             x = torch.randn(rows, k).to(dtype)
             for found, expected in both(tiles, monkeypatch, x, weight):
@@ -136,12 +141,12 @@ def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: b
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
         points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8) if zeros else None
         weight = Int4Weight(codes, torch.randn(n, k // group).half(), points, group)
-        packed, wide = linear_int.prepare_int4(weight), reference_integers.widen_int4(weight)
+        packed, wide = quantized_linear.prepare_int4(weight), reference_quantized.widen_int4(weight)
         for rows in (32, 33, 70):
             x, bias = torch.randn(rows, k), torch.randn(n)
             with monkeypatch.context() as chosen:
                 chosen.setattr(native, "library", lambda: tiles)
-                found = linear.linear(x, packed, bias)
+                found = native_linear.linear(x, packed, bias)
             expected = x.double() @ wide.double().T + bias
             most = 2**-7 * (x.double().abs() @ wide.double().abs().T)
             assert ((found - expected).abs() <= most + 1e-4).all()
@@ -159,14 +164,17 @@ def test_four_bits_behind_hadamard_matrices(
         scale = torch.randn(n, k // group).half()
         scale[0], scale[1, 1:], scale[2] = 0.0, 0.0, -6e-8
         weight = Int4Weight(codes, scale, None, group, spread=True)
-        packed, bytes_ = linear_int.prepare_int4(weight), reference_integers.int4_as_bytes(weight)
+        packed, bytes_ = (
+            quantized_linear.prepare_int4(weight),
+            reference_quantized.int4_as_bytes(weight),
+        )
         for rows in (10, 33, 70):
             x, bias = torch.randn(rows, k).to(dtype), torch.randn(n).to(dtype)
             with monkeypatch.context() as chosen:
                 chosen.setattr(native, "library", lambda: tiles)
-                found = linear.linear(x, packed, bias)
-            turned = reference_integers.spread(x.float(), reference_integers.ROUNDED_TOGETHER)
-            whole, x_scale = reference_integers.round_int8(turned)
+                found = native_linear.linear(x, packed, bias)
+            turned = reference_quantized.spread(x.float(), reference_quantized.ROUNDED_TOGETHER)
+            whole, x_scale = reference_quantized.round_int8(turned)
             expected = (whole.double() @ bytes_.codes.double().T) * x_scale * bytes_.scale + bias
             close = 1e-5 if dtype == torch.float32 else 2**-7
             torch.testing.assert_close(found, expected.to(dtype), rtol=close, atol=1e-4)
@@ -218,12 +226,12 @@ def test_sizes_that_end_within_a_tile_are_left_to_others(
     tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes, x = torch.randint(-127, 128, (16, 96), dtype=torch.int8), torch.randn(3, 96)
-    weight = linear_int.prepare_int8(Int8Weight(codes, torch.rand(16)))
+    weight = quantized_linear.prepare_int8(Int8Weight(codes, torch.rand(16)))
     wide, short = torch.randn(16, 80).bfloat16(), x[:, :80].contiguous()
-    other = linear.pack(wide)
-    expected = linear.linear(x, weight, None), linear.linear(short, other, None)
+    other = native_linear.pack(wide)
+    expected = native_linear.linear(x, weight, None), native_linear.linear(short, other, None)
     monkeypatch.setattr(native, "library", lambda: tiles)
-    found = linear.linear(x, weight, None), linear.linear(short, other, None)
+    found = native_linear.linear(x, weight, None), native_linear.linear(short, other, None)
     if hasattr(tiles, "left_to_others"):
         assert tiles.left_to_others() == 2
     else:

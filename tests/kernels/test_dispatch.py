@@ -12,7 +12,7 @@ from torch import Tensor
 from twins import CASES, THROUGH, TOLERANCES, WRITING
 
 from quire.kernels import reference
-from quire.kernels.cpu import matmul
+from quire.kernels.cpu import torch_matmul
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
 from quire.kernels.operands import Int4Weight, Int8Weight, Normed, Turning
@@ -66,7 +66,7 @@ def largest(twin: Tensor) -> float:
 
 def tolerance(op: str, dtype: torch.dtype) -> float:
     """Where tiles serve four bits, x is bfloat16, not bytes; test_cpu_tiles.py bounds that."""
-    has_tiles = op == "linear_int4" and matmul.has_amx()
+    has_tiles = op == "linear_int4" and torch_matmul.has_amx()
     return max(TOLERANCES[dtype], TOLERANCES[torch.bfloat16] if has_tiles else 0.0)
 
 
@@ -94,7 +94,7 @@ def test_other_devices_run_the_twins() -> None:
 
 
 def test_cuda_runs_triton_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "quire.kernels.triton.attention.attention" in describe("cuda")
+    assert "quire.kernels.triton.ops.paged_attention.attention" in describe("cuda")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert operations_for("cuda") == {}
 
@@ -110,5 +110,5 @@ def test_products_by_either_way_equal_the_twin(
     monkeypatch: pytest.MonkeyPatch, emulated: bool
 ) -> None:
     """What processors with and without bfloat16 products do, on whichever this one is."""
-    monkeypatch.setattr(matmul, "is_emulated", lambda _: emulated)
+    monkeypatch.setattr(torch_matmul, "is_emulated", lambda _: emulated)
     test_cpu_version_equals_its_twin("linear", torch.bfloat16)

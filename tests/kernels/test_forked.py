@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.kernels.triton.forked import ForkedWorkers
+from quire.kernels.triton.compile.forked_workers import ForkedWorkers
 
 
 def leave(folder: str, number: int) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.triton import attention
-from quire.kernels.triton.attention_tuning import DecodeConfig, HopperDecodeConfig
-from quire.kernels.triton.workspace import workspace
+from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops import paged_attention
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -51,10 +51,10 @@ def test_any_lengths(
     window, scale = shape[4] or 0, shape[2] ** -0.5
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
-        plan = attention.make_plan(layout, window, way, 16, shape[1])
+        plan = paged_attention.make_plan(layout, window, way, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
-        attention.decode_attention(
+        paged_attention.decode_attention(
             padded, k_cache, v_cache, layout, plan, scale, window, out, way, pdl=True
         )
         one = torch.tensor([n == 1 for n in queries for _ in range(n)], device="cuda")
@@ -76,7 +76,7 @@ def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
         scale = 0.2 / large
         expected = reference.attention(wide.float(), k_cache, v_cache, layout, scale, None)
         codes = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
-        out = attention.attention(wide, *codes, layout, scale, None)
+        out = paged_attention.attention(wide, *codes, layout, scale, None)
         limit = 3e-3 if queries == 1 else 6e-3
         assert (out - expected).norm() / expected.norm() < limit
 
@@ -88,8 +88,8 @@ def test_prefixes_that_several_begin_with(heads: tuple[int, int, int], kept: tor
     k_cache, v_cache = k_cache.to(kept), v_cache.to(kept)
     expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, *rest)
     caches = k_cache.cuda(), v_cache.cuda()
-    assert isinstance(attention.decode_way(query.cuda(), caches[0]), HopperDecodeConfig)
-    out = attention.attention(query.cuda(), *caches, on_device(layout), *rest)
+    assert isinstance(paged_attention.decode_way(query.cuda(), caches[0]), HopperDecodeConfig)
+    out = paged_attention.attention(query.cuda(), *caches, on_device(layout), *rest)
     assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kept]
 
 
@@ -133,8 +133,8 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(5, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, device="cuda").to(reference.FP8)
-    assert isinstance(attention.decode_way(query, served), HopperDecodeConfig)
-    assert isinstance(attention.decode_way(query, served.bfloat16()), HopperDecodeConfig)
+    assert isinstance(paged_attention.decode_way(query, served), HopperDecodeConfig)
+    assert isinstance(paged_attention.decode_way(query, served.bfloat16()), HopperDecodeConfig)
     for cache in (served.half(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
-        assert isinstance(attention.decode_way(query, cache), DecodeConfig)
-    assert isinstance(attention.decode_way(query.half(), served), DecodeConfig)
+        assert isinstance(paged_attention.decode_way(query, cache), DecodeConfig)
+    assert isinstance(paged_attention.decode_way(query.half(), served), DecodeConfig)

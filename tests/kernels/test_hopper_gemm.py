@@ -10,10 +10,10 @@ from twins import normal
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, Normed
-from quire.kernels.triton.fp8 import FEW
-from quire.kernels.triton.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
-from quire.kernels.triton.ways import RingConfig
-from quire.kernels.triton.workspace import workspace
+from quire.kernels.triton.launch.gemm_config import RingConfig
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.fp8_linear import FEW
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_norm, skinny_gemm_silu
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]

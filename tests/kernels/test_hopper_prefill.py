@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.layout import BatchLayout
-from quire.kernels.triton import attention
-from quire.kernels.triton.attention_tuning import DecodeConfig, HopperConfig, hopper_config
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
+from quire.kernels.triton.ops import paged_attention
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -70,11 +70,11 @@ def test_any_mixture_of_chunks(
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         way = hopper_config(k_cache, split=split)
-        plan = attention.make_plan(
+        plan = paged_attention.make_plan(
             layout, window, DecodeConfig(64, 3), way.tokens(shape[0]), shape[1]
         )
         out = torch.full_like(query, math.nan)
-        attention.prefill_attention(
+        paged_attention.prefill_attention(
             query, k_cache, v_cache, layout, plan, shape[2] ** -0.5, window, out, way
         )
         chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
@@ -94,18 +94,20 @@ def test_a_step_of_short_prompts(
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         assert layout.has_few_keys == is_short
-        out = attention.attention(query, k_cache, v_cache, layout, shape[2] ** -0.5, shape[4])
+        out = paged_attention.attention(query, k_cache, v_cache, layout, shape[2] ** -0.5, shape[4])
         assert (out - expected).norm() / expected.norm() < 6e-3, (queries, lens)
 
 
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
-    assert not isinstance(attention.prefill_way(query, served, has_few_keys=True), HopperConfig)
-    assert isinstance(attention.prefill_way(query, served), HopperConfig)
-    assert isinstance(attention.prefill_way(query.half(), served.half()), HopperConfig)
     assert not isinstance(
-        attention.prefill_way(query.half(), served.to(reference.FP8)), HopperConfig
+        paged_attention.prefill_way(query, served, has_few_keys=True), HopperConfig
+    )
+    assert isinstance(paged_attention.prefill_way(query, served), HopperConfig)
+    assert isinstance(paged_attention.prefill_way(query.half(), served.half()), HopperConfig)
+    assert not isinstance(
+        paged_attention.prefill_way(query.half(), served.to(reference.FP8)), HopperConfig
     )
     for cache in (served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
-        assert not isinstance(attention.prefill_way(query, cache), HopperConfig)
+        assert not isinstance(paged_attention.prefill_way(query, cache), HopperConfig)

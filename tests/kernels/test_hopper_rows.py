@@ -9,11 +9,13 @@ from twins import normal
 
 from quire.kernels.operands import Fp8Rows
 from quire.kernels.reference import FP8
-from quire.kernels.triton import elementwise, fp8, hopper_rows
-from quire.kernels.triton.elementwise import quantize_rows
-from quire.kernels.triton.hopper_rows import multiply_rows
-from quire.kernels.triton.ways import RingConfig
-from quire.kernels.triton.workspace import workspace
+from quire.kernels.triton.hopper import hopper_fp8_gemm
+from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
+from quire.kernels.triton.launch.gemm_config import RingConfig
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops import fp8_linear
+from quire.kernels.triton.step.elementwise import quantize_rows
+from quire.kernels.triton.step.step_kernels import elementwise
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
@@ -39,7 +41,7 @@ def nan_behind(rows: int, columns: int, seed: int) -> Tensor:
 @torch.inference_mode()  # as scratch memory is made where an engine ran before
 def test_products_equal_float32s(m: int, way: RingConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
-    monkeypatch.setattr(hopper_rows.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(NAN))
+    monkeypatch.setattr(hopper_fp8_gemm.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(NAN))
     space = workspace(DEVICE)
     for n, k in SHAPES:
         codes, weight = nan_behind(m, k, seed=m), nan_behind(n, k, seed=n)
@@ -62,7 +64,7 @@ def test_long_sums_of_one_sign_keep_their_digits(rows: int) -> None:
     weight = normal(4096, 14336, dtype=torch.float32).to(DEVICE).abs()
     codes, scale = weight.to(FP8), torch.full([4096], 1 / 64, device=DEVICE)
     exact = x.double() @ (codes.double() / 64).T
-    out = fp8.linear_fp8(x, codes, scale, None)
+    out = fp8_linear.linear_fp8(x, codes, scale, None)
     assert (out - exact).norm() < 2e-2 * exact.norm()
 
 

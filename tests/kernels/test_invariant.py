@@ -14,12 +14,12 @@ from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
 from quire.config import EngineConfig
-from quire.engine.null import start_null_engine
+from quire.engine.core.null_engine import start_null_engine
 from quire.errors import ConfigError
 from quire.kernels import reference
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.layout import BatchLayout
-from quire.kernels.triton import invariant_attention
+from quire.kernels.triton.invariant.invariant_operations import invariant_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from quire.errors import ConfigError
-from quire.kernels import reference, reference_rows
-from quire.kernels.cpu import native, rows, tensors
+from quire.kernels import reference, reference_arrays
+from quire.kernels.cpu import native, row_ops, tensor_ops
 from quire.kernels.dispatch import kernels_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -58,10 +58,10 @@ def test_rows_of_tensors_are_those_of_arrays(dtype: torch.dtype) -> None:
     x = torch.randn(3, 77).to(dtype)
     x[1, 76] = torch.nan
     bits = (x.view(torch.uint16) if dtype == torch.bfloat16 else x).numpy()
-    assert reference_rows.finite_rows(bits).tolist() == [True, False, True]
+    assert reference_arrays.finite_rows(bits).tolist() == [True, False, True]
     if dtype == torch.bfloat16:
         expected = x.float().numpy()
-        for wide in (rows.to_float(bits), reference_rows.to_float(bits)):
+        for wide in (row_ops.to_float(bits), reference_arrays.to_float(bits)):
             assert np.array_equal(wide, expected, equal_nan=True)
 
 
@@ -72,13 +72,15 @@ def test_highest(size: int) -> None:
     logits = logits.round()  # with equals, of which the first is taken
     logits[1] = -np.inf
     logits[2, size // 2] = np.inf
-    for found, expected in zip(rows.highest(logits), reference_rows.highest(logits), strict=True):
+    for found, expected in zip(
+        row_ops.highest(logits), reference_arrays.highest(logits), strict=True
+    ):
         assert np.array_equal(found, expected)
     for place in {0, size // 2, size - 1}:  # NaN, wherever it is
         broken = logits.copy()
         broken[:, place] = np.nan
-        assert np.isnan(rows.highest(broken)[1]).all()
-        assert np.isnan(reference_rows.highest(broken)[1]).all()
+        assert np.isnan(row_ops.highest(broken)[1]).all()
+        assert np.isnan(reference_arrays.highest(broken)[1]).all()
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -90,23 +92,23 @@ def test_blocks_are_those_of_the_twins_to_the_bit() -> None:
     places = np.array([4, 0, 3, 2])
     slopes = np.array([1.44, 1.44, 0.2, 90.0], np.float32)
     args = (logits, places, logits[places].max(axis=1), slopes)
-    masses = rows.block_masses(*args)
+    masses = row_ops.block_masses(*args)
     assert masses.any(axis=1).all()
-    assert np.array_equal(masses, reference_rows.block_masses(*args))
+    assert np.array_equal(masses, reference_arrays.block_masses(*args))
     logits[3, 70] = np.nan
-    found = rows.block_maxima(logits, places)
-    assert np.array_equal(found, reference_rows.block_maxima(logits, places), equal_nan=True)
+    found = row_ops.block_maxima(logits, places)
+    assert np.array_equal(found, reference_arrays.block_maxima(logits, places), equal_nan=True)
     assert np.isnan(found[2, 1])
 
 
 def test_every_thread_may_call_at_once() -> None:
     """Whoever comes while the pool is taken works alone; nobody waits for ever or mixes rows."""
     x, weight = torch.randn(999, 64), torch.ones(64)
-    expected = tensors.rms_norm(x, weight, 1e-5)
+    expected = tensor_ops.rms_norm(x, weight, 1e-5)
     wrong: list[int] = []
 
     def call(number: int) -> None:
-        found = [tensors.rms_norm(x, weight, 1e-5) for _ in range(200)]
+        found = [tensor_ops.rms_norm(x, weight, 1e-5) for _ in range(200)]
         if not all(torch.equal(one, expected) for one in found):
             wrong.append(number)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from twins import attention_case, normal, rotary_case
 
 from quire.kernels import reference
-from quire.kernels.cpu import attention as torch_attention
-from quire.kernels.cpu import elementwise, native
+from quire.kernels.cpu import cpu_elementwise, native, torch_attention
 from quire.kernels.cpu import native_attention as ours
 from quire.kernels.cpu.native import num_threads, set_num_threads
 
@@ -43,7 +42,7 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
     """Let PyTorch's versions fail, so that none is tested in their stead."""
     if "falls_back" not in request.node.name:
         monkeypatch.setattr(torch_attention, "attention", None)
-        monkeypatch.setattr(elementwise, "rotary_write_kv", None)
+        monkeypatch.setattr(cpu_elementwise, "rotary_write_kv", None)
 
 
 @pytest.fixture(autouse=True)

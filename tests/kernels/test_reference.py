@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from twins import attention_case, device_case, normal
 
 from quire.kernels import reference
-from quire.kernels.layout import BatchLayout
+from quire.kernels.batch_layout import BatchLayout
 
 
 def test_rms_norm_equals_pytorch() -> None:
@@ -73,9 +73,9 @@ def test_slots_that_are_not_the_requests_own_do_not_matter() -> None:
             used[int(layout.block_table[row, p // 8]), p % 8] = True
     k_cache[~used], v_cache[~used] = float("nan"), float("nan")
     assert torch.equal(reference.attention(*case), clean)
-    from quire.kernels.cpu import attention
+    from quire.kernels.cpu import torch_attention
 
-    torch.testing.assert_close(attention.attention(*case), clean)
+    torch.testing.assert_close(torch_attention.attention(*case), clean)
 
 
 def test_write_kv_fills_only_its_slots() -> None:

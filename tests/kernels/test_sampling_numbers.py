@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.kernels import sampling
+from quire.kernels import sampling_math
 
 WORD = st.integers(0, 2**64 - 1)
 
@@ -16,24 +16,24 @@ WORD = st.integers(0, 2**64 - 1)
 def test_weights_are_probabilities_relative_to_the_best(temperature: float) -> None:
     logits = np.random.default_rng(3).normal(scale=4.0, size=(1, 5000)).astype(np.float32)
     peaks = logits.max(axis=1, keepdims=True)
-    slopes = sampling.slope(np.array([temperature]))
-    depth = sampling.halvings(logits, peaks, slopes[:, None])
-    found = sampling.weights(depth).astype(np.float64) / 2**sampling.WEIGHT_BITS
+    slopes = sampling_math.slope(np.array([temperature]))
+    depth = sampling_math.halvings(logits, peaks, slopes[:, None])
+    found = sampling_math.weights(depth).astype(np.float64) / 2**sampling_math.WEIGHT_BITS
     exact = np.exp((logits.astype(np.float64) - peaks) / temperature)
-    slack = exact * (4e-7 + 1.3e-7 * depth) + 2.0**-sampling.WEIGHT_BITS
+    slack = exact * (4e-7 + 1.3e-7 * depth) + 2.0**-sampling_math.WEIGHT_BITS
     assert (np.abs(found - exact) <= slack).all()
     assert found.max() == 1.0
 
 
 def test_what_is_far_away_weighs_nothing() -> None:
     depth = np.array([0.0, 1.0, 39.0, 40.0, 41.5, 64.0, 1e30, np.inf], np.float32)
-    assert sampling.weights(depth).tolist() == [2**40, 2**39, 2, 1, 0, 0, 0, 0]
+    assert sampling_math.weights(depth).tolist() == [2**40, 2**39, 2, 1, 0, 0, 0, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**62), WORD), min_size=1, max_size=9))
 def test_shares_are_products_of_128_bits(pairs: list[tuple[int, int]]) -> None:
     totals = np.array([total for total, _ in pairs])
-    whole, rest = sampling.share_of(totals, np.array([bits for _, bits in pairs], np.uint64))
+    whole, rest = sampling_math.share_of(totals, np.array([bits for _, bits in pairs], np.uint64))
     products = [total * bits for total, bits in pairs]
     assert whole.tolist() == [product >> 64 for product in products]
     assert rest.tolist() == [product % 2**64 for product in products]
@@ -41,6 +41,6 @@ def test_shares_are_products_of_128_bits(pairs: list[tuple[int, int]]) -> None:
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_the_bits_of_a_share_are_those_of_the_number(share: float) -> None:
-    bits = int(sampling.share_bits(np.array([share]))[0])
+    bits = int(sampling_math.share_bits(np.array([share]))[0])
     assert abs(bits / 2**64 - share) <= 2.0**-53
     assert (bits > 0) == (share > 0)

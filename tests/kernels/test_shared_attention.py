@@ -12,8 +12,8 @@ from torch import Tensor
 from twins import device_case
 
 from quire.kernels import reference
+from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS, SharedPrefixes
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.layout import SHARED_MEMBERS, SHARED_TOKENS, SharedPrefixes
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 BLOCK_SIZE = 16

@@ -11,8 +11,8 @@ from torch import Tensor
 from twins import packed_step
 
 from quire.kernels import reference_step
-from quire.kernels.step_layout import StepSections
-from quire.kernels.triton import step
+from quire.kernels.step_buffer import StepSections
+from quire.kernels.triton.step.step_kernels import step_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -53,7 +53,7 @@ def test_inputs_join_what_was_sent_with_what_was_drawn() -> None:
     assert set(ids[token:]) == set(positions[token:]) == {0}
 
 
-@pytest.mark.parametrize("finish_step", [reference_step.finish_step, step.finish_step])
+@pytest.mark.parametrize("finish_step", [reference_step.finish_step, step_kernels.finish_step])
 def test_only_rows_with_a_drawn_token_keep_it(finish_step: Callable[..., Tensor]) -> None:
     rows = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     drawn = torch.tensor([70, 80, 90], dtype=torch.int32, device=DEVICE)
@@ -74,8 +74,8 @@ def test_what_is_moved_arrives_and_nothing_else(count: int) -> None:
     back = torch.zeros(1400, dtype=torch.int32)
     if DEVICE == "cuda":
         source, back = source.pin_memory(), back.pin_memory()
-    step.move(target, source)
-    step.move(back, target[:count])
+    step_kernels.move(target, source)
+    step_kernels.move(back, target[:count])
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     assert torch.equal(back[:count], source)

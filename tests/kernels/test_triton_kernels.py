@@ -21,15 +21,18 @@ from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, Normed, Turning
-from quire.kernels.triton import elementwise, operations, rotary
-from quire.kernels.triton import skinny_gemm as skinny
-from quire.kernels.triton.attention import (
+from quire.kernels.triton import triton_operations
+from quire.kernels.triton.gemm.gemm_tuning import skinny_rule
+from quire.kernels.triton.launch.attention_config import DecodeConfig
+from quire.kernels.triton.launch.gemm_config import SkinnyConfig
+from quire.kernels.triton.launch.workspace import launches_early, workspace
+from quire.kernels.triton.ops import skinny_gemm as skinny
+from quire.kernels.triton.ops.paged_attention import (
     attention,
     decode_attention,
     make_plan,
 )
-from quire.kernels.triton.attention_tuning import DecodeConfig
-from quire.kernels.triton.skinny_gemm import (
+from quire.kernels.triton.ops.skinny_gemm import (
     Fp8Weight,
     interleave_gate_up,
     multiplies_fp8,
@@ -37,9 +40,7 @@ from quire.kernels.triton.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.tuning import skinny_rule
-from quire.kernels.triton.ways import SkinnyConfig
-from quire.kernels.triton.workspace import launches_early, workspace
+from quire.kernels.triton.step.step_kernels import elementwise, rope_kernels
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -112,14 +113,16 @@ def results(kernels: Kernels, op: str, arguments: Sequence[Any]) -> list[Tensor]
 
 
 @DTYPES
-@pytest.mark.parametrize("op", [op for op in CASES if op in operations.OPERATIONS])
+@pytest.mark.parametrize("op", [op for op in CASES if op in triton_operations.OPERATIONS])
 def test_operations_equal_their_twins(
     op: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        operations, "library_is_faster", lambda *_, **__: False
+        triton_operations, "library_is_faster", lambda *_, **__: False
     )  # `linear` is ours, too
-    monkeypatch.setattr(operations, "_WIDE", {torch.float16, torch.bfloat16})  # for small numbers
+    monkeypatch.setattr(
+        triton_operations, "_WIDE", {torch.float16, torch.bfloat16}
+    )  # for small numbers
     for case in itertools.islice(CASES[op](dtype), 0, None, EVERY.get(op, 1)):
         rows = case[0].rows if isinstance(case[0], Normed) else case[0]
         if rows.dim() > 1 and len(rows) > MOST_TOKENS:
@@ -283,7 +286,7 @@ def test_activations_are_rounded_as_the_twin_says(tokens: int) -> None:
     kept = reference.quantize_fp8(moved(normal(256, 512, dtype=torch.bfloat16, seed=1)))
     codes, scale = reference.quantize_rows(x)
     exact = reference.linear_fp8(codes.float() * scale, *kept, None)
-    close_to_exact(operations.linear_fp8(x, *kept, None), exact)
+    close_to_exact(triton_operations.linear_fp8(x, *kept, None), exact)
 
 
 @pytest.mark.gpu
@@ -296,16 +299,18 @@ def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: 
         Fp8Weight(*reference.quantize_fp8(moved(normal(n, k, dtype=torch.float32, seed=n) / 20)))
         for n, k in ((512, 512), (704, 512), (512, 352))
     )
-    rounded = operations.linear_add_norm(x, out, None, residual.clone(), norm, 1e-5)
-    hidden = operations.linear_silu(rounded, gate_up, None)
+    rounded = triton_operations.linear_add_norm(x, out, None, residual.clone(), norm, 1e-5)
+    hidden = triton_operations.linear_silu(rounded, gate_up, None)
     assert isinstance(rounded.rows, Fp8Rows)
     assert isinstance(hidden, Fp8Rows)
-    rows, _ = elementwise.rms_norm_residual(operations.linear(x, out, None), residual, norm, 1e-5)
-    assert torch.equal(operations.normed_rows(rounded), rows)
-    pairs = operations.linear(rows, gate_up, None)
-    assert torch.equal(operations.linear_normed(rounded, gate_up, None), pairs)
-    exact = operations.linear(elementwise.silu_and_mul(pairs, by_turns=True), down, None)
-    assert torch.equal(operations.linear(hidden, down, None), exact)
+    rows, _ = elementwise.rms_norm_residual(
+        triton_operations.linear(x, out, None), residual, norm, 1e-5
+    )
+    assert torch.equal(triton_operations.normed_rows(rounded), rows)
+    pairs = triton_operations.linear(rows, gate_up, None)
+    assert torch.equal(triton_operations.linear_normed(rounded, gate_up, None), pairs)
+    exact = triton_operations.linear(elementwise.silu_and_mul(pairs, by_turns=True), down, None)
+    assert torch.equal(triton_operations.linear(hidden, down, None), exact)
 
 
 @DTYPES
@@ -319,17 +324,17 @@ def test_the_librarys_product_may_add_to_the_residual(
         added.append(args)
         return elementwise.rms_norm_residual(*args)
 
-    monkeypatch.setattr(operations, "rms_norm_residual", add)
-    monkeypatch.setattr(operations, "_ADDED", 70)
+    monkeypatch.setattr(triton_operations, "rms_norm_residual", add)
+    monkeypatch.setattr(triton_operations, "_ADDED", 70)
     x, weight = normal(70, 96, dtype=dtype), normal(64, 96, dtype=dtype, seed=1) / 10
     residual, norm = normal(70, 64, dtype=dtype, seed=2), normal(64, dtype=dtype, seed=3)
     for bias in (None, norm):
         case = x, weight.to(dtype), bias, residual.clone(), norm, 1e-5
         expected = reference.linear_add_norm(*copy.deepcopy(case))
-        got = operations.linear_add_norm(*map(moved, case))
+        got = triton_operations.linear_add_norm(*map(moved, case))
         assert len(added) == (bias is not None)
         close(got.residual, expected.residual)
-        close(operations.normed_rows(got), expected.rows)
+        close(triton_operations.normed_rows(got), expected.rows)
 
 
 def test_gate_and_up_take_turns() -> None:
@@ -429,7 +434,7 @@ def test_padding_is_not_written(dtype: torch.dtype) -> None:
     case = rotary_case(6, (5, 2, 24), 16, True, dtype)
     case[-1][[1, 5]] = -1
     mine, theirs = [moved(a) for a in case], copy.deepcopy(case)
-    close(rotary.rotary_write_kv(*mine), reference.rotary_write_kv(*theirs))
+    close(rope_kernels.rotary_write_kv(*mine), reference.rotary_write_kv(*theirs))
     close(mine[4], theirs[4])
     close(mine[5], theirs[5])
 

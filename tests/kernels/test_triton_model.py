@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from twins import device_case
 
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.layout import BatchLayout
-from quire.kernels.triton import operations
-from quire.layers.context import ForwardContext
+from quire.kernels.triton import triton_operations
+from quire.layers.forward_context import ForwardContext
 from quire.layers.linear_methods import FusedLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
-from quire.models.architecture import ModelArchitecture
-from quire.models.dummy import fill_with_dummies
-from quire.models.llama import LlamaForCausalLM
-from quire.models.registry import MODELS
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.families.registry import MODELS
+from quire.models.loading.dummy_weights import fill_with_dummies
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -87,7 +87,9 @@ def logits(model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device) ->
 def test_a_model_gives_what_its_twins_give(
     family: dict[str, Any], dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "_WIDE", {torch.float16})  # the interpreter has no bfloat16
+    monkeypatch.setattr(
+        triton_operations, "_WIDE", {torch.float16}
+    )  # the interpreter has no bfloat16
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
     shape = ModelArchitecture.from_folder(tmp_path)
     mine = build(shape, kernels_for("cuda"), dtype, DEVICE)

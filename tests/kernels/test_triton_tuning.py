@@ -17,16 +17,23 @@ from gpu_shapes import HELD_OUT, TIMED, UNSEEN
 from gpu_unseen import choice_in_layers
 
 from quire.kernels import reference
-from quire.kernels.triton import attention_tuning, neighbours, tuning
-from quire.kernels.triton.neighbours import expected_us
-from quire.kernels.triton.tuning import (
+from quire.kernels.triton.gemm import gemm_cost_model, gemm_tuning
+from quire.kernels.triton.gemm.gemm_cost_model import expected_us
+from quire.kernels.triton.gemm.gemm_tuning import (
     library_is_faster,
     product_config,
     rows_config,
     skinny_rule,
 )
-from quire.kernels.triton.ways import RingConfig, SkinnyConfig, rows_ways_for, way_from, ways_for
-from quire.kernels.triton.workspace import NUM_PARTIALS
+from quire.kernels.triton.launch import attention_config
+from quire.kernels.triton.launch.gemm_config import (
+    RingConfig,
+    SkinnyConfig,
+    rows_ways_for,
+    way_from,
+    ways_for,
+)
+from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
@@ -35,7 +42,7 @@ H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 def in_layers() -> dict[tuple[int, ...], dict[str, Any] | None]:
     """(rows, n, k, bytes) → the way that was the best in layers with attention."""
     result = json.loads((RESULTS / "gpu_layer_ways.json").read_text())
-    assert result["num_sms"] == tuning.measured()["num_sms"]
+    assert result["num_sms"] == gemm_tuning.measured()["num_sms"]
     return {
         (row["m"], way["n"], way["k"], row["itemsize"]): way["config"]
         for row in result["layer_ways"]
@@ -47,7 +54,7 @@ def test_the_table_is_that_of_the_result_files() -> None:
     """In layers; of heads, and whether the library is faster, by themselves."""
     result, best = json.loads((RESULTS / "gpu_products.json").read_text()), in_layers()
     alone = {tuple(row[key] for key in ("m", "n", "k", "itemsize")): row for row in result["tune"]}
-    table = tuning.measured()
+    table = gemm_tuning.measured()
     assert len(table["skinny_gemm"]) == 96  # 8 products by 6 numbers of rows, in FP8 by 4, 2 heads
     for row in table["skinny_gemm"]:
         shape = row["m"], row["n"], row["k"], row["itemsize"]
@@ -58,8 +65,10 @@ def test_the_table_is_that_of_the_result_files() -> None:
 
 def test_the_table_of_many_rows_is_that_of_its_result_files() -> None:
     result, best = json.loads((RESULTS / "gpu_rows.json").read_text()), in_layers()
-    table = {(row["m"], row["n"], row["k"]): row["config"] for row in tuning.measured()["rows"]}
-    assert result["num_sms"] == tuning.measured()["num_sms"]
+    table = {
+        (row["m"], row["n"], row["k"]): row["config"] for row in gemm_tuning.measured()["rows"]
+    }
+    assert result["num_sms"] == gemm_tuning.measured()["num_sms"]
     for row in result["rows"]:
         for found in row["products"].values():
             shape, first = (row["m"], found["n"], found["k"]), found["ways"][0]
@@ -111,7 +120,7 @@ def test_what_is_chosen_for_odd_shapes_can_be_launched(
 
 def test_a_shape_timed_takes_its_best_way_and_one_left_out_what_its_neighbours_take() -> None:
     row = {"m": 16, "n": 5120, "k": 3072, "itemsize": 2}
-    assert any(row.items() <= each.items() for each in neighbours.timed()["shapes"])
+    assert any(row.items() <= each.items() for each in gemm_cost_model.timed()["shapes"])
     ways = ways_for(*row.values(), H200)
     own = expected_us(*row.values(), H200, ways)
     others = expected_us(*row.values(), H200, ways, without=[(5120, 3072)])
@@ -155,10 +164,10 @@ def test_times_are_those_of_the_result_files() -> None:
     """Of the models that are meant for it, and of no other."""
     rows = gpu_neighbours.recorded()
     shapes = {(row["n"], row["k"]) for row in rows if row["model"] in TIMED}
-    assert {(row["n"], row["k"]) for row in neighbours.timed()["shapes"]} == shapes
+    assert {(row["n"], row["k"]) for row in gemm_cost_model.timed()["shapes"]} == shapes
     kept = {tuple(row[key] for key in ("m", "itemsize", "n", "k")): row for row in rows}
-    ways = [way_from(config) for config in neighbours.timed()["ways"]]
-    for row in neighbours.timed()["shapes"][::50]:
+    ways = [way_from(config) for config in gemm_cost_model.timed()["ways"]]
+    for row in gemm_cost_model.timed()["shapes"][::50]:
         found = kept[tuple(row[key] for key in ("m", "itemsize", "n", "k"))]
         us = {way_from(way["config"]): way["us"] for way in found["ways"]}
         if found["model"] in TIMED:
@@ -174,7 +183,7 @@ def test_the_nearest_number_of_rows_upwards_is_taken() -> None:
 
 
 def test_the_library_serves_what_it_is_faster_at_and_what_nobody_measured() -> None:
-    rows = tuning.measured()["skinny_gemm"]
+    rows = gemm_tuning.measured()["skinny_gemm"]
     assert {row["library"] for row in rows} == {True, False}
     for row in rows:
         shape = (row["m"], row["n"], row["k"], row["itemsize"])
@@ -207,7 +216,7 @@ def test_attention_computes_with_as_many_dimensions_as_products_take(
     head_dim: int, padded: int
 ) -> None:
     assert (
-        attention_tuning.padded_head_dim(torch.empty(1, 16, 2, head_dim, device="meta")) == padded
+        attention_config.padded_head_dim(torch.empty(1, 16, 2, head_dim, device="meta")) == padded
     )
 
 
@@ -215,7 +224,7 @@ def test_the_way_of_prefill_attention_was_measured() -> None:
     result = json.loads((RESULTS / "gpu_kernels.json").read_text())
     for head_dim, model, group in ((128, "8b", 4), (64, "1b", 4)):
         cache = torch.empty(1, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
-        prefill = attention_tuning.prefill_config(cache, group)
+        prefill = attention_config.prefill_config(cache, group)
         for row in (row for row in result["prefill"] if row["model"] == model):
             assert dataclasses.asdict(prefill) in [way["config"] for way in row["ways"]]
 
@@ -227,7 +236,7 @@ def test_keys_of_prompts_are_shared_out_where_that_was_faster() -> None:
         dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-        way = attention_tuning.hopper_rule(cache, row["tokens"], 4, H200)
+        way = attention_config.hopper_rule(cache, row["tokens"], 4, H200)
         assert way.split == (row["us"]["keys"] < 0.95 * row["us"]["queries"]), row["batch"]
 
 
@@ -245,8 +254,8 @@ def test_decode_attention_has_room_for_its_programs_and_in_16_bits_for_no_other(
     """By the 65,536 registers of a multiprocessor."""
     cache = torch.empty(1, 16, 8, 128, dtype=dtype, device="meta")
     for group in (4, 16):
-        cut = attention_tuning.hopper_decode_config(cache, group, tokens)
-        registers = 8 * 32 * attention_tuning.decode_registers(cut, cache, group, tokens)
+        cut = attention_config.hopper_decode_config(cache, group, tokens)
+        registers = 8 * 32 * attention_config.decode_registers(cut, cache, group, tokens)
         assert cut.per_sm * registers <= 2**16
         assert dtype == reference.FP8 or (cut.per_sm + 1) * registers > 2**16
 
@@ -261,5 +270,5 @@ def test_the_way_of_decode_attention_was_measured() -> None:
         dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-        way = attention_tuning.decode_config(cache, int(row["batch"].split()[0]))
+        way = attention_config.decode_config(cache, int(row["batch"].split()[0]))
         assert dataclasses.asdict(way) in [each["config"] for each in row["ways"]]

@@ -12,17 +12,17 @@ from twins import normal, turning_case
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Turning
-from quire.kernels.triton import tuning
-from quire.kernels.triton.rotary import rotary_write_kv
-from quire.kernels.triton.skinny_gemm import (
+from quire.kernels.triton.gemm import gemm_tuning
+from quire.kernels.triton.gemm.gemm_tuning import product_config, turned_config
+from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.skinny_gemm import (
     has_ring,
     multiplies_fp8,
     skinny_gemm,
     skinny_gemm_turned,
 )
-from quire.kernels.triton.tuning import product_config, turned_config
-from quire.kernels.triton.ways import RingConfig, SkinnyConfig
-from quire.kernels.triton.workspace import workspace
+from quire.kernels.triton.step.rope_kernels import rotary_write_kv
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -152,10 +152,10 @@ def test_heads_are_turned_apart_where_that_is_expected_to_be_quicker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape, heads = (8, 5120, 3072, 1, 132), (8, 128)
-    choose = tuning.turned_config.__wrapped__
+    choose = gemm_tuning.turned_config.__wrapped__
     assert product_config(*shape, hopper=True).block_n == 64  # half a head
     assert choose(*shape, *heads, hopper=True).block_n == 128
-    monkeypatch.setattr(tuning, "_TURNING", -1.0)
+    monkeypatch.setattr(gemm_tuning, "_TURNING", -1.0)
     assert choose(*shape, *heads, hopper=True) is None
     assert choose(*shape, 8, 64, hopper=True) == product_config(*shape, hopper=True)
     assert choose(16, 6144, 4096, 2, 132, *heads, hopper=True) is None  # tuned

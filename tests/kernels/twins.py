@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels import reference, reference_integers
-from quire.kernels.layout import BatchLayout
+from quire.kernels import reference, reference_quantized
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Normed, Turning
 from quire.kernels.reference_step import MOST_COUNTED
-from quire.kernels.step_layout import StepSections
+from quire.kernels.step_buffer import StepSections
 
 _TOKENS = (1, 6, 123)
 
@@ -195,12 +195,12 @@ def _integer_products(
 
 
 def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    return _integer_products(dtype, reference_integers.quantize_int8)
+    return _integer_products(dtype, reference_quantized.quantize_int8)
 
 
 def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     """Behind Hadamard matrices, and not, with zero points."""
-    for x, weight, bias in _integer_products(dtype, reference_integers.quantize_int4):
+    for x, weight, bias in _integer_products(dtype, reference_quantized.quantize_int4):
         yield x, weight, bias
         zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
         yield x, replace(weight, zeros=zeros.to(torch.uint8), spread=False), bias

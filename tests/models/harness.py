@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from quire.config import ModelConfig
-from quire.kernels.layout import BatchLayout
-from quire.kernels.ragged import Ints, RaggedBatch
-from quire.kvcache.storage import allocate_kv
-from quire.layers.context import ForwardContext
-from quire.models.architecture import ModelArchitecture
-from quire.models.llama import LlamaForCausalLM
-from quire.models.loader import load_model, resolve_dtype
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kvcache.kv_storage import allocate_kv
+from quire.layers.forward_context import ForwardContext
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading.loader import load_model, resolve_dtype
 
 
 @dataclass

@@ -24,11 +24,11 @@ from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import NO_WISHES
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import SchedulerOutput
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.core.scheduler_output import SchedulerOutput
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 from quire.errors import CheckpointError
-from quire.scheduler.plan import StepPlan
+from quire.scheduler.step_plan import StepPlan
 
 Vector = npt.NDArray[np.float32]
 

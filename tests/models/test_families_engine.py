@@ -20,8 +20,8 @@ from torch import Tensor
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest, TokenLogprobs
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core import EngineCore
-from quire.engine.startup import start_engine
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.start_engine import start_engine
 
 TOLERANCE = 1e-4
 BLOCK_SIZE = 4

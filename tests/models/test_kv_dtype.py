@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from harness import PagedModel, load_folder
 
 from quire.hub import resolve_model
-from quire.kvcache.storage import kv_dtype
+from quire.kvcache.kv_storage import kv_dtype
 
 
 @pytest.mark.parametrize("setting", ["fp8", "fp8_e4m3", "int8"])

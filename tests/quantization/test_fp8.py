@@ -15,11 +15,11 @@ from quire.config import ModelConfig
 from quire.hub import resolve_model
 from quire.kernels import reference
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.layers.linear import LinearBase
-from quire.models import loader
-from quire.models.architecture import ModelArchitecture
-from quire.models.llama import LlamaForCausalLM
-from quire.models.loader import load_model
+from quire.layers.linear_layers import LinearBase
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading import loader
+from quire.models.loading.loader import load_model
 from quire.quantization.fp8 import FORM
 
 CODES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()

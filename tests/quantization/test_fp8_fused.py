@@ -19,8 +19,9 @@ from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.operands import Fp8Rows, Rows
-from quire.kernels.triton import fp8, operations
-from quire.layers.linear import GateUpParallelLinear, RowParallelLinear
+from quire.kernels.triton import triton_operations
+from quire.kernels.triton.ops import fp8_linear
+from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
 from quire.layers.linear_methods import FusedQuantizedLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
@@ -33,8 +34,8 @@ def test_a_layer_with_all_that_is_fused_equals_one_without(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_num_threads(1)
-    monkeypatch.setattr("quire.kernels.triton.skinny_gemm.multiplies_fp8", lambda _: False)
-    monkeypatch.setattr("quire.kernels.triton.fp8.multiplies_fp8", lambda _: False)
+    monkeypatch.setattr("quire.kernels.triton.ops.skinny_gemm.multiplies_fp8", lambda _: False)
+    monkeypatch.setattr("quire.kernels.triton.ops.fp8_linear.multiplies_fp8", lambda _: False)
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert F.cosine_similarity(ours.float().flatten(), plain.float().flatten(), dim=0) > 0.9999
@@ -54,9 +55,11 @@ def test_rows_are_rounded_by_the_kernels_that_make_them(
         rows = x.widened().half() if isinstance(x, Fp8Rows) else x
         return reference.linear_fp8(rows, codes, scale, bias)
 
-    monkeypatch.setattr(fp8, "by_library", by_library)
+    monkeypatch.setattr(fp8_linear, "by_library", by_library)
     # float16 stands for bfloat16, which the interpreter does not know
-    monkeypatch.setattr(fp8, "_library_multiplies", lambda x, _: len(x) > fp8.MAX_ROWS)
+    monkeypatch.setattr(
+        fp8_linear, "_library_multiplies", lambda x, _: len(x) > fp8_linear.MAX_ROWS
+    )
     x = torch.randn(tokens, 64, generator=torch.Generator().manual_seed(0)).half()
     ours, plain = (mlp(x.clone(), device) for device in ("cuda", "cpu"))
     assert [type(rows) for rows in seen] == [Fp8Rows] * (3 if tokens > 64 else 0)
@@ -69,11 +72,11 @@ def test_products_that_do_not_take_rows_in_fp8_widen_them() -> None:
     weight = torch.randn(30, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     exact = F.linear(rows.codes.float() * rows.scale, weight.float())
     torch.testing.assert_close(
-        operations.linear(rows, weight, None).float(), exact, atol=0.1, rtol=0.02
+        triton_operations.linear(rows, weight, None).float(), exact, atol=0.1, rtol=0.02
     )
     kept = reference.quantize_fp8(weight)
     exact = F.linear(rows.codes.float() * rows.scale, kept[0].float() * kept[1][:, None])
-    ours = operations.linear_fp8(rows, *kept, None).float()
+    ours = triton_operations.linear_fp8(rows, *kept, None).float()
     torch.testing.assert_close(ours, exact, atol=0.1, rtol=0.02)
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from quire.config import ModelConfig
 from quire.hub import resolve_model
-from quire.kernels import reference_integers
+from quire.kernels import reference_quantized
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.models.architecture import ModelArchitecture
-from quire.models.llama import LlamaForCausalLM
-from quire.models.loader import load_model
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading.loader import load_model
 from quire.quantization import int4, int8
 
 SCALES = (st.integers(0, 2**31), st.floats(-12, 8))
@@ -31,7 +31,7 @@ def random(seed: int, exponent: float, *shape: int) -> Tensor:
 @given(*SCALES)
 def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
     weight = random(seed, exponent, 5, 70)
-    made = reference_integers.quantize_int8(weight)
+    made = reference_quantized.quantize_int8(weight)
     assert (made.codes.abs().amax(dim=1) == 127).all()
     error = (made.codes * made.scale[:, None] - weight).abs()
     assert (error <= made.scale[:, None] * 0.50001).all()
@@ -41,25 +41,25 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
 def test_a_large_number_is_spread_and_products_stay(k: int, together: int, share: float) -> None:
     x, weight = random(1, 0.0, 3, k), random(2, 0.0, 5, k)
     x[:, 7] = 50.0
-    twice = reference_integers.spread(reference_integers.spread(x))
+    twice = reference_quantized.spread(reference_quantized.spread(x))
     torch.testing.assert_close(twice, together * x, rtol=1e-4, atol=1e-3)
     exact = x @ weight.T
-    codes, scale = reference_integers.round_int8(x)
-    product = reference_integers.linear_int8(x, reference_integers.quantize_int8(weight), None)
+    codes, scale = reference_quantized.round_int8(x)
+    product = reference_quantized.linear_int8(x, reference_quantized.quantize_int8(weight), None)
     error = (product - exact).abs().mean()
     assert error < share * ((codes.float() * scale) @ weight.T - exact).abs().mean()
     uneven = x[:, :40]  # as it is
-    assert reference_integers.spread(uneven) is uneven
+    assert reference_quantized.spread(uneven) is uneven
 
 
 @settings(deadline=None, max_examples=30)
 @given(*SCALES)
 def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> None:
     x = random(seed, exponent, 3, 96)
-    codes, scale = reference_integers.round_int8(x, 32)
+    codes, scale = reference_quantized.round_int8(x, 32)
     assert scale.shape == (3, 3)
     for group, (its_codes, its_scale) in enumerate(
-        reference_integers.round_int8(part) for part in x.split(32, dim=1)
+        reference_quantized.round_int8(part) for part in x.split(32, dim=1)
     ):
         assert torch.equal(codes[:, group * 32 : group * 32 + 32], its_codes)
         assert torch.equal(scale[:, group], its_scale[:, 0])
@@ -71,10 +71,10 @@ def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> N
 def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent: float) -> None:
     """In each group the sum of squared errors is at most that of the plain scale."""
     weight = random(seed, exponent, 7, 128)
-    groups = (reference_integers.spread(weight, 32) / 32.0).view(-1, 32)
+    groups = (reference_quantized.spread(weight, 32) / 32.0).view(-1, 32)
     scale = groups.abs().amax(dim=1, keepdim=True) / 7.0
     plain = ((groups / scale).round() * scale - groups).square().sum(dim=1)
-    made = reference_integers.widen_int4(reference_integers.quantize_int4(weight)).view(-1, 32)
+    made = reference_quantized.widen_int4(reference_quantized.quantize_int4(weight)).view(-1, 32)
     found = (made - groups).square().sum(dim=1)
     assert found.sum() < plain.sum()
 
@@ -82,10 +82,10 @@ def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent
 def test_fitted_scales_of_four_bits_leave_less_of_an_error() -> None:
     """Than those by which the largest number becomes -8."""
     weight = random(3, 0.0, 500, 32)
-    groups = reference_integers.spread(weight, 32) / 32.0
+    groups = reference_quantized.spread(weight, 32) / 32.0
     largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True)) / -8.0
     plain = ((groups / largest).round().clamp(-8, 7) * largest - groups).square().sum(dim=1)
-    made = reference_integers.widen_int4(reference_integers.quantize_int4(weight))
+    made = reference_quantized.widen_int4(reference_quantized.quantize_int4(weight))
     found = (made - groups).square().sum(dim=1)
     assert (found < 1.001 * plain).all()
     assert found.sum() < 0.92 * plain.sum()
@@ -93,9 +93,12 @@ def test_fitted_scales_of_four_bits_leave_less_of_an_error() -> None:
 
 def test_four_bits_as_bytes_are_hardly_less_exact() -> None:
     weight = random(4, 0.0, 50, 1024) * random(5, 0.0, 50, 1).exp()
-    four = reference_integers.quantize_int4(weight)
-    made, exact = reference_integers.widen_int4(four), reference_integers.spread(weight, 32) / 32.0
-    eight = reference_integers.int4_as_bytes(four)
+    four = reference_quantized.quantize_int4(weight)
+    made, exact = (
+        reference_quantized.widen_int4(four),
+        reference_quantized.spread(weight, 32) / 32.0,
+    )
+    eight = reference_quantized.int4_as_bytes(four)
     assert (eight.codes.abs().amax(dim=1) > 100).all()
     errors = [
         (found - exact).square().sum(dim=1) for found in (made, eight.codes * eight.scale[:, None])
@@ -106,15 +109,15 @@ def test_four_bits_as_bytes_are_hardly_less_exact() -> None:
 def test_zeros_and_what_is_not_a_number() -> None:
     weight = torch.zeros(2, 64)
     weight[1, 3] = float("nan")
-    whole = reference_integers.quantize_int8(weight)
+    whole = reference_quantized.quantize_int8(weight)
     assert torch.equal(whole.codes[0] * whole.scale[0], torch.zeros(64))
-    four = reference_integers.quantize_int4(weight)
-    assert torch.equal(reference_integers.widen_int4(four)[0], torch.zeros(64))
+    four = reference_quantized.quantize_int4(weight)
+    assert torch.equal(reference_quantized.widen_int4(four)[0], torch.zeros(64))
     x = torch.ones(2, 64)
     x[1, 5] = float("inf")
     for product in (
-        reference_integers.linear_int8(x, whole, None),
-        reference_integers.linear_int4(x, four, None),
+        reference_quantized.linear_int8(x, whole, None),
+        reference_quantized.linear_int4(x, four, None),
     ):
         assert product[0, 0] == 0.0
         assert not product[0, 1].isfinite()  # never made into a number
@@ -122,12 +125,12 @@ def test_zeros_and_what_is_not_a_number() -> None:
 
 
 def test_zero_points_stand_for_zero() -> None:
-    weight = reference_integers.quantize_int4(torch.ones(2, 64))
+    weight = reference_quantized.quantize_int4(torch.ones(2, 64))
     zeros = torch.tensor([[0, 15], [7, 8]], dtype=torch.uint8)
     codes = torch.full_like(weight.codes, 0x37)  # 7, 3, 7, 3, ...
     shifted = type(weight)(codes, torch.ones_like(weight.scale), zeros, weight.group)
     expected = torch.tensor([7.0, 3.0]).repeat(2, 32) - zeros.repeat_interleave(32, dim=1)
-    assert torch.equal(reference_integers.widen_int4(shifted), expected)
+    assert torch.equal(reference_quantized.widen_int4(shifted), expected)
 
 
 @pytest.mark.parametrize("module", [int8, int4], ids=lambda module: module.__name__)

@@ -7,11 +7,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.kernels.reference_rows import BLOCK
-from quire.kernels.sampling import WEIGHT_BITS
-from quire.sampling.blocks import Rows
+from quire.kernels.reference_arrays import BLOCK
+from quire.kernels.sampling_math import WEIGHT_BITS
 from quire.sampling.draw import draw_any, draw_filtered
-from quire.sampling.state import RowParams
+from quire.sampling.logit_blocks import Rows
+from quire.sampling.sampling_state import RowParams
 
 LARGEST = 1 - 2.0**-53
 UNIT = 2.0**-WEIGHT_BITS

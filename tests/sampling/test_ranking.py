@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.sampling.blocks import BLOCK, Rows
+from quire.sampling.logit_blocks import BLOCK, Rows
 from quire.sampling.ranking import highest, ranked
 
 

@@ -10,8 +10,8 @@ import scheduling_model
 
 from quire.config import SchedulerConfig
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import SchedulerOutput
-from quire.kvcache.manager import KVCacheManager
+from quire.core.scheduler_output import SchedulerOutput
+from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 
 

@@ -16,10 +16,15 @@ from quire.core.messages import AddRequest, RequestDelta, TokenLogprobs
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import ModelRunnerOutput, SampleResult, ScheduledRequest, SchedulerOutput
-from quire.kvcache.manager import KVCacheManager
-from quire.scheduler.batch import MAX_PREEMPTIONS
+from quire.core.scheduler_output import (
+    ModelRunnerOutput,
+    SampleResult,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scheduler_batch import MAX_PREEMPTIONS
 
 VOCAB_SIZE = 5
 EOS = 0

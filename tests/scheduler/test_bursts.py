@@ -31,7 +31,7 @@ def test_few_answers_wait_for_the_prompts_that_came_with_them(
     held = run(8)
     assert max(held.ttfts.values()) < 1.05 * seconds_of_prompts(8)
     assert np.quantile(gaps(held), 0.98) < 1.05 * DECODES[8] / 1000
-    monkeypatch.setattr("quire.scheduler.policy.FEW_REQUESTS", 0)
+    monkeypatch.setattr("quire.scheduler.chunk_policy.FEW_REQUESTS", 0)
     paced = run(8)
     assert max(paced.ttfts.values()) > 1.1 * seconds_of_prompts(8)
     assert max(gaps(paced)) < 0.03

@@ -9,9 +9,9 @@ from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import ModelRunnerOutput, SampleResult
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 from quire.errors import InvalidRequestError
-from quire.kvcache.manager import KVCacheManager
+from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulation import Simulation, shape
 
 from quire.core.request import RequestStatus
-from quire.scheduler.batch import MAX_PREEMPTIONS
+from quire.scheduler.scheduler_batch import MAX_PREEMPTIONS
 
 
 def test_the_last_in_line_is_preempted_and_answers_as_if_it_had_not_been() -> None:

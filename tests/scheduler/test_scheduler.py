@@ -9,10 +9,10 @@ from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import ModelRunnerOutput, SampleResult
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 from quire.errors import ConfigError
-from quire.kvcache.manager import KVCacheManager
-from quire.scheduler.policy import LONGEST_WAIT
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler.chunk_policy import LONGEST_WAIT
 from quire.scheduler.scheduler import Scheduler
 
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simulation import VOCAB_SIZE, Simulation
 
 from quire.core.pooling_params import PoolingParams
-from quire.scheduler.batch import MAX_PREEMPTIONS
+from quire.scheduler.scheduler_batch import MAX_PREEMPTIONS
 
 PREFIXES = [[1, 2, 3, 4] * 5, [1, 2, 3, 4] * 2 + [4, 3, 2, 1] * 3, [2] * 9, []]
 

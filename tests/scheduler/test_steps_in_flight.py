@@ -8,7 +8,7 @@ from simulation import EOS, Simulation, answer_alone, shape
 from quire.core.messages import AddRequest
 from quire.core.request import RequestStatus
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import ModelRunnerOutput, SampleResult
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult
 
 
 def test_the_next_step_is_planned_before_the_token_is_known() -> None:

@@ -10,7 +10,7 @@ from simulation import Simulation
 from quire.config import SchedulerConfig
 from quire.core.request import Request
 from quire.errors import ConfigError
-from quire.scheduler.policy import LONG, ChunkPolicy
+from quire.scheduler.chunk_policy import LONG, ChunkPolicy
 
 TARGET = 300.0
 

@@ -9,21 +9,21 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from quire.core.limits import RequestLimits
 from quire.core.messages import EngineStats, EngineView
-from quire.core.output import (
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_limits import RequestLimits
+from quire.core.request_output import (
     CompletionOutput,
     Logprob,
     PositionLogprobs,
     RequestOutput,
     RequestTimes,
 )
-from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import StopWhen
-from quire.engine.request_metrics import RequestMetrics
+from quire.engine.frontend.input_processor import StopWhen
+from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
-from quire.tokenizer.spelling import Pieces
+from quire.tokenizer.token_spelling import Pieces
 
 LIMITS = RequestLimits(
     max_model_len=1024, max_kv_tokens=4096, vocab_size=0x110000, max_num_seqs=8, hidden_size=4

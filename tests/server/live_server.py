@@ -14,10 +14,10 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from quire.server.address import bind, bind_admin
 from quire.server.app import build_app
-from quire.server.http_protocol import WireLimits
-from quire.server.listen import Server
+from quire.server.http.http_protocol import WireLimits
+from quire.server.http.listen_address import bind, bind_admin
+from quire.server.http.uvicorn_server import Server
 from quire.server.settings import ServerSettings
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from quire.server import chat, chat_protocol, completions, completions_protocol
-from quire.server.chat_protocol import ChatRequest
-from quire.server.completions_protocol import CompletionRequest
-from quire.server.in_step import Steps, at_once
-from quire.server.served import ServedModels
+from quire.server.api.common import chat_request
+from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.micro_batch import Steps, at_once
+from quire.server.api.openai import chat, completions, completions_protocol
+from quire.server.api.openai.completions_protocol import CompletionRequest
+from quire.server.model_registry import ServedModels
 from quire.server.settings import ServerSettings
 
 Prepare = Callable[..., Steps[Any]]
@@ -24,7 +25,7 @@ def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
     return _unread(
         completions_protocol, CompletionRequest, completions.prepare, COMPLETION_BODY
-    ) | _unread(chat_protocol, ChatRequest, chat.prepare, CHAT_BODY)
+    ) | _unread(chat_request, ChatRequest, chat.prepare, CHAT_BODY)
 
 
 def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> set[str]:

@@ -21,21 +21,17 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from starlette.applications import Starlette
 
-from quire.server import (
-    chat_protocol,
-    completions_protocol,
-    embeddings_protocol,
-    messages_protocol,
-    responses_protocol,
-)
+from quire.server.api.anthropic import messages_protocol
+from quire.server.api.common import chat_request
+from quire.server.api.openai import completions_protocol, embeddings_protocol, responses_protocol
 
 MESSAGES = (messages_protocol.MessagesRequest, messages_protocol.MESSAGES_UNSUPPORTED)
 COUNT = (messages_protocol.CountRequest, messages_protocol.MESSAGES_UNSUPPORTED)
 ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     (
         chat_params.CompletionCreateParamsStreaming,
-        chat_protocol.ChatRequest,
-        chat_protocol.CHAT_UNSUPPORTED,
+        chat_request.ChatRequest,
+        chat_request.CHAT_UNSUPPORTED,
     ),
     (
         completion_create_params.CompletionCreateParamsStreaming,

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
-from quire.server import embeddings, embeddings_protocol
-from quire.server.admission import Admission
+from quire.server.admission.admission_control import Admission
+from quire.server.api.openai import embeddings, embeddings_protocol
+from quire.server.api.openai.embeddings_protocol import MAX_INPUTS
 from quire.server.app import build_app
-from quire.server.embeddings_protocol import MAX_INPUTS
 from quire.server.settings import ServerSettings
 
 PATH = "/v1/embeddings"

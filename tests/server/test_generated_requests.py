@@ -22,8 +22,8 @@ from schemathesis.core import NOT_SET
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
-from quire.server.openapi import document
-from quire.server.operations import ADMIN_OPERATIONS, OPERATIONS, Operation
+from quire.server.ops.openapi import document
+from quire.server.ops.openapi_operations import ADMIN_OPERATIONS, OPERATIONS, Operation
 from quire.server.settings import ServerSettings
 
 HOOKS = Path(__file__).parents[2] / "benchmarks" / "api_fuzz_hooks.py"

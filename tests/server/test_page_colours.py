@@ -12,7 +12,7 @@ import re
 import numpy as np
 import pytest
 
-from quire.server.page import FOLDER
+from quire.server.ops.web_page import FOLDER
 
 Colour = np.ndarray  # three sRGB values from 0 to 1
 

@@ -10,7 +10,8 @@ from fake_engine import FakeEngine
 from read_fields import unread_fields
 
 from quire.core.sampling_params import SamplingParams
-from quire.server import chat_protocol, completions_protocol, generation, turns
+from quire.server.api.common import chat_messages, chat_request, generation_request
+from quire.server.api.openai import completions_protocol
 
 # field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -202,17 +203,17 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
 def test_tables_cover_every_field() -> None:
     for table, request in (
         (COMPLETION, completions_protocol.CompletionRequest),
-        (CHAT, chat_protocol.ChatRequest),
+        (CHAT, chat_request.ChatRequest),
     ):
         assert set(request.__struct_fields__) - {"stream_options"} <= set(table)
 
 
 def test_every_accepted_field_is_read() -> None:
-    assert unread_fields() == set(generation.NO_EFFECT)
+    assert unread_fields() == set(generation_request.NO_EFFECT)
 
 
 def test_every_sampling_wish_is_reachable() -> None:
-    fields = set(chat_protocol.ChatRequest.__struct_fields__)
+    fields = set(chat_request.ChatRequest.__struct_fields__)
     assert set(SamplingParams.__struct_fields__) <= fields | {"kept_token_ids"}
 
 
@@ -332,7 +333,7 @@ def test_too_many_answers(complete: Post) -> None:
 def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
         (completions_protocol.COMPLETION_UNSUPPORTED, completions_protocol.CompletionRequest),
-        (chat_protocol.CHAT_UNSUPPORTED, chat_protocol.ChatRequest),
-        (turns.MESSAGE_UNSUPPORTED, turns.Message),
+        (chat_request.CHAT_UNSUPPORTED, chat_request.ChatRequest),
+        (chat_messages.MESSAGE_UNSUPPORTED, chat_messages.Message),
     ):
         assert not set(unsupported) & set(request.__struct_fields__)

@@ -9,7 +9,7 @@ import pytest
 from asgi_client import JSON, Reply, call
 from starlette.applications import Starlette
 
-from quire.server.operations import OPERATIONS
+from quire.server.ops.openapi_operations import OPERATIONS
 
 POSTS = [operation for operation in OPERATIONS if operation.body is not None]
 PATHS = sorted({operation.path for operation in OPERATIONS})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.tokenizer.messages import BREAK, prepare_messages, prepare_tools
+from quire.tokenizer.conversation_input import BREAK, prepare_messages, prepare_tools
 
 
 def prepare(message: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from quire.core.sampling_params import MAX_BAD_WORDS
 from quire.errors import InvalidRequestError
-from quire.tokenizer.messages import BREAK
+from quire.tokenizer.conversation_input import BREAK
 from quire.tokenizer.tokenizer import Tokenizer
 
 TEXTS = [

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from quire.cli.options import CommandParser, add_engine_options, engine_config
 from quire.cli.sampling import add_sampling_options, sampling_params
-from quire.core.output import RequestOutput
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError, InvalidRequestError
 
@@ -65,8 +65,8 @@ def run(argv: Sequence[str]) -> int:
     """Chat until the input ends."""
     args = make_parser().parse(argv)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
-    from quire.engine.client import AsyncEngine
-    from quire.engine.lean_import import lean_start
+    from quire.engine.frontend.async_engine import AsyncEngine
+    from quire.engine.startup.lean_import import lean_start
 
     with asyncio.Runner() as runner:
         with lean_start(config):

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
-from quire.engine.footprint import BASE_BYTES, available_bytes
-from quire.engine.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
+from quire.engine.startup.footprint import BASE_BYTES, available_bytes
+from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.errors import ConfigError
 
 _GIB = 2**30

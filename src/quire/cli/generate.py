@@ -15,7 +15,7 @@ from quire.cli.sampling import add_sampling_options, sampling_params
 from quire.errors import ConfigError, QuireError, UserError
 
 if TYPE_CHECKING:
-    from quire.core.output import RequestOutput
+    from quire.core.request_output import RequestOutput
 
 EXAMPLES = (
     'quire generate --chat --prompt "red runing shoes" --temperature 0',
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
-    from quire.engine.lean_import import lean_start
+    from quire.engine.startup.lean_import import lean_start
 
     with lean_start(engine_config(args)):
         from quire.llm import LLM

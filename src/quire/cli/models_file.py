@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import human_int
 from quire.config import EngineConfig, iter_options
-from quire.engine.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelPlan
 from quire.errors import ConfigError, FileError, UserError
 from quire.options import Option
 

@@ -15,7 +15,7 @@ from quire.cli.options import CommandParser, add_engine_options, engine_config, 
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.engine.step_profile import Operation, Profile, StepShape
+    from quire.engine.profile.step_profile import Operation, Profile, StepShape
 
 EXAMPLES = (
     "quire profile --batch-size 8 --context 1024",
@@ -57,8 +57,8 @@ def run(argv: Sequence[str]) -> int:
         from quire.cli.profile_plot import check_plot
 
         check_plot(Path(args.plot))
-    from quire.engine.out_of_memory import fitting_profile
-    from quire.engine.step_profile import profile_step
+    from quire.engine.profile.step_profile import profile_step
+    from quire.engine.startup.out_of_memory import fitting_profile
 
     with fitting_profile(step.num_requests, step.context):
         profile = profile_step(config, step)
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
 
 def step_shape(args: Namespace) -> StepShape:
     """The step that was asked for. Raises ConfigError."""
-    from quire.engine.step_profile import StepShape
+    from quire.engine.profile.step_profile import StepShape
 
     given = vars(args)
     if "prefill" in given and "context" in given:

@@ -64,8 +64,8 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
     from rich.console import Console
     from rich.progress import track
 
-    from quire.engine.client import AsyncEngine
-    from quire.engine.lean_import import lean_start
+    from quire.engine.frontend.async_engine import AsyncEngine
+    from quire.engine.startup.lean_import import lean_start
     from quire.server.app import build_app
     from quire.server.settings import ServerSettings
 

@@ -25,14 +25,14 @@ from quire.cli.options import (
     engine_options,
 )
 from quire.config import EngineConfig
-from quire.engine.fleet import Fleet, FleetSettings
-from quire.engine.fleet_model import ModelPlan
-from quire.engine.supervisor import Supervisor, SupervisorSettings
+from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.model_fleet import Fleet, FleetSettings
+from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
-from quire.server.address import admin_place, base_url, bind, bind_admin, is_loopback
-from quire.server.keys import listed
+from quire.server.http.api_keys import listed
+from quire.server.http.listen_address import admin_place, base_url, bind, bind_admin, is_loopback
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves

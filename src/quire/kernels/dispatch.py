@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels import reference, reference_integers, reference_step
-from quire.kernels.cpu import attention as cpu_attention
-from quire.kernels.cpu import elementwise, native
-from quire.kernels.cpu import matmul as cpu_matmul
-from quire.kernels.layout import BatchLayout
+from quire.kernels import reference, reference_quantized, reference_step
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu import cpu_elementwise, native
+from quire.kernels.cpu import torch_attention as cpu_attention
+from quire.kernels.cpu import torch_matmul as cpu_matmul
 from quire.kernels.operands import (
     HeadNorms,
     Int4Weight,
@@ -26,7 +26,7 @@ from quire.kernels.operands import (
     Rows,
     Turning,
 )
-from quire.kernels.step_layout import StepSections
+from quire.kernels.step_buffer import StepSections
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class Kernels:
 Operations = Mapping[str, Callable[..., Any]]
 
 # what runs where nothing faster is known
-_NAMESPACE = vars(reference) | vars(reference_integers) | vars(reference_step)
+_NAMESPACE = vars(reference) | vars(reference_quantized) | vars(reference_step)
 _TWINS: Operations = {field.name: _NAMESPACE[field.name] for field in fields(Kernels)}
 # PyTorch's operations in another order, where a twin is slow on a CPU
 _ON_CPU: Operations = {
-    "rms_norm": elementwise.rms_norm,
-    "rms_norm_residual": elementwise.rms_norm_residual,
-    "silu_and_mul": elementwise.silu_and_mul,
-    "rotary_write_kv": elementwise.rotary_write_kv,
+    "rms_norm": cpu_elementwise.rms_norm,
+    "rms_norm_residual": cpu_elementwise.rms_norm_residual,
+    "silu_and_mul": cpu_elementwise.silu_and_mul,
+    "rotary_write_kv": cpu_elementwise.rotary_write_kv,
     "attention": cpu_attention.attention,
     "prepare_linear": cpu_matmul.prepare_linear,
     "linear": cpu_matmul.linear,
@@ -110,15 +110,15 @@ def has_triton() -> bool:
 def operations_for(device_type: str, *, batch_invariant: bool = False) -> Operations:
     """What a device has in place of twins: Triton's kernels on CUDA, our own on a CPU, if there."""
     if device_type == "cuda" and has_triton():
-        from quire.kernels.triton.operations import OPERATIONS
+        from quire.kernels.triton.triton_operations import OPERATIONS
 
         if batch_invariant:
-            from quire.kernels.triton.invariant import invariant
+            from quire.kernels.triton.invariant.invariant_operations import invariant
 
             return invariant(OPERATIONS)
         return OPERATIONS
     if device_type == "cpu" and native.library() is not None:
-        from quire.kernels.cpu.operations import OPERATIONS as COMPILED
+        from quire.kernels.cpu.cpu_operations import OPERATIONS as COMPILED
 
         return {**_ON_CPU, **COMPILED}
     return _ON_CPU if device_type == "cpu" else {}
@@ -140,7 +140,7 @@ def compiling_ahead(device_type: str) -> AbstractContextManager[None]:
     """
     if device_type != "cuda" or not has_triton():
         return nullcontext()
-    from quire.kernels.triton.compiling import only_compiling
+    from quire.kernels.triton.compile.precompile import only_compiling
 
     return only_compiling()
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.layout import BatchLayout
+from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed, Turning
-from quire.kernels.reference_integers import linear_int4, linear_int8
+from quire.kernels.reference_quantized import linear_int4, linear_int8
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it

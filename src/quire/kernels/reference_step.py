@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.step_layout import StepSections
+from quire.kernels.step_buffer import StepSections
 
 MOST_COUNTED = 0x7FFF  # times a token is in an answer, see `penalise`
 

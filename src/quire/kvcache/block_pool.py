@@ -7,7 +7,7 @@ Each block is in exactly one of three sets, and this file owns the moves between
                         └─────share────────┘
     evictable ──allocate, when none is free──► used   least recently used first; the hash is lost
 
-It does not know what a hash means, nor which request holds a block: see manager.py.
+It does not know what a hash means, nor which request holds a block: see kv_cache_manager.py.
 """
 
 from __future__ import annotations

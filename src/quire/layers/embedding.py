@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.layers.linear import LinearBase
+from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import Role
 

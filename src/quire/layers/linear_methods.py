@@ -1,6 +1,6 @@
 """How a linear layer's weight is kept and multiplied, alone and with what stands around it.
 
-This is the seam through which quantized weights come in. The layers are in linear.py.
+This is the seam through which quantized weights come in. The layers are in linear_layers.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import Role, WeightForm
 
 if TYPE_CHECKING:
-    from quire.layers.linear import LinearBase
+    from quire.layers.linear_layers import LinearBase
 
 
 class LinearMethod(ABC):

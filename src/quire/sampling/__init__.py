@@ -1,7 +1,7 @@
 """Logits → token: what requests wish, the exact draw, and the report of probabilities."""
 
-from quire.sampling.logprobs import prompt_logprobs
 from quire.sampling.sampler import Sampler, SamplerOutput
-from quire.sampling.state import SamplingState
+from quire.sampling.sampling_state import SamplingState
+from quire.sampling.token_logprobs import prompt_logprobs
 
 __all__ = ["Sampler", "SamplerOutput", "SamplingState", "prompt_logprobs"]

@@ -1,6 +1,6 @@
 """Logits on a device, as wishes change them there: nothing waits for it.
 
-Owns the way of what the host knows to a device; see wishes.py for what wishes are.
+Owns the way of what the host knows to a device; see logits_processors.py for what wishes are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.sampling.arrays import Flags, Ints, Logits
+from quire.sampling.array_types import Flags, Ints, Logits
 
 # Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
 # of these rows [U].

@@ -1,6 +1,6 @@
 """Log-probabilities of drawn tokens, made where the logits are and read when they have arrived.
 
-They are those of logprobs.py, which has them as soon as it is asked.
+They are those of token_logprobs.py, which has them as soon as it is asked.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ which keeps the smallest set of most probable tokens whose mass reaches its shar
 top-k left. All three keep a head of the ranked tokens, never less than one, so that only the head
 has to be found. A token without probability is never drawn.
 
-Weights and masses are integers, as `quire.kernels.sampling` makes them: what is drawn does not
+Weights and masses are integers, as `quire.kernels.sampling_math` makes them: what is drawn does not
 depend on how a sum is cut, and the sampler on the GPU draws the same.
 """
 
@@ -17,12 +17,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.kernels import sampling
-from quire.kernels.reference_rows import BLOCK, few_rows
-from quire.sampling.arrays import Flags, Floats, Ints, Logits
-from quire.sampling.blocks import Rows
+from quire.kernels import sampling_math
+from quire.kernels.reference_arrays import BLOCK, few_rows
+from quire.sampling.array_types import Flags, Floats, Ints, Logits
+from quire.sampling.logit_blocks import Rows
 from quire.sampling.ranking import ranked
-from quire.sampling.state import RowParams
+from quire.sampling.sampling_state import RowParams
 
 _WIDEN = 16  # 64 tokens are ranked first, then 1024, then 16384, then all
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -36,7 +36,7 @@ def draw_any(rows: Rows, params: RowParams, uniforms: Floats) -> Ints:
     """
     masses = rows.masses(params.temperature)
     cumulative = masses.cumsum(axis=1)
-    target, _ = sampling.share_of(cumulative[:, -1], sampling.share_bits(uniforms))
+    target, _ = sampling_math.share_of(cumulative[:, -1], sampling_math.share_bits(uniforms))
     block = _first_above(cumulative, target)
     weights, _ = _weights(rows.open(block[:, None]), rows.peaks, params)
     before: Ints = _at(cumulative, block) - _at(masses, block)
@@ -59,7 +59,7 @@ def draw_filtered(
     cumulative = weights.cumsum(axis=1)
     kept = _count_kept(depth, cumulative, params, totals)
     mass = _at(cumulative, np.minimum(kept, width) - 1)
-    target, _ = sampling.share_of(mass, sampling.share_bits(uniforms))
+    target, _ = sampling_math.share_of(mass, sampling_math.share_bits(uniforms))
     tokens = _at(ids, _first_above(cumulative, target))
     rest = np.flatnonzero(kept > width)
     for piece in few_rows(len(rest), width * _WIDEN):
@@ -75,7 +75,7 @@ def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints
     depth [N, W]: halvings, in ascending order; cumulative: the running sum of the weights.
     """
     width = depth.shape[1]
-    likely = _count(depth <= sampling.deepest_kept(params.min_p)[:, None])
+    likely = _count(depth <= sampling_math.deepest_kept(params.min_p)[:, None])
     head = np.where(likely < width, np.minimum(likely, params.top_k), params.top_k).astype(np.int64)
     mass = np.where(head <= width, _at(cumulative, np.minimum(head, width) - 1), totals)
     needed = np.where(mass == _UNKNOWN, cumulative[:, -1] + 1, _needed(mass, params.top_p))
@@ -85,14 +85,16 @@ def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints
 def _needed(mass: Ints, top_p: Floats) -> Ints:
     """The least that is at least the share top_p of a mass: [N]."""
     cut = np.where(top_p < 1.0, top_p, 0.0)
-    whole, rest = sampling.share_of(np.maximum(mass, 0), sampling.share_bits(cut))
+    whole, rest = sampling_math.share_of(np.maximum(mass, 0), sampling_math.share_bits(cut))
     return np.where(top_p < 1.0, whole + (rest > 0), mass)
 
 
 def _weights(logits: Logits, peaks: Logits, params: RowParams) -> tuple[Ints, Logits]:
     """[N, W] logits as weights and as halvings from the row's peak."""
-    depth = sampling.halvings(logits, peaks[:, None], sampling.slope(params.temperature)[:, None])
-    return sampling.weights(depth).astype(np.int64), depth
+    depth = sampling_math.halvings(
+        logits, peaks[:, None], sampling_math.slope(params.temperature)[:, None]
+    )
+    return sampling_math.weights(depth).astype(np.int64), depth
 
 
 def _first_above(cumulative: Ints, target: Ints) -> Ints:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kernels.reference_rows import BLOCK
-from quire.sampling.arrays import Ints, Logits
-from quire.sampling.blocks import Rows
+from quire.kernels.reference_arrays import BLOCK
+from quire.sampling.array_types import Ints, Logits
+from quire.sampling.logit_blocks import Rows
 
 _SMALL = 1 << 14  # tokens; fewer are ordered at once for many rows
 

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.messages import TokenLogprobs
-from quire.kernels.cpu import rows as kernels
-from quire.sampling.arrays import Flags, Floats, Ints, Logits, Tokens
-from quire.sampling.blocks import Rows
+from quire.kernels.cpu import row_ops as kernels
+from quire.sampling.array_types import Flags, Floats, Ints, Logits, Tokens
 from quire.sampling.draw import draw_any, draw_filtered
-from quire.sampling.logprobs import prompt_logprobs, token_logprobs
-from quire.sampling.penalties import History, HostLogits
-from quire.sampling.random import uniforms
+from quire.sampling.host_logits import History, HostLogits
+from quire.sampling.logit_blocks import Rows
+from quire.sampling.logits_processors import adjust_logits
+from quire.sampling.philox import uniforms
 from quire.sampling.ranking import highest
-from quire.sampling.state import CHANGES_LOGITS, Need, RowParams, SamplingState
-from quire.sampling.wishes import adjust_logits
+from quire.sampling.sampling_state import CHANGES_LOGITS, Need, RowParams, SamplingState
+from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs
 
 __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
 

@@ -1,7 +1,8 @@
 """Whose tokens go into a step, who enters the batch, and who has to leave it.
 
-Owns the choice. It does not own the ways in and out (batch.py), how much of a prompt is one chunk
-(chunks.py), blocks (kvcache/manager.py), or what becomes of a plan (scheduler.py). No torch.
+Owns the choice. It does not own the ways in and out (scheduler_batch.py), how much of a prompt is
+one chunk (prefill_chunks.py), blocks (kvcache/kv_cache_manager.py), or what becomes of a plan
+(scheduler.py). No torch.
 
 There is one rule and no phases: a request has known tokens and computed tokens, and each step
 hands out a budget so that computed catches up with known. A long prompt, a chunk of it, the rest
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 from quire.config import SchedulerConfig
 from quire.core.request import Request, RequestStatus
-from quire.kvcache.manager import KVCacheManager
-from quire.scheduler.batch import Batch, is_spared
-from quire.scheduler.chunks import Chunks
-from quire.scheduler.plan import StepPlan
-from quire.scheduler.policy import ChunkPolicy
-from quire.scheduler.queue import Place
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler.chunk_policy import ChunkPolicy
+from quire.scheduler.prefill_chunks import Chunks
+from quire.scheduler.scheduler_batch import Batch, is_spared
+from quire.scheduler.step_plan import StepPlan
+from quire.scheduler.waiting_queue import Place
 
 # Prompt tokens, in token budgets, of the requests that one step may send to wait for a prefix:
 # hashing them takes time that running requests would wait, too.

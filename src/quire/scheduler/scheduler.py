@@ -1,8 +1,8 @@
 """Requests from their arrival to their end, and the steps that are in flight between.
 
 Owns what becomes of a plan: it is numbered, and its result taken in order. It does not own whom a
-step serves (planner.py), the ways into the batch and out (batch.py), blocks (kvcache/manager.py),
-tensors, or time. No torch.
+step serves (planner.py), the ways into the batch and out (scheduler_batch.py), blocks
+(kvcache/kv_cache_manager.py), tensors, or time. No torch.
 
 Steps may overlap: `schedule` advances lengths at once, so it may be called again before `update`
 has told the tokens. Freed blocks are reused at once because steps run in order on the device.
@@ -15,20 +15,20 @@ from collections.abc import Iterable, Sequence
 from quire.config import SchedulerConfig
 from quire.core.messages import EngineStats, ErrorKind, RequestDelta
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.core.step import ModelRunnerOutput, SchedulerOutput
-from quire.kvcache.manager import KVCacheManager
-from quire.scheduler.batch import Batch
-from quire.scheduler.chunks import Chunks
-from quire.scheduler.plan import PlannedRequest
+from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.planner import Planner
-from quire.scheduler.policy import ChunkPolicy
-from quire.scheduler.results import (
+from quire.scheduler.prefill_chunks import Chunks
+from quire.scheduler.request_outputs import (
     NON_FINITE,
     NOTHING_TO_DRAW,
     WAITED_TOO_LONG,
     delivered,
     ending,
 )
+from quire.scheduler.scheduler_batch import Batch
+from quire.scheduler.step_plan import PlannedRequest
 
 
 def _seconds(milliseconds: float | None) -> float | None:

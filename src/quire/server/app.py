@@ -15,31 +15,32 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import ModelNotLoadedError
-from quire.server import chat, completions, embeddings, messages, responses
-from quire.server.admin import build_admin_app
-from quire.server.application import Application
-from quire.server.cross_origin import CrossOrigin
-from quire.server.departure import unless_disconnected
-from quire.server.drain import Drain, DrainGate
+from quire.server.admission.drain import Drain, DrainGate
+from quire.server.admission.request_gate import Reception, Visit
+from quire.server.api.anthropic import anthropic_messages
+from quire.server.api.common.micro_batch import InStep, Steps, at_once
+from quire.server.api.common.streaming import answer
+from quire.server.api.openai import chat, completions, embeddings, responses
+from quire.server.api.openai.models_route import Models
+from quire.server.api.openai.tokenize import detokenize, tokenize
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.envelope import OPEN_PATHS, Envelope
-from quire.server.exposition import MetricsPage
-from quire.server.health import Health
-from quire.server.http_errors import send_json
-from quire.server.in_step import InStep, Steps, at_once
-from quire.server.incoming import read_body
-from quire.server.live import Live
-from quire.server.loading import Loader
-from quire.server.models import Models
-from quire.server.observer import Observer
-from quire.server.openapi import OpenApi
-from quire.server.operations import OPERATIONS
-from quire.server.page import Page
-from quire.server.reception import Reception, Visit
-from quire.server.served import ServedModels
+from quire.server.http.application import Application
+from quire.server.http.cross_origin import CrossOrigin
+from quire.server.http.disconnect import unless_disconnected
+from quire.server.http.envelope import OPEN_PATHS, Envelope
+from quire.server.http.http_errors import send_json
+from quire.server.http.request_reader import read_body
+from quire.server.model_loading import Loader
+from quire.server.model_registry import ServedModels
+from quire.server.ops.admin import build_admin_app
+from quire.server.ops.health import Health
+from quire.server.ops.live_view import Live
+from quire.server.ops.openapi import OpenApi
+from quire.server.ops.openapi_operations import OPERATIONS
+from quire.server.ops.prometheus_page import MetricsPage
+from quire.server.ops.request_observer import Observer
+from quire.server.ops.web_page import Page
 from quire.server.settings import ServerSettings
-from quire.server.streaming import answer
-from quire.server.tokenize import detokenize, tokenize
 
 T = TypeVar("T")
 Prepare = Callable[[bytes, ServedModels], Steps[T]]
@@ -121,9 +122,9 @@ def _model_routes(loader: Loader, settings: ServerSettings) -> list[Route]:
         run("/v1/completions", completions.prepare, answer, COMPLETION_IN_THREAD_BYTES),
         run("/v1/chat/completions", chat.prepare, answer),
         run("/v1/responses", responses.prepare, answer),
-        run("/v1/messages", messages.prepare, answer),
+        run("/v1/messages", anthropic_messages.prepare, answer),
         run("/v1/embeddings", embeddings.prepare, embeddings.answer),
-        look("/v1/messages/count_tokens", messages.count_tokens),
+        look("/v1/messages/count_tokens", anthropic_messages.count_tokens),
         look("/tokenize", tokenize),
         look("/detokenize", detokenize),
     ]

@@ -1,6 +1,7 @@
 """What the server needs of an engine and its tokenizer. No implementation lives here.
 
-`quire.engine.client.AsyncEngine` fits these protocols, and so does the tests' scripted engine.
+`quire.engine.frontend.async_engine.AsyncEngine` fits these protocols, and so does the tests'
+scripted engine.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol, Unpack
 
-from quire.core.limits import RequestLimits
 from quire.core.messages import EngineStats, EngineView
-from quire.core.output import RequestOutput
 from quire.core.pooling_params import PoolingParams
+from quire.core.request_limits import RequestLimits
+from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.input_processor import Options, Prompt, StopWhen
-from quire.engine.request_metrics import RequestMetrics
-from quire.tokenizer.spelling import Pieces
+from quire.engine.frontend.input_processor import Options, Prompt, StopWhen
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.tokenizer.token_spelling import Pieces
 
 
 class TokenizerProtocol(Protocol):

@@ -7,8 +7,8 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.options import MOST, MOST_BYTES, check_ranges, setting
-from quire.server.keys import Keys, all_keys, listed
-from quire.server.origins import listed_origins
+from quire.server.http.api_keys import Keys, all_keys, listed
+from quire.server.http.origins import listed_origins
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for whatever is a number
 _SECONDS = (0.001, _YEAR)

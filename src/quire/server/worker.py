@@ -22,8 +22,8 @@ import msgspec
 import uvloop
 
 from quire.background import step_back
-from quire.engine.client import AsyncEngine
-from quire.engine.control import (
+from quire.engine.frontend.async_engine import AsyncEngine
+from quire.engine.processes.control_channel import (
     Control,
     EngineDown,
     EngineUp,
@@ -34,15 +34,15 @@ from quire.engine.control import (
     StartWorker,
     WorkerReady,
 )
-from quire.engine.process_link import ProcessLink
+from quire.engine.processes.process_link import ProcessLink
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder
 from quire.logs import configure_logging
+from quire.server.admission.in_flight import shared_counts
 from quire.server.app import build_server
-from quire.server.head_count import shared_counts
-from quire.server.listen import Server
-from quire.server.loading import Loader
-from quire.server.served import ServedModels
+from quire.server.http.uvicorn_server import Server
+from quire.server.model_loading import Loader
+from quire.server.model_registry import ServedModels
 from quire.server.settings import ServerSettings
 from quire.tokenizer.tokenizer import Tokenizer
 

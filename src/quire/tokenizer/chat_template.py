@@ -1,7 +1,8 @@
 """A model's chat template: from messages to one text.
 
-The template decides the words; messages.py checks what goes in and sandbox.py runs it. This file
-knows no tokens but the texts of the named ones, which templates write themselves.
+The template decides the words; conversation_input.py checks what goes in and template_sandbox.py
+runs it. This file knows no tokens but the texts of the named ones, which templates write
+themselves.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import jinja2
 import jinja2.meta
 
 from quire.errors import CheckpointError, invalid_value
-from quire.tokenizer.folder import TOKEN_NAMES
-from quire.tokenizer.messages import TextMap, plain, prepare_messages, prepare_tools
-from quire.tokenizer.sandbox import Sandbox, TemplateLimitError
+from quire.tokenizer.conversation_input import TextMap, plain, prepare_messages, prepare_tools
+from quire.tokenizer.template_sandbox import Sandbox, TemplateLimitError
+from quire.tokenizer.tokenizer_folder import TOKEN_NAMES
 
 _OWN_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"}

@@ -10,8 +10,8 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from quire.tokenizer.spelling import Pieces
 from quire.tokenizer.stop_strings import StopMatcher
+from quire.tokenizer.token_spelling import Pieces
 
 _LONGEST_CHARACTER = 4  # bytes in UTF-8
 _NewDecoder = codecs.getincrementaldecoder("utf-8")

@@ -1,4 +1,4 @@
-"""Text to token ids, in which names of control tokens may be plain text. Back: spelling.py."""
+"""Text to token ids, in which names of control tokens may be plain text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from quire.tokenizer.messages import BREAK
+from quire.tokenizer.conversation_input import BREAK
 
 if TYPE_CHECKING:
     import tokenizers

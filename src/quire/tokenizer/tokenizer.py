@@ -1,10 +1,10 @@
 """A model's tokenizer: text to token ids and back, and conversations to ids.
 
 It wraps the `tokenizers` library, reads the same files as `transformers`, and gives the same ids.
-Text comes from the tokens' bytes (spelling.py), so `decode`, `token_bytes` and the incremental
-detokenizer agree by construction. It differs from the library in one case: where SentencePiece's
-byte tokens spell broken UTF-8, only the broken bytes become U+FFFD, not the sound characters
-beside them, since a stream cannot take back what it has sent.
+Text comes from the tokens' bytes (token_spelling.py), so `decode`, `token_bytes` and the
+incremental detokenizer agree by construction. It differs from the library in one case: where
+SentencePiece's byte tokens spell broken UTF-8, only the broken bytes become U+FFFD, not the sound
+characters beside them, since a stream cannot take back what it has sent.
 
 Control tokens. Text typed by people must not steer the model: `encode` reads the name of a control
 token as plain text unless parse_special is given, and `encode_chat` lets only the template write
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidRequestError
+from quire.tokenizer.conversation_input import check_text
 from quire.tokenizer.encoder import Encoder
-from quire.tokenizer.folder import (
+from quire.tokenizer.token_spelling import Pieces, Spelling
+from quire.tokenizer.tokenizer_folder import (
     add_missing_tokens,
     named_tokens,
     read_backend,
     read_settings,
     read_templates,
 )
-from quire.tokenizer.messages import check_text
-from quire.tokenizer.spelling import Pieces, Spelling
 
 if TYPE_CHECKING:
     import tokenizers

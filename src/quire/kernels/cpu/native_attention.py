@@ -11,11 +11,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import attention as torch_attention
-from quire.kernels.cpu import elementwise, native
-from quire.kernels.cpu.structures import AttentionArgs, RotaryArgs
-from quire.kernels.cpu.tensors import DTYPES
-from quire.kernels.layout import BatchLayout
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu import cpu_elementwise, native, torch_attention
+from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
+from quire.kernels.cpu.tensor_ops import DTYPES
 from quire.kernels.operands import HeadNorms
 
 KEPT = {**DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
@@ -35,7 +34,9 @@ def rotary_write_kv(
     stride, *inner = heads.stride()
     kv_heads = k_cache.shape[2]
     if not serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
-        return elementwise.rotary_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
+        return cpu_elementwise.rotary_write_kv(
+            heads, norms, cos, sin, k_cache, v_cache, slot_mapping
+        )
     num_heads -= 2 * kv_heads
     cos, sin = cos.contiguous(), sin.contiguous()
     query = heads.new_empty(tokens, num_heads, dim)

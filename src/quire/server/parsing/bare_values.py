@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.server.parsing.calls import Calls
-from quire.server.parsing.source import Broken, Marks, Source, Wait
+from quire.server.parsing.call_stream import Calls
+from quire.server.parsing.output_source import Broken, Marks, Source, Wait
 
 MAX_VALUE_CHARS = 64 << 10  # of a value that is no string
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from quire.server.parsing.calls import Calls, read_json_call
+from quire.server.parsing.call_stream import Calls, read_json_call
 from quire.server.parsing.json_text import read_object
-from quire.server.parsing.source import NAME, Broken, Wait
+from quire.server.parsing.output_source import NAME, Broken, Wait
 
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from quire.server.parsing.source import SPACE, Broken, Source, Wait
+from quire.server.parsing.output_source import SPACE, Broken, Source, Wait
 
 MAX_DEPTH = 64  # objects and lists in one another
 MAX_WORD_CHARS = 256  # of a number

@@ -10,8 +10,8 @@ Between GLM's tags there may be line ends or none, depending on the model.
 from __future__ import annotations
 
 from quire.server.parsing.bare_values import BareArguments, read_key
-from quire.server.parsing.calls import Calls
-from quire.server.parsing.source import NAME, Marks, Wait
+from quire.server.parsing.call_stream import Calls
+from quire.server.parsing.output_source import NAME, Marks, Wait
 
 _PARAMETER_END = Marks("</parameter>")
 _VALUE_END = Marks("</arg_value>")

@@ -1,4 +1,4 @@
-// Weights rounded to 8 or 4 bits, as kernels/reference_integers.py tells. Included inside a namespace,
+// Weights rounded to 8 or 4 bits, as kernels/reference_quantized.py tells. Included inside a namespace,
 // behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
 
 inline void store_bytes(F32 a, int8_t* p) {

@@ -16,7 +16,7 @@ inline float block_max(const float* x, int64_t count) {
     return best;
 }
 
-// The weights of 16 logits as quire.kernels.sampling makes them: no fma, every rounding counts.
+// The weights of 16 logits as quire.kernels.sampling_math makes them: no fma, every rounding counts.
 inline F32 weights(F32 logits, F32 peak, F32 slope) {
     constexpr float ONE = 0x1p40f;
     F32 rest = min((peak - logits) * slope, F32::all(64.0f));

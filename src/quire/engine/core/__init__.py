@@ -1,0 +1,1 @@
+"""The engine's loop and the state of its running requests."""

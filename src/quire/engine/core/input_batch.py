@@ -1,0 +1,134 @@
+"""The persistent batch: one row per running request, changed only by each plan's differences.
+
+Owns token histories and block tables on the host and turns a plan into the flat arrays of one
+ragged step. Does not own the KV cache's bytes or the sampling parameters. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
+from quire.kernels.ragged_batch import RaggedBatch
+from quire.sampling.array_types import Ints, Tokens
+from quire.sampling.host_logits import History
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """Who is where in the flat list of a step of T tokens."""
+
+    scheduled: list[ScheduledRequest]  # in batch order
+    rows: Ints  # [B] batch row of each scheduled request
+    query_start: Ints  # [B + 1] first token of each request in the flat list
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs(StepOrder):
+    """One ragged step, decodes first."""
+
+    input_ids: Ints  # [T]
+    ragged: RaggedBatch
+
+
+class InputBatch:
+    """R rows of requests; a row is free, or belongs to one running request.
+
+    token_ids: int32 [R, max_model_len], known tokens of each row, sampled ones included as soon
+    as they are drawn, so that the next step needs nothing from the scheduler to read them.
+    tenancies: int64 [R], another number for each request that a row was given to.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self.block_size = block_size
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int32)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int32)
+        self.block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._num_blocks = [0] * max_num_seqs
+        self.tenancies = np.zeros(max_num_seqs, np.int64)
+        self._rows: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def history(self) -> History:
+        """The known tokens, as wishes look at them."""
+        return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
+
+    def row_of(self, request_id: str) -> int:
+        """The row of a running request."""
+        return self._rows[request_id]
+
+    def remove(self, request_id: str) -> int | None:
+        """Free a request's row; returns it, or None if the request never entered the batch."""
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        return row
+
+    def add(self, request: NewRequest) -> int:
+        """Give a request a row and fill in its known tokens; returns the row."""
+        row = self._free_rows.pop()
+        self.tenancies[row] += 1
+        self._rows[request.request_id] = row
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self._num_blocks[row] = 0
+        return row
+
+    def append_token(self, row: int, token_id: int) -> None:
+        """Note a sampled token."""
+        self.token_ids[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+
+    def append_tokens(self, rows: Ints, token_ids: Tokens) -> None:
+        """Note a sampled token of each of these rows."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1
+
+    def prepare(self, plan: SchedulerOutput) -> StepInputs:
+        """Flatten a plan into one ragged batch, without any padding."""
+        scheduled = plan.scheduled
+        counts = [entry.num_tokens for entry in scheduled]
+        if max(counts) > 1:
+            scheduled = sorted(scheduled, key=_is_prompt)
+            counts = [entry.num_tokens for entry in scheduled]
+        rows = np.array([self._rows[entry.request_id] for entry in scheduled], np.int64)
+        self.append_blocks(rows, scheduled)
+        query_lens = np.array(counts, np.int64)
+        seq_lens = np.array([entry.start for entry in scheduled], np.int64) + query_lens
+        table = self.block_table[rows, : -(-int(seq_lens.max()) // self.block_size)]
+        ragged = RaggedBatch.of(query_lens, seq_lens, table, self.block_size)
+        flat = ragged.flat
+        return StepInputs(
+            scheduled=scheduled,
+            rows=rows,
+            query_start=flat.query_start,
+            input_ids=self.token_ids[rows[flat.rows], flat.positions].astype(np.int64),
+            ragged=ragged,
+        )
+
+    def append_blocks(self, rows: Ints, scheduled: list[ScheduledRequest]) -> Tokens:
+        """Add a step's new blocks to the tables of its rows [B].
+
+        Returns what changes in the table as one list: places and block ids, [N, 2].
+        """
+        width = self.block_table.shape[1]
+        places, block_ids = list[int](), list[int]()
+        for entry, row in zip(scheduled, rows.tolist(), strict=True):
+            if entry.new_block_ids:
+                first = row * width + self._num_blocks[row]
+                self._num_blocks[row] += len(entry.new_block_ids)
+                places += range(first, first + len(entry.new_block_ids))
+                block_ids += entry.new_block_ids
+        changes = np.array([places, block_ids], np.int32)
+        self.block_table.reshape(-1)[changes[0]] = changes[1]
+        return changes.T
+
+
+def _is_prompt(entry: ScheduledRequest) -> bool:
+    return entry.num_tokens > 1

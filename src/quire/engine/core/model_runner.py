@@ -1,0 +1,47 @@
+"""Runs one planned step to its end: inputs, forward, logits, sampling or pooling. No torch.
+
+Owns the model with its KV cache, and the batch's rows. Knows nothing of waiting requests, of block
+ownership or of time. For devices with nothing to overlap; device_runner.py keeps a GPU busy.
+"""
+
+from __future__ import annotations
+
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.engine.core.input_batch import StepInputs
+from quire.engine.core.running_requests import Results, RunningRequests, sound_requests
+from quire.engine.startup.host_model import CheckedStates, HostModel
+
+
+class ModelRunner:
+    """One rank's step."""
+
+    def __init__(self, model: HostModel, running: RunningRequests) -> None:
+        self._model = model
+        self._running = running
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a plan to its end. Changes the batch and the KV cache."""
+        running = self._running
+        running.apply_differences(plan)
+        inputs = running.batch.prepare(plan)
+        hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.beat)
+        results = {
+            entry.request_id: SampleResult(failed=not sound)
+            for entry, sound in zip(
+                inputs.scheduled, sound_requests(inputs, hidden.finite()), strict=True
+            )
+        }
+        self._sample(inputs, hidden, results)
+        running.read_hidden(inputs, hidden, results)
+        return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
+
+    def _sample(self, inputs: StepInputs, hidden: CheckedStates, results: Results) -> None:
+        due = [
+            index
+            for index, entry in enumerate(inputs.scheduled)
+            if self._running.is_due(entry) and not results[entry.request_id].failed
+        ]
+        if due:
+            every_token = len(due) == len(inputs.input_ids)  # each has one, and draws one after it
+            tokens = slice(None) if every_token else inputs.query_start[1:][due] - 1
+            self._running.sample(inputs, due, hidden.logits(tokens), results)

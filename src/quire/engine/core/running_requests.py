@@ -1,0 +1,169 @@
+"""What a model runner remembers of the requests in the batch, and does for them on the host.
+
+Owns the rows, the sampling wishes, the embeddings in the making and the scores of prompts; does not
+own how a step's numbers come about: model_runner.py and device_runner.py do. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quire.core.messages import TokenLogprobs
+from quire.core.request_limits import RequestLimits
+from quire.core.scheduler_output import SampleResult, ScheduledRequest, SchedulerOutput
+from quire.engine.core.input_batch import InputBatch, StepOrder
+from quire.engine.core.pooler import HiddenStates, Pooler
+from quire.layers.forward_context import Beat, unwatched
+from quire.sampling.array_types import Flags, Ints, Logits, Tokens
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampling_state import SamplingState
+from quire.sampling.structured_mask import Matcher
+
+# prompt positions whose logits exist at one time, so that a long prompt's fit in memory
+PROMPT_LOGPROBS_CHUNK = 256
+
+Results = dict[str, SampleResult]
+
+
+class RunningRequests:
+    """The requests in the batch, changed only by each plan's differences."""
+
+    def __init__(
+        self,
+        limits: RequestLimits,
+        block_size: int,
+        matchers: Mapping[str, Matcher],
+        beat: Beat = unwatched,
+    ) -> None:
+        self._matchers = matchers
+        self.beat = beat
+        self.batch = InputBatch(
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            block_size=block_size,
+        )
+        self.sampling = SamplingState(limits.max_num_seqs, limits.vocab_size)
+        self._sampler = Sampler(self.sampling)
+        self.pooler = Pooler()
+        self._prompt_logprobs: dict[str, int] = {}  # request id → how many it asked for
+
+    def apply_differences(self, plan: SchedulerOutput) -> list[int]:
+        """Let requests leave and enter; returns the rows of those that entered."""
+        for request_id in plan.removed_ids:
+            row = self.batch.remove(request_id)
+            if row is not None:
+                self.sampling.clear_row(row)
+                self._prompt_logprobs.pop(request_id, None)
+                self.pooler.remove(request_id)
+        entered = []
+        for request in plan.new_requests:
+            row = self.batch.add(request)
+            self.pooler.add(request)
+            self.sampling.set_row(
+                row,
+                request.sampling,
+                seed=request.sampling.seed or 0,
+                eos_token_ids=request.eos_token_ids,
+                bad_words_ids=request.bad_words_ids,
+                matcher=self._matchers.get(request.request_id),
+            )
+            if request.sampling.prompt_logprobs is not None:
+                self._prompt_logprobs[request.request_id] = request.sampling.prompt_logprobs
+            entered.append(row)
+        return entered
+
+    def is_due(self, entry: ScheduledRequest) -> bool:
+        """Whether a token is to be drawn for it in this step."""
+        return entry.samples and entry.request_id not in self.pooler
+
+    def due(self, scheduled: list[ScheduledRequest]) -> Ints:
+        """The places [D] of those that are due a token."""
+        if self.pooler:
+            return np.flatnonzero([self.is_due(entry) for entry in scheduled])
+        return np.flatnonzero([entry.samples for entry in scheduled])
+
+    def sample(self, order: StepOrder, due: list[int], logits: Logits, results: Results) -> None:
+        """Draw a token for these places of the batch by logits [S, V], and keep it in its row.
+
+        The logits are used up.
+        """
+        batch, rows = self.batch, order.rows[due].tolist()
+        drawn = self._sampler.sample(
+            logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
+        )
+        for place, index in enumerate(due):
+            result = results[order.scheduled[index].request_id]
+            result.failed, result.exhausted = drawn.failed[place], drawn.exhausted[place]
+            if not (result.failed or result.exhausted):
+                result.token_id = drawn.token_ids[place]
+                result.logprobs = drawn.logprobs[place]
+                result.whole = drawn.whole[place]
+                batch.append_token(rows[place], result.token_id)
+
+    def end_forms(self, rows: Ints, drawn: Tokens) -> set[int]:
+        """Tell the forms of rows [N] what was drawn for them; the rows that nothing may follow."""
+        history, forms = self.batch.history, self.sampling.forms
+        return (
+            {
+                row
+                for row, token_id in zip(rows.tolist(), drawn.tolist(), strict=True)
+                if row in forms and forms[row].is_whole_with(history.answer(row), token_id)
+            }
+            if forms
+            else set()
+        )
+
+    def reads_hidden(self, order: StepOrder) -> bool:
+        """Whether anybody in this step wants more of its hidden states than a token."""
+        if not self._prompt_logprobs and not self.pooler:
+            return False
+        return any(
+            entry.request_id in self.pooler or self._num_scored(int(row), entry) > 0
+            for row, entry in zip(order.rows, order.scheduled, strict=True)
+        )
+
+    def read_hidden(self, order: StepOrder, hidden: HiddenStates, results: Results) -> None:
+        """Embeddings and scores of prompts, for those who asked."""
+        self.pooler.pool(order, hidden, results)
+        for index, entry in enumerate(order.scheduled):
+            result = results[entry.request_id]
+            if not result.failed and self._num_scored(int(order.rows[index]), entry) > 0:
+                result.prompt_logprobs = self._score_prompt(order, hidden, index)
+
+    def _score_prompt(
+        self, order: StepOrder, hidden: HiddenStates, index: int
+    ) -> list[TokenLogprobs]:
+        """Log-probabilities of the prompt tokens that follow this step's positions."""
+        entry, row = order.scheduled[index], int(order.rows[index])
+        count = self._num_scored(row, entry)
+        first = int(order.query_start[index])
+        following = self.batch.token_ids[row, entry.start + 1 : entry.start + 1 + count]
+        scores: list[TokenLogprobs] = []
+        for begin in range(0, count, PROMPT_LOGPROBS_CHUNK):
+            self.beat()
+            end = min(begin + PROMPT_LOGPROBS_CHUNK, count)
+            scores += hidden.scores(
+                slice(first + begin, first + end),
+                following[begin:end].tolist(),
+                self._prompt_logprobs[entry.request_id],
+            )
+        return scores
+
+    def _num_scored(self, row: int, entry: ScheduledRequest) -> int:
+        """How many of the entry's positions a prompt token follows whose score was asked for."""
+        if entry.request_id not in self._prompt_logprobs:
+            return 0
+        return max(
+            0, min(entry.num_tokens, int(self.batch.num_prompt_tokens[row]) - 1 - entry.start)
+        )
+
+
+def sound_requests(order: StepOrder, finite: Flags) -> list[bool]:
+    """Whether all hidden states of each request [B] are finite, by flags of tokens [T].
+
+    A prompt's chunk is cached and shared like everything else, so it must not be damaged unseen.
+    """
+    sound: list[bool] = np.logical_and.reduceat(finite, order.query_start[:-1]).tolist()
+    return sound

@@ -1,0 +1,1 @@
+"""The engine as callers see it: prompts in, outputs out."""

@@ -1,0 +1,31 @@
+"""What the front has to know of a started engine. No torch, so that it can cross processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_limits import RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Fixed facts of a started engine. seconds: start-up time by phase, see docs/startup.md.
+
+    quantization: the scheme of the weights, or "none" where they have the data type.
+    kv_cache_dtype: of keys and values, by PyTorch's name; empty where there are none.
+    pooling: how embeddings are made unless a request says otherwise.
+    """
+
+    model_name: str
+    limits: RequestLimits
+    eos_token_ids: list[int]
+    dtype: str
+    device: str
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    quantization: str = "none"
+    kv_cache_dtype: str = ""
+    pooling: PoolingParams = field(default_factory=PoolingParams)

@@ -1,0 +1,1 @@
+"""Steps on a GPU: device-side batch, CUDA graphs, overlapped launches."""

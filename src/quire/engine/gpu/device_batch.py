@@ -1,0 +1,209 @@
+"""The persistent batch where the device keeps it: block tables, tokens drawn last, a step's inputs.
+
+Owns these tensors, and the way of a step to them: one buffer, filled on the host and copied without
+waiting. Does not own what a row's tokens are (input_batch.py), nor the KV cache's bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.core.scheduler_output import ScheduledRequest, SchedulerOutput
+from quire.engine.core.input_batch import InputBatch, StepOrder
+from quire.engine.core.shared_prefixes import SharedTiles
+from quire.engine.core.step_sizes import StepSize
+from quire.engine.gpu.pinned_buffers import PinnedBuffers
+from quire.kernels.batch_layout import BatchLayout, SharedPrefixes
+from quire.kernels.dispatch import Kernels
+from quire.kernels.step_buffer import Step, StepSections
+from quire.sampling.array_types import Ints
+
+Int32s = npt.NDArray[np.int32]
+HostStep = Step[Int32s]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """A step's tensors on the device: of the same size always the same memory."""
+
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    layout: BatchLayout
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSamples:
+    """What follows the forward pass; the same memory in steps of any number of tokens."""
+
+    tokens: Tensor  # int32 [S], index of the token whose hidden state is wanted
+    rows: Tensor  # int32 [S], -1 where the device draws nothing
+    positions: Tensor  # int32 [S], where a drawn token will stand
+    step_len: Tensor  # int32 [1], tokens of the step
+
+
+class DeviceBatch:
+    """R rows on the device. batch: the same rows on the host. max_num_tokens: of a step.
+
+    shares_prefixes: tell attention which requests begin with the same blocks.
+    """
+
+    def __init__(
+        self,
+        batch: InputBatch,
+        max_num_tokens: int,
+        kernels: Kernels,
+        device: torch.device,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
+        self._batch = batch
+        self._kernels = kernels
+        self._num_rows, num_blocks = batch.block_table.shape
+        num_tiles = StepSections(0, self._num_rows).num_shared_tiles
+        self._shared = SharedTiles(self._num_rows, num_tiles, batch.block_size)
+        self._shares_prefixes = shares_prefixes
+        self._changes = np.empty((0, 2), np.int32)  # of the block table, by the step taken last
+        self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
+        most = StepSections(max_num_tokens, self._num_rows).size
+        size = most + 2 * self._num_rows * num_blocks
+        self._packed = torch.zeros(size, dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(3 * max_num_tokens, dtype=torch.int64, device=device)
+        self._buffers = PinnedBuffers(size, device)
+
+    def order(self, plan: SchedulerOutput) -> StepOrder:
+        """Requests in the order of their rows."""
+        rows = np.array([self._batch.row_of(entry.request_id) for entry in plan.scheduled])
+        places = np.argsort(rows)
+        scheduled = [plan.scheduled[place] for place in places.tolist()]
+        counts = [entry.num_tokens for entry in scheduled]
+        query_start = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_start[1:])
+        return StepOrder(scheduled=scheduled, rows=rows[places], query_start=query_start)
+
+    def take(self, order: StepOrder) -> bool:
+        """Note the new blocks of a step, and tell whether some requests begin with the same ones.
+
+        In that order: what a row held for its last request must not be taken for this one's.
+        """
+        self._changes = self._batch.append_blocks(order.rows, order.scheduled)
+        if not self._shares_prefixes:
+            return False
+        decodes = np.flatnonzero(np.diff(order.query_start) == 1)
+        rows, batch = order.rows[decodes], self._batch
+        starts = _starts(order.scheduled)[decodes]
+        self._shared.update(rows, batch.tenancies[rows], starts, batch.block_table)
+        return self._shared.num_tiles > 0
+
+    def send(self, order: StepOrder, size: StepSize, due: Ints, on_device: Ints) -> None:
+        """Start the copy of the step that was taken last.
+
+        due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
+        on_device [D]: the rows for which the device is to draw, -1 for the others.
+        """
+        buffer = self._buffers.take()
+        sections = self._sections(size)
+        step = sections.cut(buffer.numpy())
+        changes = self._changes
+        step.header[0] = len(changes)
+        step.block_changes[: len(changes)] = changes
+        self._fill_tokens(step, order)
+        self._fill_samples(step, order, due, on_device)
+        self._fill_shared(step)
+        length = sections.size + changes.size
+        self._kernels.move(self._packed, buffer[:length])
+
+    def clear(self, size: StepSize) -> None:
+        """In place of `send`: a step without requests, which reads and writes nobody's blocks."""
+        self._packed.zero_()
+        step: Step[Tensor] = self._sections(size).cut(self._packed)
+        step.token_rows.fill_(-1)
+        step.sample_rows.fill_(-1)
+        step.shared_places.fill_(-1)
+
+    def build(self, size: StepSize) -> DeviceStep:
+        """What follows the copy: the kernels that make a model's inputs of it."""
+        sections = self._sections(size)
+        step: Step[Tensor] = sections.cut(self._packed)
+        inputs = self._inputs[: 3 * size.num_tokens].view(3, -1)
+        self._kernels.build_inputs(
+            self._packed, sections, self.last_tokens, self._block_table, inputs,
+            self._batch.block_size,
+        )  # fmt: skip
+        layout = BatchLayout(
+            query_start_loc=step.query_start_loc,
+            seq_lens=step.seq_lens,
+            block_table=self._block_table,
+            slot_mapping=inputs[2],
+            has_decodes=True,
+            has_prefills=size.has_prefills,
+            has_few_keys=size.has_few_keys,
+            shared=self._shared_prefixes(step, size),
+        )
+        return DeviceStep(input_ids=inputs[0], positions=inputs[1], layout=layout)
+
+    def samples(self, count: int) -> DeviceSamples:
+        """What the host sent of the first samples."""
+        step: Step[Tensor] = StepSections(0, self._num_rows).cut(self._packed)
+        return DeviceSamples(
+            tokens=step.sample_tokens[:count],
+            rows=step.sample_rows[:count],
+            positions=step.sample_positions[:count],
+            step_len=step.query_start_loc[-1:],
+        )
+
+    def _shared_prefixes(self, step: Step[Tensor], size: StepSize) -> SharedPrefixes | None:
+        """Where there are some; or in a step with prompts, which a launch a layer costs little."""
+        if not size.has_shared and not (size.has_prefills and self._shares_prefixes):
+            return None
+        return SharedPrefixes(
+            num_tiles=step.header[1:2],
+            places=step.shared_places,
+            rows=step.shared_rows,
+            lens=step.shared_lens,
+        )
+
+    def _sections(self, size: StepSize) -> StepSections:
+        return StepSections(size.num_tokens, self._num_rows)
+
+    def _fill_tokens(self, step: HostStep, order: StepOrder) -> None:
+        starts, counts = _starts(order.scheduled), np.diff(order.query_start)
+        lengths = np.zeros(self._num_rows, np.int32)
+        lengths[order.rows] = counts
+        step.query_start_loc[0] = 0
+        np.cumsum(lengths, out=step.query_start_loc[1:])
+        step.seq_lens[:] = 0
+        step.seq_lens[order.rows] = starts + counts
+        num_tokens = order.query_start[-1]
+        rows = np.repeat(order.rows, counts)
+        positions = np.arange(num_tokens) + np.repeat(starts - order.query_start[:-1], counts)
+        is_known = positions < self._batch.num_tokens[rows]
+        known = self._batch.token_ids[rows, positions]
+        step.token_ids[:num_tokens] = np.where(is_known, known, -1)
+        step.token_rows[:num_tokens] = rows
+        step.token_rows[num_tokens:] = -1
+
+    def _fill_samples(self, step: HostStep, order: StepOrder, due: Ints, on_device: Ints) -> None:
+        count = len(due)
+        last_tokens = order.query_start[due + 1] - 1
+        step.sample_tokens[:count] = last_tokens
+        step.sample_tokens[count:] = 0
+        step.sample_rows[:count] = on_device
+        step.sample_rows[count:] = -1
+        step.sample_positions[:count] = step.seq_lens[order.rows[due]]
+        step.sample_positions[count:] = 0
+
+    def _fill_shared(self, step: HostStep) -> None:
+        step.header[1] = self._shared.num_tiles
+        step.shared_places[:] = self._shared.places
+        step.shared_rows[:] = self._shared.rows.reshape(-1)
+        step.shared_lens[:] = self._shared.lens
+
+
+def _starts(scheduled: list[ScheduledRequest]) -> Ints:
+    return np.array([entry.start for entry in scheduled], np.int64)

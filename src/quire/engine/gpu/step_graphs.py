@@ -1,0 +1,171 @@
+"""Steps of the sizes that there are as recordings: one or two launches for all kernels of a step.
+
+Owns the recordings; does not know what a step does, how it is recorded (cuda_graph.py), nor which
+sizes there are (step_sizes.py). A step that only decodes is one recording. One with parts of
+prompts is two, as few of its tokens are followed by a drawn one: the layers by the number of
+tokens, and what draws by the number of samples, so that neither is made for more than there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.engine.core.step_sizes import StepSize, StepSizes
+
+logger = logging.getLogger(__name__)
+
+# A decode of so many tokens, without and with prefixes that are shared; layers of so many, for any
+# prompts and for short ones; draws for so many samples.
+Part = tuple[Literal["decode", "shared decode", "layers", "short layers", "draw"], int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """What a step leaves on the device."""
+
+    hidden: Tensor  # [N, H], the step's tokens first
+    logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
+    outcome: Tensor  # int32 [2 S + N], see kernels.reference_step.finish_step
+
+
+class StepWork(Protocol):
+    """What a step does on the device."""
+
+    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+        """From the packed form to hidden states [T, H].
+
+        is_rehearsal: launch each kernel that a step of this size has, but not for all layers.
+        """
+
+    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+        """From hidden states [N, H], the step's tokens first, to the outcome."""
+
+
+class Recording(Protocol):
+    """Something that was launched once, to be launched again as it was."""
+
+    def replay(self) -> StepTensors | None:
+        """Launch it; what it leaves is in the same memory each time."""
+
+
+Record = Callable[[Callable[[], StepTensors | None]], Recording]
+
+
+def _nothing() -> None:
+    pass
+
+
+class StepGraphs:
+    """record: makes a recording of a part of a step; None: kernels are launched one by one."""
+
+    def __init__(self, work: StepWork, sizes: StepSizes, record: Record | None) -> None:
+        self._work = work
+        self._sizes = sizes
+        self._record = record
+        self._recordings: dict[Part, Recording] = {}
+        self._hidden: Tensor | None = None  # where layers leave them, for the draws of any number
+
+    def replays(self, size: StepSize) -> bool:
+        """Whether steps of this size are replayed."""
+        return all(part in self._recordings for part in _parts_of(size))
+
+    def run(self, size: StepSize, before_draw: Callable[[], None] = _nothing) -> StepTensors:
+        """Launch a step; what it leaves is valid until the next one is launched.
+
+        before_draw: launches what only draws need, if possible while layers are busy.
+        """
+        if not self.replays(size):
+            hidden = self._work.forward(size)
+            before_draw()
+            return self._work.finish(hidden, size.num_samples)
+        tensors = None
+        for part in _parts_of(size):
+            if not _is_layers(part):
+                before_draw()
+            tensors = self._recordings[part].replay()
+        assert tensors is not None
+        return tensors
+
+    def rehearse_all(self, clear: Callable[[StepSize], None]) -> None:
+        """Launch every kernel of every part, those of the largest first.
+
+        clear: makes the next step of a size one without requests.
+        """
+        for part in self._parts():
+            self._rehearse(part, clear)
+        self._hidden = None
+
+    def record_all(self, clear: Callable[[StepSize], None]) -> None:
+        """Record every part, the largest first, so that the others fit into its memory.
+
+        What is made at a kernel's first launch must not be recorded, so each part is rehearsed.
+        """
+        if self._record is None:
+            return
+        begin = time.monotonic()
+        for part in self._parts():
+            self._rehearse(part, clear)
+            self._recordings[part] = self._record(partial(self._launch, part))
+        logger.info("%d CUDA graphs: %.2f s", len(self._recordings), time.monotonic() - begin)
+
+    def _parts(self) -> list[Part]:
+        """All that are recorded, in the order of recording."""
+        if self._record is None:
+            return []
+        parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
+        parts += [("shared decode", count) for count in self._sizes.shared_decodes]
+        parts += [("layers", count) for count in self._sizes.mixed]
+        parts += [("short layers", count) for count in self._sizes.short_mixed]
+        parts.sort(key=lambda part: part[1], reverse=True)
+        return parts + [("draw", count) for count in reversed(self._sizes.samples)]
+
+    def _rehearse(self, part: Part, clear: Callable[[StepSize], None]) -> None:
+        if part[0] != "draw":
+            clear(_size_of(part))
+        self._launch(part, is_rehearsal=True)
+
+    def _launch(self, part: Part, *, is_rehearsal: bool = False) -> StepTensors | None:
+        kind, count = part
+        if kind == "draw":
+            assert self._hidden is not None, "layers come first"
+            return self._work.finish(self._hidden, count)
+        hidden = self._work.forward(_size_of(part), is_rehearsal=is_rehearsal)
+        if not _is_layers(part):
+            return self._work.finish(hidden, count)
+        if self._hidden is None:  # the largest comes first
+            self._hidden = torch.empty_like(hidden)
+        self._hidden[:count].copy_(hidden)
+        return None
+
+
+def _parts_of(size: StepSize) -> list[Part]:
+    """In the order of their launches."""
+    if size.has_prefills:
+        layers: Part = ("short layers" if size.has_few_keys else "layers", size.num_tokens)
+        return [layers, ("draw", size.num_samples)]
+    return [("shared decode" if size.has_shared else "decode", size.num_tokens)]
+
+
+def _size_of(part: Part) -> StepSize:
+    """The step that a part begins with."""
+    kind, count = part
+    return StepSize(
+        count,
+        count,
+        has_prefills=_is_layers(part),
+        has_shared=kind == "shared decode",
+        has_few_keys=kind == "short layers",
+    )
+
+
+def _is_layers(part: Part) -> bool:
+    """Whether draws are another part."""
+    return part[0] in ("layers", "short layers")

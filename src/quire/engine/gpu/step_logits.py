@@ -1,0 +1,105 @@
+"""What follows a step's recorded part: draws by wishes that change logits, and log-probabilities.
+
+Owns their launches behind the others of the step, and how what comes of them gets into the step's
+outcome. Few steps have any; they are launched one by one, on rows that asked alone. Nothing here
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from quire.core.messages import TokenLogprobs
+from quire.engine.core.running_requests import RunningRequests
+from quire.engine.gpu.step_graphs import StepTensors
+from quire.engine.gpu.step_work import DeviceDraw
+from quire.kernels.dispatch import Kernels
+from quire.sampling.array_types import Flags, Ints
+from quire.sampling.device_logits import on_device
+from quire.sampling.device_logits_processors import WishingRows
+from quire.sampling.device_logprobs import Scores, score
+from quire.sampling.sampling_state import Need
+
+
+@dataclass(frozen=True, slots=True)
+class WantedScores:
+    """Log-probabilities on their way to the host. counts: how many of the best ones each wants."""
+
+    samples: list[int]
+    counts: list[int]
+    scores: Scores
+
+    def report(self) -> dict[int, TokenLogprobs]:
+        """By sample, once they have arrived."""
+        return dict(zip(self.samples, self.scores.report(self.counts), strict=True))
+
+
+class StepWishes:
+    """last_tokens: int32 [R] on the device, where the next step finds what was drawn."""
+
+    def __init__(
+        self,
+        running: RunningRequests,
+        sampler: DeviceDraw,
+        kernels: Kernels,
+        last_tokens: Tensor,
+    ) -> None:
+        self._state = running.sampling
+        self._batch = running.batch
+        self._last_tokens = last_tokens
+        self._rows = WishingRows(
+            self._state, len(last_tokens), sampler.sample, kernels, last_tokens.device
+        )
+
+    def enter(self, rows: list[int]) -> None:
+        """Take note of rows that were given to requests."""
+        self._rows.enter(rows, self._batch.history)
+
+    def among(self, rows: Ints) -> Flags:
+        """Which rows [N] are not to be drawn in the recorded part: [N]."""
+        return self._rows.among(rows)
+
+    def read_answers(self, rows: Ints) -> bool:
+        """Whether the host has to know all tokens of these rows before `draw`."""
+        return self._rows.read_answers(rows)
+
+    def draw(self, tensors: StepTensors, num_samples: int, rows: Ints, lengths: Ints) -> None:
+        """Draw for those of the samples' rows [D] that were left out.
+
+        lengths [D]: how many tokens each row has with this step.
+        """
+        samples = np.flatnonzero(self._rows.among(rows))
+        if not len(samples):
+            return
+        assert tensors.logits is not None
+        index = on_device(np.stack([samples, samples + num_samples, rows[samples]]), tensors.logits)
+        history = self._batch.history
+        num_tokens = history.num_tokens.copy()
+        num_tokens[rows] = lengths
+        tokens, status = self._rows.draw(
+            tensors.logits.index_select(0, index[0]).float(),
+            rows[samples],
+            history._replace(num_tokens=num_tokens),
+        )
+        tensors.outcome.index_copy_(0, index[0], tokens)
+        tensors.outcome.index_copy_(0, index[1], status)
+        self._last_tokens.index_copy_(0, index[2], tokens)
+
+    def score(self, tensors: StepTensors, rows: Ints) -> WantedScores | None:
+        """Start the scores of what was drawn for those of the samples' rows [D] that asked."""
+        samples = np.flatnonzero(self._state.needs[rows] & Need.LOGPROBS)
+        if not len(samples):
+            return None
+        assert tensors.logits is not None
+        counts = self._state.num_logprobs[rows[samples]]
+        index = on_device(samples, tensors.logits)
+        drawn = tensors.outcome.index_select(0, index)
+        scores = score(tensors.logits, index, drawn, int(counts.max()))
+        return WantedScores(samples.tolist(), counts.tolist(), scores.on_host())
+
+    def rehearse(self) -> None:
+        """Launch what would else be compiled at its first use."""
+        self._rows.rehearse()

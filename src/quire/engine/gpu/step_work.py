@@ -1,0 +1,89 @@
+"""A step's work on a device: from its packed form through the model to drawn tokens.
+
+Owns which kernels are launched, and their order; all of them depend on the step's size alone. It
+does not know how a step comes to the device, nor what becomes of its outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.engine.core.step_sizes import StepSize
+from quire.engine.gpu.device_batch import DeviceBatch
+from quire.engine.gpu.step_graphs import StepTensors
+from quire.engine.startup.torch_model import CausalLM, KVCaches
+from quire.kernels.dispatch import Kernels
+from quire.layers.forward_context import Beat, ForwardContext
+
+
+class DeviceDraw(Protocol):
+    """Draws tokens where the logits are; see `sampling.device.DeviceSampler`."""
+
+    def upload(self, rows: list[int]) -> None:
+        """Start the copy of the wishes of these rows of the sampling state."""
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].
+
+        Rows of -1 are not looked at. Never waits, and always launches the same kernels.
+        """
+
+
+class ModelWork:
+    """A model's steps; see `step_graphs.StepWork`.
+
+    num_rehearsed: see `layers_of_all_kinds`. beat: called while kernels are launched.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: KVCaches,
+        batch: DeviceBatch,
+        sampler: DeviceDraw,
+        kernels: Kernels,
+        beat: Beat,
+        *,
+        has_head: bool,
+        num_rehearsed: int,
+    ) -> None:
+        self._model = model
+        self._kv_caches = kv_caches
+        self._batch = batch
+        self._sampler = sampler
+        self._kernels = kernels
+        self._beat = beat
+        self._has_head = has_head
+        self._num_rehearsed = num_rehearsed
+
+    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+        """From the packed form to hidden states [T, H]; in a rehearsal through few layers."""
+        inputs = self._batch.build(size)
+        kv_caches = self._kv_caches[: self._num_rehearsed] if is_rehearsal else self._kv_caches
+        context = ForwardContext(layout=inputs.layout, kv=kv_caches, beat=self._beat)
+        return self._model.forward(inputs.input_ids, inputs.positions, context)
+
+    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+        """From hidden states [N, H] to what the host reads."""
+        samples = self._batch.samples(num_samples)
+        logits, drawn, failed = None, samples.rows, samples.rows
+        if self._has_head and num_samples:
+            logits = self._model.compute_logits(hidden.index_select(0, samples.tokens))
+            drawn, failed = self._sampler.sample(logits, samples.rows, samples.positions)
+        outcome = self._kernels.finish_step(
+            hidden, samples.step_len, drawn, failed, samples.rows, self._batch.last_tokens
+        )
+        return StepTensors(hidden, logits, outcome)
+
+
+def layers_of_all_kinds(sliding_windows: Sequence[int | None]) -> int:
+    """So many of a model's first layers launch every kernel that any of them does.
+
+    They differ by their windows; and the first has a norm of its own before it, where the others
+    have what the layer before left.
+    """
+    others = sliding_windows[1:]
+    return 1 + max((1 + others.index(window) for window in set(others)), default=0)

@@ -1,0 +1,1 @@
+"""Engine and API processes: started, connected, supervised, ended."""

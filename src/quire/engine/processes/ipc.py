@@ -1,0 +1,184 @@
+"""Requests and answers between processes: msgpack frames over ZeroMQ on a unix socket.
+
+Owns the sockets and the frames' limits. A frame to the engine is a list of messages, a frame from
+it is one step's news for one client. Nothing is ever unpickled; what cannot be read is counted and
+dropped. The folder of the sockets is private to the user, which is what keeps others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from quire.core.messages import EngineMessage, StepOutput
+from quire.engine.processes.outbox import Outbox
+from quire.errors import QuireError, invalid_value
+
+logger = logging.getLogger(__name__)
+
+MAX_FRAME_BYTES = 64 << 20
+MAX_UNREAD_FRAMES = 1000  # per client; afterwards its news waits, joined, in the engine
+FLUSH_BYTES = 1 << 20  # messages are sent together, but not more than this
+
+# What decoding may raise: msgspec's errors are ValueErrors, but for what is nested too deeply.
+UNREADABLE = (ValueError, RecursionError, QuireError)
+
+_READ_AT_ONCE = 1000  # frames, so that a flood cannot keep the engine from its steps
+
+
+class Sent(enum.Enum):
+    """How a frame to a client fared."""
+
+    OK = enum.auto()
+    FULL = enum.auto()  # the client does not read; try again later
+    GONE = enum.auto()  # nobody is there
+
+
+class EngineSocket:
+    """The engine's end: any number of clients, each with a name of its own."""
+
+    def __init__(self, address: str) -> None:
+        self.num_bad_frames = 0
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_FRAMES)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # what clients may send is bounded by admission
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(list[EngineMessage])
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, timeout: float = 0.0) -> list[tuple[bytes, list[EngineMessage]]]:
+        """What clients have sent, oldest first; waits up to `timeout` seconds for the first."""
+        if timeout and not self._socket.poll(round(timeout * 1000)):
+            return []
+        found: list[tuple[bytes, list[EngineMessage]]] = []
+        for _ in range(_READ_AT_ONCE):
+            try:
+                client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            messages = self._decode(parts)
+            if messages is not None:
+                found.append((client, messages))
+        return found
+
+    def send(self, client: bytes, step: StepOutput) -> Sent:
+        """Tell a client; never blocks."""
+        try:
+            self._socket.send_multipart((client, self._encoder.encode(step)), zmq.NOBLOCK)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Sent.GONE
+        return Sent.OK
+
+    def close(self) -> None:
+        """Give the address back; what was not delivered is dropped."""
+        self._context.destroy()
+
+    def _decode(self, parts: list[bytes]) -> list[EngineMessage] | None:
+        try:
+            (frame,) = parts
+            return self._decoder.decode(frame)
+        except UNREADABLE:
+            self.num_bad_frames += 1
+            return None
+
+
+class EngineConnection:
+    """A client's end: one engine process, until it dies.
+
+    on_step is called on the event loop for each frame. Messages sent in one turn of the loop
+    travel as one frame.
+    """
+
+    def __init__(self, address: str, client: str, on_step: Callable[[StepOutput], None]) -> None:
+        self.num_bad_frames = 0
+        self._on_step = on_step
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD_FRAMES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, -1)
+        self._socket.setsockopt(zmq.IDENTITY, client.encode())
+        self._socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(StepOutput)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._outgoing: list[msgspec.Raw] = []
+        self._num_bytes = 0
+        self._is_open = True
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._read)
+
+    def send(self, message: EngineMessage) -> None:
+        """Pass a message on. Raises InvalidRequestError if it is too large for a frame."""
+        data = self._encoder.encode(message)
+        if len(data) > MAX_FRAME_BYTES // 2:
+            raise invalid_value(
+                "prompt", f"the request takes {len(data)} bytes; send a shorter one"
+            )
+        if self._num_bytes + len(data) > FLUSH_BYTES:
+            self._flush()
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(msgspec.Raw(data))
+        self._num_bytes += len(data)
+
+    def close(self) -> None:
+        """Read what has already come, then hang up."""
+        self._loop.remove_reader(self._fd)
+        self._read()
+        self._is_open = False
+        self._context.destroy()
+
+    def _flush(self) -> None:
+        if self._outgoing and self._is_open:
+            frame = self._encoder.encode(self._outgoing)
+            self._outgoing, self._num_bytes = [], 0
+            self._socket.send(frame, zmq.NOBLOCK)
+            self._read()  # sending may swallow the sign that something has come
+
+    def _read(self) -> None:
+        """Deliver what has come, as one step: a busy front wakes its callers less often.
+
+        All frames are read, because ZeroMQ gives their sign only once.
+        """
+        steps: list[StepOutput] = []
+        while self._is_open and len(steps) < _READ_AT_ONCE:
+            try:
+                steps.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+            except UNREADABLE:
+                self.num_bad_frames += 1
+                logger.warning("a frame from the engine that makes no sense is dropped")
+        else:
+            if self._is_open:
+                self._loop.call_soon(self._read)
+        if steps:
+            step = _joined(steps)
+            step.stats.num_bad_frames += self.num_bad_frames
+            self._on_step(step)
+
+
+def _joined(steps: list[StepOutput]) -> StepOutput:
+    if len(steps) == 1:
+        return steps[0]
+    box = Outbox()
+    for step in steps:
+        for delta in step.deltas:
+            box.put(delta)
+    view = next((step.view for step in steps if step.view is not None), None)
+    return StepOutput(deltas=list(box.ready.values()), stats=steps[-1].stats, view=view)

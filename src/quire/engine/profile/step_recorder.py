@@ -1,0 +1,149 @@
+"""The operations that a model calls in a step, noted, and what each call moves and computes.
+
+They are those of the dispatch seam (kernels/dispatch.Kernels), wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from quire.engine.profile.roofline import Call
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.dispatch import Kernels
+from quire.kernels.reference import FP8
+
+
+@dataclass(slots=True)
+class CallKind:
+    """Calls with equal shapes: what one of them moves and computes, and the calls themselves.
+
+    in_fp8: whether they multiply by weights in FP8.
+    """
+
+    num_bytes: int
+    flops: int
+    in_fp8: bool
+    calls: list[Call] = field(default_factory=list)
+
+
+class Recorder:
+    """Kernels that note their calls while a step is recorded."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._is_on = False
+        self.kinds: dict[tuple[str, str], CallKind] = {}
+        self._caches: set[int] = set()
+        names = [f.name for f in fields(Kernels)]
+        if not kernels.fuses:  # which layers tell by this one
+            names.remove("linear_normed")
+        if not kernels.turns:
+            names.remove("linear_turned")
+        wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
+        self.kernels = replace(kernels, **wrapped)
+
+    def ignore(self, kv_caches: list[tuple[Tensor, Tensor]]) -> None:
+        """Count of these only what an operation touches."""
+        self._caches = {cache.data_ptr() for pair in kv_caches for cache in pair}
+
+    def record(self, step: Call) -> None:
+        """Run a step twice and note the second: what is made at a first call is no part of it."""
+        step()
+        self._is_on = True
+        step()
+        self._is_on = False
+
+    def _call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        result = function(*arguments)
+        if self._is_on:
+            self._kind_of(name, arguments, result).calls.append(partial(function, *arguments))
+        return result
+
+    def _kind_of(self, name: str, arguments: tuple[Any, ...], result: Any) -> CallKind:
+        """The kind of a call: that of others with the same operation and shapes."""
+        given = [tensor for tensor in _tensors(arguments) if not self._is_cache(tensor)]
+        if name == "embedding":  # reads a row for each token
+            given = [result]
+        num_bytes = sum(_bytes(tensor) for tensor in (*given, *_tensors(result)))
+        num_bytes += _cache_bytes(name, arguments)
+        own = CallKind(num_bytes, _flops(name, arguments), _in_fp8(name, arguments))
+        shape = " · ".join(self._shapes(arguments)[:2])
+        return self.kinds.setdefault((name, shape), own)
+
+    def _shapes(self, arguments: tuple[Any, ...]) -> list[str]:
+        """Of the first matrix of each argument."""
+        first = (next((t for t in _tensors([each]) if t.ndim > 1), None) for each in arguments)
+        return [_shape(t) for t in first if t is not None and not self._is_cache(t)]
+
+    def _is_cache(self, tensor: Tensor) -> bool:
+        return not tensor.is_mkldnn and tensor.data_ptr() in self._caches
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in arguments; a layout's are few and small, and are left out."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value) and not isinstance(value, BatchLayout):
+        for each in fields(value):
+            yield from _tensors(getattr(value, each.name))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(size) for size in tensor.shape)
+
+
+def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
+    """Of the KV cache: what attention reads, and what a step's tokens write."""
+    if name == "attention":
+        _, cache, _, layout, _, window = arguments
+        num_slots = sum(_num_keys(q, s, window) for q, s in _lens(layout))
+    elif name == "rotary_write_kv":
+        cache, num_slots = arguments[4], len(arguments[0])
+    elif name == "linear_turned":
+        cache, num_slots = arguments[3].k_cache, len(arguments[0].residual)
+    else:
+        return 0
+    return 2 * num_slots * int(cache.shape[2] * cache.shape[3] * cache.itemsize)
+
+
+def _flops(name: str, arguments: tuple[Any, ...]) -> int:
+    """Of matrix products and attention; the rest is a few for each byte, and not counted."""
+    if name.startswith("linear"):
+        rows, weight = (next(_tensors(argument)) for argument in arguments[:2])
+        return 2 * len(rows) * weight.numel()
+    if name == "attention":
+        query, layout, window = arguments[0], arguments[3], arguments[5]
+        pairs = sum(_num_pairs(q, s, window) for q, s in _lens(layout))
+        return 4 * int(query.shape[1] * query.shape[2]) * pairs
+    return 0
+
+
+def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
+    return name.startswith("linear") and next(_tensors(arguments[1])).dtype == FP8
+
+
+def _lens(layout: BatchLayout) -> list[tuple[int, int]]:
+    return list(zip(layout.query_lens_host, layout.seq_lens_host, strict=True))
+
+
+def _num_keys(num_queries: int, seq_len: int, window: int | None) -> int:
+    """Keys that the last queries of a sequence see, each counted once."""
+    return seq_len if window is None else min(seq_len, window + num_queries - 1)
+
+
+def _num_pairs(num_queries: int, seq_len: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees."""
+    seen = np.arange(seq_len - num_queries + 1, seq_len + 1)
+    return int((seen if window is None else np.minimum(seen, window)).sum())

@@ -1,0 +1,1 @@
+"""From settings to a running engine: files, device, memory, measured steps."""

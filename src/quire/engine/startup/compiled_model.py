@@ -1,0 +1,59 @@
+"""A decoder of compiled code behind the interface of the model runner. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.core.messages import TokenLogprobs
+from quire.engine.core.pooler import Singles
+from quire.kernels.cpu.row_ops import finite_rows, in_float32
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kvcache.host_kv_cache import HostCache
+from quire.layers.forward_context import Beat, unwatched
+from quire.models.checkpoints.mapped_file import Array
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
+from quire.sampling.array_types import Flags, Logits
+from quire.sampling.token_logprobs import prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """A decoder with a KV cache."""
+
+    decoder: CompiledDecoder
+    cache: HostCache
+
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, beat: Beat = unwatched
+    ) -> CompiledStates:
+        """See `HostModel`."""
+        states = self.decoder.forward(input_ids, batch, self.cache, beat)
+        return CompiledStates(states, self.decoder)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStates:
+    """States [T, H] in float32, or bits of bfloat16; see `CheckedStates`."""
+
+    states: Array
+    decoder: CompiledDecoder
+
+    def finite(self) -> Flags:
+        """See `CheckedStates`."""
+        return finite_rows(self.states)
+
+    def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
+        """See `HiddenStates`."""
+        parts = [in_float32(self.states[begin:end]).sum(0, np.float64) for begin, end in spans]
+        return np.stack(parts).astype(np.float32)
+
+    def logits(self, tokens: slice | Ints) -> Logits:
+        """See `CheckedStates`."""
+        return self.decoder.logits(self.states[tokens])
+
+    def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
+        """See `HiddenStates`."""
+        return prompt_logprobs(self.logits(tokens), following, count)

@@ -1,0 +1,179 @@
+"""What a model takes in memory, told before it is loaded: from its config and its files' headers.
+
+No torch and no look at a weight. Owns the arithmetic; what it is compared with is model_fleet.py's
+business. Startup (start_engine.py) sizes the KV cache by the same rules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import EngineConfig
+from quire.engine.startup.cgroups import memory_left, own_groups
+from quire.hub import resolve_model
+from quire.kvcache.kv_sizes import block_bytes, kv_name
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.config.model_config import ModelArchitecture
+from quire.quantization.scheme import Role, scheme_of
+
+# The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
+BASE_BYTES = 256 << 20
+
+# On a CPU the default KV cache takes this share of the free memory, and at most this much.
+CPU_KV_SHARE = 0.25
+CPU_KV_BYTES = 4 << 30
+
+# Below this size of float32 weights, CPUs without 16-bit products run in float32.
+SMALL_MODEL_BYTES = 1 << 30
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """Bytes of one engine process, where its model runs."""
+
+    weights: int
+    kv_cache: int
+    base: int = BASE_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.kv_cache + self.base
+
+
+def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footprint:
+    """What an engine of these settings takes. Reads files; downloads them if need be.
+
+    memory_bytes: what all models together may take: a KV cache without a size of its own then gets
+    its share of that, not of the free memory. Raises CheckpointError.
+    """
+    folder = resolve_model(config.model.model, config.model.revision)
+    shape = ModelArchitecture.from_folder(folder)
+    if config.model.load_format == "null":
+        return Footprint(weights=0, kv_cache=0)
+    block_bytes = block_bytes_of(config, shape)
+    default = default_kv_bytes(memory_bytes or available_bytes())
+    return Footprint(
+        weights=sum(weights_by_form(config, shape, folder).values()),
+        kv_cache=blocks_within(config, shape, default, block_bytes) * block_bytes,
+    )
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping, within the groups that bound this process.
+
+    The page cache counts, since it gives way.
+    """
+    return min(_free_bytes(), memory_left(own_groups()))
+
+
+def _free_bytes() -> int:
+    """Of the machine."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def usable_blocks(config: EngineConfig, limit: int) -> int:
+    """KV blocks that all running requests of the greatest length would fill. limit: tokens."""
+    return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
+
+
+def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path) -> dict[str, int]:
+    """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
+    if config.model.load_format == "dummy":
+        num_weights = shape.num_parameters
+    else:
+        num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
+    dtype = dtype_of(config, shape)
+    item = ITEM_BYTES[dtype]
+    scheme = scheme_of(config.model.quantization)
+    head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
+    if scheme is None:
+        copied = shape.tie_word_embeddings and not is_on_gpu(config)
+        copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, k))
+        return {dtype: (num_weights + copies) * item}
+    products: dict[Role, list[tuple[int, int]]] = {
+        "layer": shape.layer_products * shape.num_layers,
+        "head": head,
+    }
+    taken_out = products["layer"] + ([] if shape.tie_word_embeddings else head)
+    found = Counter({dtype: (num_weights - sum(n * k for n, k in taken_out)) * item})
+    for role, weights in products.items():
+        for n, k in weights:
+            found[scheme.form_name(role, k, dtype)] += scheme.weight_bytes(role, n, k, item)
+    return dict(found)
+
+
+def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Bytes of one KV block in all layers."""
+    kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, shape))
+    sizes = shape.num_layers, config.cache.block_size, shape.num_kv_heads, shape.head_dim
+    return block_bytes(*sizes, kept)
+
+
+def blocks_within(
+    config: EngineConfig, shape: ModelArchitecture, default_bytes: int, block_bytes: int
+) -> int:
+    """How many KV blocks there will be: as asked, or what the bytes give and requests can use.
+
+    default_bytes: for the KV cache, unless the settings say how many.
+    """
+    cache = config.cache
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    budget = default_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
+    limit = config.model.max_model_len or shape.max_position_embeddings
+    return max(0, min(budget // block_bytes, usable_blocks(config, limit)))
+
+
+def default_kv_bytes(available: int) -> int:
+    """The KV cache's bytes on a CPU with so much free memory, unless the settings say."""
+    return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
+
+
+def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
+    """Data type of weights, and of a KV cache without its own, by startup's rule for "auto"."""
+    wanted = config.model.dtype
+    if wanted != "auto":
+        return wanted
+    is_small = shape.num_parameters * 4 <= SMALL_MODEL_BYTES
+    if is_small and not is_on_gpu(config) and not _has_products_of(shape.dtype):
+        return "float32"
+    return shape.dtype if shape.dtype in ITEM_BYTES else "float32"
+
+
+def is_on_gpu(config: EngineConfig) -> bool:
+    """Whether the model will run there, by what can be told without torch."""
+    wanted = config.device.device
+    return wanted == "cuda" or (wanted == "auto" and Path("/dev/nvidiactl").exists())
+
+
+def _looks_up_packed(dtype: str, k: int) -> bool:
+    """Whether a tied embedding reads what the head's product on a CPU does:
+    kernels/cpu/native_linear.py,
+    by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
+    built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
+    chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
+    return built and chosen and dtype in ("float32", "bfloat16") and k % 2 == 0
+
+
+def _has_products_of(dtype: str) -> bool:
+    """Whether this processor multiplies numbers of the type, as far as the system tells."""
+    if dtype != "bfloat16":
+        return dtype == "float32"
+    return bool(_instructions() & {"avx512_bf16", "amx_tile"})
+
+
+def _instructions() -> set[str]:
+    cpuinfo = Path("/proc/cpuinfo")
+    return set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()

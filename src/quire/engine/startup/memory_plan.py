@@ -1,0 +1,242 @@
+"""What a model will take on its device and what fits beside it, in bytes, before any is taken.
+
+No torch, and no look at a weight. The KV cache gets what is left: on a GPU of the share that the
+settings give, on a CPU by footprint's rule. Sizes of a step are upper bounds by arithmetic; at the
+start of an engine on a GPU they are measured instead (kv_cache_size.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from quire.config import EngineConfig
+from quire.engine.core.step_sizes import StepSizes
+from quire.engine.startup.footprint import (
+    ITEM_BYTES,
+    block_bytes_of,
+    blocks_within,
+    default_kv_bytes,
+    dtype_of,
+    weights_by_form,
+)
+from quire.engine.startup.resolved_config import cache_problem, length_limit, settle
+from quire.errors import ConfigError
+from quire.hub import resolve_model
+from quire.models.config.model_config import ModelArchitecture
+
+# What CUDA takes in a process before anything is asked of it, as seen on Hopper.
+CONTEXT_BYTES = 512 << 20
+# Scratch memory of Triton's kernels and of cuBLAS.
+WORKSPACE_BYTES = 96 << 20
+# Code of kernels, which the driver loads at the first launch of each: of some long after the KV
+# cache has all that was left. The largest of ours have half a megabyte; the library's scratch for
+# the stream on which steps are recorded is of it, too.
+CODE_BYTES = 128 << 20
+# What the driver keeps for each graph.
+GRAPH_BYTES = 3 << 20
+# Of tiles of requests with a shared prefix, at most.
+UNFILLED_PLACES = 17 * 16
+_LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A device's memory. context: bytes that an engine's process takes without a model."""
+
+    device: Literal["cpu", "cuda"]
+    total: int
+    free: int
+    context: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose, and what they give. weights: by the form that they are kept in.
+
+    budget: what may be taken of the device, by others, too. max_model_len: None if nothing fits.
+    problem: what does not fit and which setting to change; None if all does.
+    """
+
+    model: str
+    device: str
+    total: int
+    free: int
+    budget: int
+    context: int
+    weights: dict[str, int]
+    activations: int
+    logits: int
+    graphs: int
+    workspace: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    problem: str | None
+
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        parts = self.context + self.activations + self.logits + self.graphs + self.workspace
+        return parts + sum(self.weights.values())
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of all blocks."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    def at_once(self) -> dict[int, int]:
+        """Length of requests → how many of them run at a time."""
+        longest = self.max_model_len or 0
+        lengths = sorted({n for n in (*_LENGTHS, longest) if 0 < n <= longest}, reverse=True)
+        blocks = {n: -(-n // self.block_size) for n in lengths}
+        return {n: min(self.max_num_seqs, self.num_blocks // blocks[n]) for n in lengths}
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it for machines."""
+        lengths = {str(length): count for length, count in self.at_once().items()}
+        return asdict(self) | {"kv_cache": self.kv_cache, "at_once": lengths}
+
+
+def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
+    """The plan of an engine of these settings. Reads files; downloads them if need be.
+
+    Which machine it will be is not known, so the number of its cores plays no part. Raises
+    CheckpointError, or ConfigError for settings that do not fit the device.
+    """
+    if config.model.load_format == "null":
+        raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
+    config = settle(config, memory.device)
+    folder = resolve_model(config.model.model, config.model.revision)
+    shape = ModelArchitecture.from_folder(folder)
+    limit = length_limit(config, shape)
+    sizes = _sizes(config, shape)
+    weights = weights_by_form(config, shape, folder)
+    share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
+    budget = int(memory.total * share)
+    fixed = memory.context + sum(sizes.values()) + sum(weights.values())
+    left = budget - (memory.total - memory.free) - fixed
+    block_bytes, block_size = block_bytes_of(config, shape), config.cache.block_size
+    default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
+    num_bytes = config.cache.kv_cache_memory_bytes or default
+    num_blocks = blocks_within(config, shape, num_bytes, block_bytes)
+    problem = _problem(config, left, num_bytes, block_bytes, num_blocks)
+    max_model_len = min(limit, num_blocks * block_size)
+    if problem is None:
+        config.scheduler.check_longest_prompt(max_model_len)
+    return MemoryPlan(
+        model=config.model.public_name,
+        device=memory.device,
+        total=memory.total,
+        free=memory.free,
+        budget=budget,
+        context=memory.context,
+        weights=weights,
+        **sizes,
+        block_bytes=block_bytes,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=None if problem else max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        problem=problem,
+    )
+
+
+def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
+    """What steps need beside weights and KV cache."""
+    num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    item = ITEM_BYTES[dtype_of(config, shape)]
+    sizes = {
+        "activations": activation_bytes(shape, num_tokens, item),
+        "logits": logits_bytes(shape, num_rows, item) if shape.has_head else 0,
+        "graphs": 0,
+        "workspace": 0,
+    }
+    if config.device.device == "cuda":
+        sizes["workspace"] = WORKSPACE_BYTES + CODE_BYTES
+        sizes["graphs"] = graph_bytes(config, shape, item)
+        sizes["logits"] += token_count_bytes(config, shape)
+    return sizes
+
+
+def activation_bytes(shape: ModelArchitecture, num_tokens: int, item: int) -> int:
+    """The most that is alive at a time in a layer's pass over so many tokens."""
+    heads = 3 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # projected, turned, out
+    widest = max(heads, 3 * shape.intermediate_size)  # gate and up, and what they become
+    turns = 2 * shape.head_dim * 4  # cosines and sines
+    return num_tokens * ((2 * shape.hidden_size + widest) * item + turns)
+
+
+def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
+    """Logits as they come, in float32, and two copies for a sampler to change."""
+    return num_rows * shape.vocab_size * (item + 3 * 4)
+
+
+def token_count_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Of how often each request has each token, for penalties on a GPU."""
+    return config.scheduler.max_num_seqs * shape.vocab_size * 2 if shape.has_head else 0
+
+
+def shared_part_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+    """Of the parts of softmaxes over prefixes that requests share, in float32 with two statistics.
+
+    Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
+    """
+    if not config.shares_prefixes:
+        return 0
+    places = config.scheduler.max_num_seqs + UNFILLED_PLACES
+    return places * shape.num_heads * (shape.head_dim + 2) * 4
+
+
+def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> int:
+    """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
+
+    A step may draw for each row, from logits as they come. Hidden states are kept apart from what
+    all share.
+    """
+    if config.device.enforce_eager:
+        return 0
+    num_rows, num_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    sizes = StepSizes(
+        num_rows, num_tokens,
+        pads_mixed=True, shares_prefixes=config.shares_prefixes,
+    )  # fmt: skip
+    most_tokens = max(sizes.mixed[-1], num_rows)
+    activations = activation_bytes(shape, most_tokens, item)
+    hidden = most_tokens * shape.hidden_size * item
+    logits = num_rows * shape.vocab_size * item if shape.has_head else 0
+    parts = activations + logits + hidden + shared_part_bytes(config, shape)
+    return parts + sizes.num_graphs * GRAPH_BYTES
+
+
+def _problem(
+    config: EngineConfig, left: int, num_bytes: int, block_bytes: int, num_blocks: int
+) -> str | None:
+    """left: beside all else; negative if something is missing even without a KV cache.
+
+    num_bytes: what the KV cache may take.
+    """
+    if left < 0:
+        raised = "raise gpu_memory_utilization, " if config.device.device == "cuda" else ""
+        return (
+            f"{-left:,} bytes are missing before there is a KV cache; {raised}lower "
+            "max_num_batched_tokens or max_num_seqs, take a smaller model or quantization, or free "
+            "memory"
+        )
+    if problem := cache_problem(config, num_bytes, block_bytes, num_blocks):
+        return problem
+    if num_blocks * block_bytes > left:
+        return (
+            f"the KV cache takes {num_blocks * block_bytes:,} bytes, but {left:,} are left; lower "
+            "num_blocks or kv_cache_memory_bytes"
+        )
+    return None

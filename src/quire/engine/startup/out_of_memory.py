@@ -1,0 +1,97 @@
+"""Where memory may run out: what is said then is which setting to change, never a bare traceback.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from quire.config import EngineConfig
+from quire.engine.startup.footprint import ITEM_BYTES
+from quire.errors import ConfigError
+from quire.models.config.model_config import ModelArchitecture
+
+
+def fitting_weights(shape: ModelArchitecture, dtype: str) -> AbstractContextManager[None]:
+    """Around loading a model."""
+    num_bytes = shape.num_parameters * ITEM_BYTES[dtype]
+    return _fitting(
+        f"the model, {num_bytes:,} bytes in {dtype},",
+        "free memory, take a smaller model, or give quantization",
+    )
+
+
+def fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
+    """Around what the largest step needs. config: as settled for the device."""
+    scheduler = config.scheduler
+    return _fitting(
+        f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
+        "requests beside the weights",
+        f"{_smaller_step(on_gpu=config.device.device == 'cuda')}, or free memory",
+    )
+
+
+def fitting_kv(config: EngineConfig, num_bytes: int) -> AbstractContextManager[None]:
+    """Around making a KV cache of so many bytes. config: as settled for the device."""
+    share = "gpu_memory_utilization, " if config.device.device == "cuda" else ""
+    return _fitting(
+        f"a KV cache of {num_bytes:,} bytes with {config.scheduler.max_num_seqs:,} requests' rows",
+        f"lower {share}num_blocks, kv_cache_memory_bytes or max_num_seqs",
+    )
+
+
+def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[None]:
+    """Around loading a model and profiling a step of it."""
+    return _fitting(
+        f"the model with a step of {num_requests:,} requests of {context:,} tokens each",
+        "lower --batch-size, --context or --prefill, take a smaller model, or free memory",
+    )
+
+
+def told_of_step(error: Exception) -> str | None:
+    """What to say of a step that failed because memory ran out; None if that was not why."""
+    if not is_out_of_memory(error):
+        return None
+    return (
+        "the step that ran this request did not fit in memory; send it again, or start the engine "
+        f"anew: {_smaller_step(on_gpu=_is_of_gpu(error))}"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or on the host."""
+    if isinstance(error, MemoryError) or _is_of_gpu(error):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _is_of_gpu(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch's
+
+
+def _smaller_step(*, on_gpu: bool) -> str:
+    """The settings that decide what a step takes, and what the KV cache leaves it."""
+    cache = "gpu_memory_utilization" if on_gpu else "kv_cache_memory_bytes"
+    return f"lower max_num_batched_tokens, max_num_seqs or {cache}"
+
+
+@contextmanager
+def _fitting(what: str, fix: str) -> Iterator[None]:
+    """Turn a failed allocation at the start into a ConfigError: `what` does not fit; `fix`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{what} does not fit in memory{_free_memory()}; {fix}") from None
+
+
+def _free_memory() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    return f" ({free:,} of the GPU's {total:,} bytes are free)"

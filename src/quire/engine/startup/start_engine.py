@@ -1,0 +1,119 @@
+"""From settings to a running engine core: find the files, load the model, plan the memory.
+
+No torch here. Owns the order of start-up. There are two ways to a loaded model: compiled_start.py,
+which needs no PyTorch, and torch_start.py.
+"""
+
+from __future__ import annotations
+
+import time
+
+from quire.config import EngineConfig
+from quire.core.request_limits import RequestLimits
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.executor import Executor
+from quire.engine.core.grammar_matchers import Grammars
+from quire.engine.core.null_engine import start_null_engine
+from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.startup.backend import Backend
+from quire.engine.startup.compiled_start import load_prepared
+from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_blocks
+from quire.engine.startup.lean_import import import_torch
+from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
+from quire.engine.startup.resolved_config import request_limits
+from quire.engine.startup.startup_phases import Phases
+from quire.grammar.grammar_compiler import GrammarCompiler
+from quire.grammar.vocabulary import Vocabulary
+from quire.hub import tokenizer_folder
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.kvcache.kv_sizes import block_bytes
+from quire.layers.forward_context import Beat, unwatched
+from quire.models.config.model_config import ModelArchitecture
+from quire.scheduler.scheduler import Scheduler
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+def start_engine(
+    config: EngineConfig, beat: Beat = unwatched, begin: float | None = None
+) -> tuple[EngineCore, EngineInfo]:
+    """Load a model and make it ready to run requests. beat: called while a step goes on.
+
+    begin: when the process began to import what this takes, in seconds of the monotonic clock.
+    Raises CheckpointError or ConfigError, which say what to change.
+    """
+    if config.model.load_format == "null":
+        return start_null_engine(config)
+    phases = Phases()
+    if begin is not None:
+        phases.note("imports", time.monotonic() - begin)
+    model = _load(config, phases)
+    config, shape = model.config, model.task.shape
+    block_size = config.cache.block_size
+    sizes = shape.num_layers, block_size, shape.num_kv_heads, shape.head_dim
+    bytes_each = block_bytes(*sizes, model.kv_type)
+    grammars = Grammars(_grammar_compiler(config, shape))
+    with phases.timed("kernels"), fitting_step(config), model.compiling():
+        num_blocks = choose_num_blocks(config, shape, bytes_each, model.kv_budget)
+        num_slots = num_blocks * block_size
+        max_model_len = choose_max_model_len(config, model.task.length_limit, num_slots)
+        limits = request_limits(config, shape, max_model_len, num_slots)
+        with phases.timed("kv_cache"), fitting_kv(config, num_blocks * bytes_each):
+            model.allocate(num_blocks)
+        executor = model.make_executor(limits, grammars, beat)
+    with phases.timed("graphs"), fitting_step(config):
+        executor.get_ready()
+    model.has_started()
+    core = EngineCore(_make_scheduler(model, limits, executor), executor, limits, grammars)
+    return core, EngineInfo(
+        model_name=config.model.public_name,
+        limits=limits,
+        eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
+        dtype=model.dtype,
+        device=model.device,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_cache_bytes=num_blocks * bytes_each,
+        seconds=phases.seconds,
+        quantization=config.model.quantization,
+        kv_cache_dtype=model.kv_type,
+        pooling=model.task.pooling,
+    )
+
+
+def _load(config: EngineConfig, phases: Phases) -> Backend:
+    """Without PyTorch, if that can be."""
+    prepared = load_prepared(config, phases)
+    if prepared is not None:
+        return prepared
+    with phases.timed("imports"):
+        import_torch()
+        from quire.engine.startup.torch_start import load_with_torch
+
+    return load_with_torch(config, phases)
+
+
+def _make_scheduler(model: Backend, limits: RequestLimits, executor: Executor) -> Scheduler:
+    config, table = model.config, model.table
+    kv = KVCacheManager(
+        limits.max_kv_tokens // config.cache.block_size,
+        config.cache.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    return Scheduler(
+        config.scheduler,
+        kv,
+        limits.max_model_len,
+        paces_prompts=model.device != "cpu" or table is not None,
+        measured=table.observations if table is not None else (),
+        step_sizes=executor.step_sizes,
+    )
+
+
+def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:
+    """Reads the tokenizer when the first request asks for a form."""
+
+    def vocabulary() -> Vocabulary:
+        tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
+        return Vocabulary(tokenizer, shape.vocab_size, list(shape.eos_token_ids))
+
+    return GrammarCompiler(vocabulary)

@@ -1,0 +1,200 @@
+"""What a step costs on a CPU, measured on the loaded model before anything is served.
+
+Owns the measurement and what is chosen by it: the number of threads, and how many tokens a step may
+have, where the settings leave them open. The scheduler's model of costs begins with the figures.
+No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire.config import EngineConfig
+from quire.engine.startup.host_model import HostModel, WithCache
+from quire.kernels.cpu.native import set_num_threads
+from quire.kernels.ragged_batch import RaggedBatch
+from quire.models.config.model_config import ModelArchitecture
+
+logger = logging.getLogger(__name__)
+
+# Below this size of float32 weights nothing is measured: one thread serves, which is a guess, and
+# the scheduler soon learns what steps cost.
+TINY_MODEL_BYTES = 1 << 26
+DECODES = (1, 8)  # tokens of a step, each of another request
+PROMPTS = (32, 128, 512)  # tokens of a step that are one prompt's
+SECONDS = 0.3  # for all of it; sizes that would take longer are left out
+RUNS = 5  # with each number of threads; the fastest counts
+# Seconds of a step of one token, beyond which all threads are worth having. On two busy cores the
+# same measurement of longer steps gave now one thread, now two: for good, and to no purpose.
+SHORT_STEP = 0.01
+COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
+GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
+ALIKE = 1.5  # a step may take so many times what an earlier start found, or the same part of it
+TRIES = 2  # of such a step
+LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
+BUDGETS = (2048, 1024, 512, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTable:
+    """Seconds of a step of the whole model. threads: by number of threads, of one token.
+
+    decodes, prompts: by number of tokens, with as many threads as were chosen.
+    agreed_at: when a later start last found that it holds, in seconds since 1970.
+    """
+
+    num_threads: int
+    threads: dict[int, float]
+    decodes: dict[int, float]
+    prompts: dict[int, float]
+    agreed_at: float = field(default=0.0, compare=False)
+
+    @property
+    def observations(self) -> list[tuple[int, int, float]]:
+        """As the scheduler notes steps: decodes, prompt tokens, seconds."""
+        decodes = [(count, 0, seconds) for count, seconds in self.decodes.items()]
+        return decodes + [(0, count, seconds) for count, seconds in self.prompts.items()]
+
+    def token_budget(self) -> int:
+        """Of a step: the greatest that is over in time, or the least; by default if not known."""
+        if not self.prompts:
+            return BUDGETS[0]
+        count, seconds = max(self.prompts.items())
+        in_time = [size for size in BUDGETS if size * seconds / count <= LONGEST_STEP]
+        return max(in_time, default=BUDGETS[-1])
+
+    def slowed(self, times: float) -> StepTable:
+        """With steps that take so many times as long."""
+
+        def longer(seconds: dict[int, float]) -> dict[int, float]:
+            return {count: times * each for count, each in seconds.items()}
+
+        threads, decodes, prompts = map(longer, (self.threads, self.decodes, self.prompts))
+        return StepTable(self.num_threads, threads, decodes, prompts)
+
+    def __str__(self) -> str:
+        threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
+        steps = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in (self.decodes | self.prompts).items())
+        return f"ms of a step by threads: {threads}; by tokens, with {self.num_threads}: {steps}"
+
+
+def is_tiny(shape: ModelArchitecture) -> bool:
+    """Whether a model is too small for the measurement to pay."""
+    return 4 * shape.num_parameters <= TINY_MODEL_BYTES
+
+
+def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTable) -> EngineConfig:
+    """The settings with the budget that was measured, unless one was asked for."""
+    scheduler = asked.scheduler
+    if scheduler.max_num_batched_tokens or not scheduler.enable_chunked_prefill:
+        return config
+    budget = max(table.token_budget(), scheduler.max_num_seqs)
+    scheduler = dataclasses.replace(scheduler, max_num_batched_tokens=budget)
+    return dataclasses.replace(config, scheduler=scheduler)
+
+
+def measure_steps(
+    with_cache: WithCache,
+    shape: ModelArchitecture,
+    block_size: int,
+    candidates: Sequence[int],
+    kept: StepTable | None = None,
+) -> StepTable:
+    """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
+
+    candidates: numbers of threads, the one that is taken in case of doubt first. Sets it.
+    kept: the table of an earlier start, which serves unless a step takes less than it says.
+    """
+    end = time.perf_counter() + SECONDS
+    probe = _Probe(with_cache, shape, block_size)
+    if kept is not None and (now := _as_of_now(probe.step([1]), kept)) is not None:
+        return now
+    threads = _time_threads(probe.step([1]), candidates)
+    chosen = choose_threads(threads)
+    set_num_threads(chosen)
+    decodes, prompts = {1: threads[chosen]}, dict[int, float]()
+    cost = threads[chosen]
+    for size in DECODES[1:] + PROMPTS:
+        # few tokens take little more than one, many take as long as they are many
+        cost *= 2 if size <= PROMPTS[0] else PROMPTS[1] // PROMPTS[0]
+        if time.perf_counter() + cost * probe.share > end:
+            break
+        step = probe.step([1] * size if size in DECODES else [size])
+        cost = step()
+        if time.perf_counter() + cost * probe.share < end:
+            cost = min(cost, step())
+        (decodes if size in DECODES else prompts)[size] = cost
+    return StepTable(chosen, threads, decodes, prompts)
+
+
+def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
+    """The table, if a step of one token takes about as long as in it; slowed if it takes longer, as
+    in a busy moment. None if it takes less: then that of a busy moment is what was kept.
+
+    A table with fewer threads than there could be is not asked about.
+    """
+    set_num_threads(kept.num_threads)
+    expected, least = kept.decodes[1], math.inf
+    step()  # which maps the weights, and makes what is made once
+    for _ in range(TRIES):
+        least = min(least, step())
+        if expected / ALIKE < least < expected * ALIKE:
+            return kept
+    return None if least < expected else kept.slowed(least / expected)
+
+
+def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
+    """Seconds of a step of one token with these numbers of threads; a long one's with the first."""
+    set_num_threads(candidates[0])
+    step()  # what is made at a first call is no part of a step
+    threads = {candidates[0]: step()}
+    if threads[candidates[0]] > SHORT_STEP:
+        return threads
+    for count in list(candidates) * RUNS:  # by turns: a machine has better and worse moments
+        set_num_threads(count)
+        threads[count] = min(threads.get(count, math.inf), step())
+    return threads
+
+
+def choose_threads(seconds: dict[int, float]) -> int:
+    """The first, unless another takes clearly less time."""
+    first = next(iter(seconds))
+    best = min(seconds, key=seconds.__getitem__)
+    return best if seconds[best] <= GAIN * seconds[first] else first
+
+
+class _Probe:
+    """Steps through a model's first layers and its head. share: of its layers that are taken."""
+
+    def __init__(self, with_cache: WithCache, shape: ModelArchitecture, block_size: int) -> None:
+        layer_bytes = shape.num_parameters // shape.num_layers  # 8 bits each, at least
+        num_layers = min(shape.num_layers, -(-COLD_BYTES // layer_bytes))
+        self.share = num_layers / shape.num_layers
+        self._shape, self._block_size = shape, block_size
+        self._model: HostModel = with_cache(num_layers, -(-max(PROMPTS) // block_size))
+
+    def step(self, lens: list[int]) -> Callable[[], float]:
+        """Prompts of these lengths, to be computed again and again; gives seconds."""
+        blocks = -(-max(lens) // self._block_size)
+        table = np.tile(np.arange(blocks, dtype=np.int32), (len(lens), 1))
+        counts = np.array(lens, np.int64)
+        batch = RaggedBatch.of(counts, counts, table, self._block_size)
+        input_ids = batch.flat.positions % self._shape.vocab_size
+        last = batch.flat.query_start[1:] - 1
+
+        def run() -> float:
+            begin = time.perf_counter()
+            hidden = self._model.forward(input_ids, batch)
+            middle = time.perf_counter()
+            if self._shape.has_head:
+                hidden.logits(last)
+            return (middle - begin) / self.share + time.perf_counter() - middle
+
+        return run

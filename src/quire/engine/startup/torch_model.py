@@ -1,0 +1,111 @@
+"""A model of PyTorch's modules behind the interface of the model runner.
+
+For what compiled code alone does not serve: other forms of weights, heads of odd sizes, processors
+and systems that the compiled kernels were not built for, and GPUs without Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.messages import TokenLogprobs
+from quire.engine.core.pooler import Singles
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kvcache.kv_storage import allocate_kv
+from quire.layers.forward_context import Beat, ForwardContext, unwatched
+from quire.models.config.model_config import ModelArchitecture
+from quire.sampling.array_types import Flags, Logits
+from quire.sampling.device_logprobs import score
+from quire.sampling.token_logprobs import prompt_logprobs
+
+KVCaches = list[tuple[Tensor, Tensor]]
+
+
+class CausalLM(Protocol):
+    """What a model has to offer."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [S, H] → [S, V], in the type of the products."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModel:
+    """Modules with a KV cache."""
+
+    model: CausalLM
+    kv_caches: KVCaches
+    device: torch.device
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Ints, batch: RaggedBatch, beat: Beat = unwatched) -> TorchStates:
+        """See `HostModel`."""
+        layout = BatchLayout.of(batch, self.device)
+        context = ForwardContext(layout=layout, kv=self.kv_caches, beat=beat)
+        ids, positions = (
+            torch.from_numpy(ints).to(self.device) for ints in (input_ids, batch.flat.positions)
+        )
+        return TorchStates(self.model.forward(ids, positions, context), self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStates:
+    """Hidden states [T, H] on a device, see `CheckedStates`."""
+
+    states: Tensor
+    model: CausalLM
+
+    def finite(self) -> Flags:
+        """See `CheckedStates`."""
+        flags: Flags = kernels_for(self.states.device.type).finite_rows(self.states).cpu().numpy()
+        return flags
+
+    def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
+        """See `HiddenStates`."""
+        parts = [self.states[begin:end].sum(0, dtype=torch.float32) for begin, end in spans]
+        sums: Singles = torch.stack(parts).cpu().numpy()
+        return sums
+
+    @torch.inference_mode()
+    def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
+        """See `HiddenStates`. On a GPU they are made there."""
+        if self.states.device.type == "cpu":
+            return prompt_logprobs(self.logits(tokens), following, count)
+        logits = self.model.compute_logits(self.states[tokens])
+        ids = torch.tensor(following, device=logits.device)
+        made = score(logits, torch.arange(len(logits), device=logits.device), ids, count)
+        return made.waited_for().report([count] * len(following))
+
+    @torch.inference_mode()
+    def logits(self, tokens: slice | Ints) -> Logits:
+        """See `CheckedStates`."""
+        if isinstance(tokens, slice):
+            states = self.states[tokens]
+        else:
+            states = self.states.index_select(0, torch.from_numpy(tokens).to(self.states.device))
+        logits = self.model.compute_logits(states)
+        host: Logits = kernels_for(logits.device.type).to_float(logits).cpu().numpy()
+        return host
+
+
+def with_cache(
+    model: CausalLM,
+    shape: ModelArchitecture,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    num_layers: int,
+    num_blocks: int,
+) -> TorchModel:
+    """So many layers of a model on the host, with a cache for them. See `WithCache`."""
+    host = torch.device("cpu")
+    sizes = num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim
+    return TorchModel(model, allocate_kv(*sizes, kv_dtype, host), host)

@@ -1,0 +1,123 @@
+"""How one step's ragged batch lies in memory. Owns the description, not the tensors it points to.
+
+A step is a flat list of T tokens of B requests, one after the other; nothing is padded to the
+longest request. There are two kinds of layouts:
+
+- `build` makes one from host data, for the CPU and for single steps on a device. Requests with a
+  single query token (decodes) come first, and the host lists are filled.
+- A device layout describes all rows of the persistent batch, in any order, by tensors alone, so
+  that a graph recorded with it serves any batch. Rows that do not run have no query token, the
+  tokens after the last request's are padding with slot -1, and the host lists are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+
+SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
+SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of
+FEW_KEYS = 128  # of a prompt, for which other kernels may be quicker
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Requests with one query token whose block tables begin alike, by tiles of SHARED_MEMBERS.
+
+    Nothing depends on it but how often keys are read: all of it is in the block tables, too.
+    """
+
+    num_tiles: Tensor  # int32 [1], in use
+    places: Tensor  # int32 [B], each request's in `rows`; -1 for one that shares nothing
+    rows: Tensor  # int32 [C * SHARED_MEMBERS], which request stands there; -1 for none
+    lens: Tensor  # int32 [C], tokens that all of a tile's requests begin with
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """B requests, T tokens, and where their keys and values are.
+
+    The KV cache of a layer is a pair of [num_blocks, block_size, num_kv_heads, head_dim]; slot =
+    block_id * block_size + offset. Lists named `_host` repeat on the host what kernels would
+    otherwise have to read back from tensors. Of a row without query tokens nothing else is read.
+    """
+
+    query_start_loc: Tensor  # int32 [B + 1], first token of each request, then T
+    seq_lens: Tensor  # int32 [B], tokens in the cache after this step
+    block_table: Tensor  # int32 [B, max_blocks], only the blocks in use have a meaning
+    slot_mapping: Tensor  # int64 [T], where each token's key and value go; -1 for nowhere
+    has_decodes: bool  # whether some request may have one query token
+    has_prefills: bool  # whether some request may have more
+    has_few_keys: bool = False  # whether those that have more have FEW_KEYS at most
+    shared: SharedPrefixes | None = None  # where it may pay
+    query_lens_host: list[int] = field(default_factory=list)  # B
+    seq_lens_host: list[int] = field(default_factory=list)  # B
+    _worked_out: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Hashable, work_out: Callable[[], Any]) -> Any:
+        """What a kernel derives from the layout; worked out by the first layer that asks."""
+        if key not in self._worked_out:
+            self._worked_out[key] = work_out()
+        return self._worked_out[key]
+
+    def knows(self, key: Hashable) -> bool:
+        """Whether that was worked out."""
+        return key in self._worked_out
+
+    def forget(self) -> None:
+        """Drop what was worked out; at the start of each forward pass.
+
+        The tensors may hold another batch by now, and a graph has to record the working out.
+        """
+        self._worked_out.clear()
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: np.ndarray,
+        block_size: int,
+        device: torch.device | str = "cpu",
+    ) -> BatchLayout:
+        """Derive everything from host data.
+
+        query_lens: tokens each request computes now, at least 1, ones first. seq_lens: its
+        tokens in the cache after the step. block_table: int32 [B, max_blocks].
+        """
+        queries = np.asarray(query_lens, dtype=np.int64)
+        lens = np.asarray(seq_lens, dtype=np.int64)
+        return cls.of(RaggedBatch.of(queries, lens, block_table, block_size), device)
+
+    @classmethod
+    def of(cls, ragged: RaggedBatch, device: torch.device | str) -> BatchLayout:
+        """The tensors of a batch on the host."""
+        arrays = (
+            ragged.flat.query_start.astype(np.int32), ragged.seq_lens.astype(np.int32),
+            ragged.block_table, ragged.slots,
+        )  # fmt: skip
+        start, lens, table, mapping = (torch.from_numpy(array).to(device) for array in arrays)
+        is_decode = ragged.query_lens == 1
+        return cls(
+            query_start_loc=start,
+            seq_lens=lens,
+            block_table=table,
+            slot_mapping=mapping,
+            has_decodes=bool(is_decode.any()),
+            has_prefills=not is_decode.all(),
+            has_few_keys=have_few_keys(ragged.query_lens, ragged.seq_lens),
+            query_lens_host=ragged.query_lens.tolist(),
+            seq_lens_host=ragged.seq_lens.tolist(),
+        )
+
+
+def have_few_keys(query_lens: Ints, seq_lens: Ints) -> bool:
+    """Whether kernels may count on it that prompts, cached prefixes included, are short."""
+    return bool((seq_lens[query_lens > 1] <= FEW_KEYS).all())

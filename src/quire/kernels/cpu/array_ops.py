@@ -1,0 +1,85 @@
+"""Compiled operations on arrays, for what runs without PyTorch. No torch.
+
+Numbers of bfloat16 are uint16 arrays of their bits. Arrays are contiguous.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.cpu import native
+from quire.kernels.cpu.native_structs import (
+    BFLOAT16,
+    FLOAT32,
+    LINEAR_ARGS,
+    Epilogue,
+    RmsNormArgs,
+)
+
+Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+
+BLOCK = 16  # outputs of a packed weight that lie together
+DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.uint16): BFLOAT16}
+
+
+class PackedWeight(NamedTuple):
+    """A weight as compiled products read it: outputs, inputs that share a scale, `Format`."""
+
+    packed: Array
+    outputs: int
+    group: int
+    form: int
+
+
+def address(array: Array) -> int:
+    """Of its memory, which has to stay for as long as it is used."""
+    place: int = array.__array_interface__["data"][0]
+    return place
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Rows [T, H] of float32 or bfloat16 behind a norm."""
+    out = np.empty_like(x)
+    args = RmsNormArgs(
+        address(x), address(weight), address(out), *x.shape, eps, DTYPES[x.dtype],
+        native.num_threads(),
+    )  # fmt: skip
+    native.compiled().quire_cpu_rms_norm(ctypes.byref(args))
+    return out
+
+
+def linear(x: Array, weight: PackedWeight, bias: Array | None) -> Array:
+    """x [T, K] → [T, N] of its type."""
+    rows, k = x.shape
+    out = np.empty((rows, weight.outputs), x.dtype)
+    native.compiled().quire_cpu_linear(
+        LINEAR_ARGS.pack(
+            address(x), 0, address(weight.packed), 0 if bias is None else address(bias),
+            address(out), rows, weight.outputs, k, 0.0, weight.group, DTYPES[x.dtype],
+            weight.form, Epilogue.STORE, native.num_threads(),
+        )
+    )  # fmt: skip
+    return out
+
+
+def embedding(ids: Ints, weight: Array) -> Array:
+    """Rows [T, H] of a table [V, H], or of a packed weight, where a row is all in one block."""
+    if weight.ndim == 2:
+        return weight[ids]
+    block, place = ids // BLOCK, ids % BLOCK
+    if weight.dtype == np.float32:  # [V / 16, H, 16]
+        return np.ascontiguousarray(weight[block, :, place])
+    pairs = weight.view(np.uint32)[..., 0]  # [V / 16, H / 2, 16]
+    return np.ascontiguousarray(pairs[block, :, place]).view(np.uint16)
+
+
+def to_bfloat16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Finite numbers rounded to the nearest, of two as near the even one."""
+    bits = x.view(np.uint32)
+    rounded: npt.NDArray[np.uint16] = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+    return rounded

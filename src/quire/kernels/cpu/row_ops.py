@@ -1,0 +1,83 @@
+"""What is asked of rows as a whole, by compiled kernels: sound hidden states, the sampler's passes.
+
+Each is one pass over memory, where NumPy's operations need several and as many arrays; where the
+kernels were not built, those serve. Arrays of logits and states are contiguous. No torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels import reference_arrays
+from quire.kernels.cpu import native
+from quire.kernels.cpu.array_ops import DTYPES, address
+from quire.kernels.cpu.native_structs import RowsArgs
+from quire.kernels.reference_arrays import BLOCK, Bits, Flags
+from quire.kernels.sampling_math import Integers, Singles
+
+
+def finite_rows(x: npt.NDArray[Any]) -> Flags:
+    """Twin of `reference_rows.finite_rows`."""
+    if native.library() is None:
+        return reference_arrays.finite_rows(x)
+    out = np.empty(len(x), np.bool_)
+    _call("finite_rows", x, out=out)
+    return out
+
+
+def to_float(x: Bits) -> Singles:
+    """Twin of `reference_rows.to_float`."""
+    if native.library() is None:
+        return reference_arrays.to_float(x)
+    out = np.empty(x.shape, np.float32)
+    _call("to_float", x, out=out)
+    return out
+
+
+def in_float32(x: npt.NDArray[Any]) -> Singles:
+    """Numbers of bfloat16 in float32, and those in float32 as they are."""
+    return x if x.dtype == np.float32 else to_float(x)
+
+
+def highest(logits: Singles) -> tuple[Integers, Singles]:
+    """Twin of `reference_rows.highest`."""
+    if native.library() is None:
+        return reference_arrays.highest(logits)
+    ids, peaks = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
+    _call("highest", logits, out=peaks, ids=ids)
+    return ids, peaks
+
+
+def block_maxima(logits: Singles, places: Integers) -> Singles:
+    """Twin of `reference_rows.block_maxima`."""
+    if native.library() is None:
+        return reference_arrays.block_maxima(logits, places)
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
+    _call("block_maxima", logits, out=out, places=places)
+    return out
+
+
+def block_masses(logits: Singles, places: Integers, peaks: Singles, slopes: Singles) -> Integers:
+    """Twin of `reference_rows.block_masses`."""
+    if native.library() is None:
+        return reference_arrays.block_masses(logits, places, peaks, slopes)
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)
+    _call("block_masses", logits, out=out, places=places, peaks=peaks, slopes=slopes)
+    return out
+
+
+def _call(
+    name: str, x: npt.NDArray[Any], *, out: npt.NDArray[Any], **others: npt.NDArray[Any]
+) -> None:
+    """x: all rows; out: one result for each row that is worked on."""
+    arrays = {"x": x, "out": out, **others}
+    assert all(array.flags.c_contiguous for array in arrays.values())
+    args = RowsArgs(
+        rows=len(out), size=x.shape[1], dtype=DTYPES[x.dtype], threads=native.num_threads(),
+        **{field: address(array) for field, array in arrays.items()},
+    )  # fmt: skip
+    getattr(native.compiled(), f"quire_cpu_{name}")(ctypes.byref(args))

@@ -1,0 +1,64 @@
+"""One step's ragged batch on the host: a flat list of T tokens of B requests, as arrays. No torch.
+
+Owns where each token is, in its request and in the KV cache; see batch_layout.py for what kernels
+on tensors read of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Table = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTokens:
+    """The T tokens of B requests one after the other: int64 arrays."""
+
+    query_start: Ints  # [B + 1], first token of each request, then T
+    rows: Ints  # [T], whose a token is
+    positions: Ints  # [T], its place in its request
+
+    @classmethod
+    def of(cls, query_lens: Ints, seq_lens: Ints) -> FlatTokens:
+        """Of requests that compute the last query_lens [B] of their seq_lens [B] tokens."""
+        num_requests = len(query_lens)
+        num_tokens = int(query_lens.sum())
+        if num_tokens == num_requests:  # each has one: most steps, and nothing to work out
+            starts = np.arange(num_requests + 1)
+            return cls(starts, starts[:-1], seq_lens - 1)
+        starts = np.zeros(num_requests + 1, np.int64)
+        np.cumsum(query_lens, out=starts[1:])
+        # position of each token: its place in the batch, moved to where its request goes on
+        positions = np.arange(num_tokens) - np.repeat(starts[1:] - seq_lens, query_lens)
+        return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """B requests, T tokens of one step on the host, those with a single token (decodes) first.
+
+    slot = block_id * block_size + offset.
+    """
+
+    flat: FlatTokens
+    query_lens: Ints  # [B], tokens that each request computes now
+    seq_lens: Ints  # [B], its tokens in the cache after this step
+    block_table: Table  # int32 [B, W], only the blocks in use have a meaning
+    slots: Ints  # [T], where each token's key and value go
+
+    @classmethod
+    def of(
+        cls, query_lens: Ints, seq_lens: Ints, block_table: Table, block_size: int
+    ) -> RaggedBatch:
+        """Of requests in their order, each with one token at least."""
+        num_decodes = np.count_nonzero(query_lens == 1)
+        assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
+        flat = FlatTokens.of(query_lens, seq_lens)
+        blocks = block_table[flat.rows, flat.positions // block_size].astype(np.int64)
+        slots = blocks * block_size + flat.positions % block_size
+        return cls(flat, query_lens, seq_lens, block_table, slots)

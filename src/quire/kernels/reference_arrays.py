@@ -1,0 +1,81 @@
+"""The plain NumPy twins of what a CPU does with rows of hidden states and logits. No torch.
+
+Owns what these operations mean; cpu/rows.py has them in compiled code, where it was built.
+bfloat16 is an array of its bits, uint16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels import sampling_math
+
+Bits = npt.NDArray[np.uint16]
+Flags = npt.NDArray[np.bool_]
+
+BLOCK = 64  # logits that the sampler looks at together
+_PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
+
+
+def few_rows(count: int, size: int) -> list[slice]:
+    """Rows of `size` logits, so few at a time that a copy of them stays in a core's cache."""
+    step = max(1, _PIECE // size)
+    return [slice(begin, begin + step) for begin in range(0, count, step)]
+
+
+def finite_rows(x: npt.NDArray[Any]) -> Flags:
+    """Whether all numbers of a row are finite: [T, H], float32 or bfloat16 → [T]."""
+    values: sampling_math.Singles = to_float(x) if x.dtype == np.uint16 else x
+    sound: Flags = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
+    return sound
+
+
+def to_float(x: Bits) -> sampling_math.Singles:
+    """Logits [S, V] in bfloat16 as float32, in which tokens are drawn."""
+    return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def highest(logits: sampling_math.Singles) -> tuple[sampling_math.Integers, sampling_math.Singles]:
+    """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
+
+    Where a row holds NaN, that is its logit, and the token means nothing.
+    """
+    ids = logits.argmax(axis=1)
+    return ids, logits[np.arange(len(ids)), ids]
+
+
+def block_maxima(
+    logits: sampling_math.Singles, places: sampling_math.Integers
+) -> sampling_math.Singles:
+    """The highest logit, or NaN, of each block of rows: [S, P], places [N] → [N, P / 64]."""
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
+    for part in few_rows(len(places), logits.shape[1]):
+        out[part] = _in_blocks(logits[places[part]]).max(axis=2)
+    return out
+
+
+def block_masses(
+    logits: sampling_math.Singles,
+    places: sampling_math.Integers,
+    peaks: sampling_math.Singles,
+    slopes: sampling_math.Singles,
+) -> sampling_math.Integers:
+    """The sum of the tokens' weights in each block of rows: [N, P / 64].
+
+    logits [S, P]; places [N]: which rows; peaks, slopes [N]. The weights are those of
+    `quire.kernels.sampling_math`, and the sums exact.
+    """
+    out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)
+    for part in few_rows(len(places), logits.shape[1]):
+        own = peaks[part, None], slopes[part, None]
+        weights = sampling_math.weights(sampling_math.halvings(logits[places[part]], *own))
+        out[part] = _in_blocks(weights).sum(axis=2, dtype=np.float64)  # below 2^53
+    return out
+
+
+def _in_blocks(values: sampling_math.Singles) -> sampling_math.Singles:
+    """A view of [N, P] as [N, B, BLOCK]."""
+    return values.reshape(len(values), -1, BLOCK)

@@ -1,0 +1,40 @@
+"""Angles of a rotary embedding for all positions up to one, on the host. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.kernels.cpu.array_ops import to_bfloat16
+
+Array = npt.NDArray[Any]
+Table = tuple[Array, Array]  # cos and sin, each [P, R], as `reference.rotary` reads them
+
+_LEAST = 1024  # positions
+
+
+class RotaryTable:
+    """cos and sin · scale of the angles at positions 0 to P, which grows as they are asked for.
+
+    inv_freq: float32 [R / 2], radians per position of each pair of dimensions. in_bfloat16: as
+    uint16 arrays of their bits, else in float32.
+    """
+
+    def __init__(
+        self, inv_freq: npt.NDArray[np.float32], scale: float, *, in_bfloat16: bool
+    ) -> None:
+        self._inv_freq, self._scale, self._in_bfloat16 = inv_freq, np.float32(scale), in_bfloat16
+        self._cos: Array = np.empty((0, 2 * len(inv_freq)), np.float32)
+        self._sin = self._cos
+
+    def up_to(self, end: int) -> Table:
+        """Of at least the positions before `end`."""
+        if end > len(self._cos):
+            size = max(_LEAST, 1 << (end - 1).bit_length())  # so that there are rarely too few
+            angles = np.arange(size, dtype=np.float32)[:, None] * self._inv_freq
+            cos, sin = np.cos(angles) * self._scale, np.sin(angles) * self._scale
+            pair = np.concatenate([cos, cos], axis=1), np.concatenate([-sin, sin], axis=1)
+            self._cos, self._sin = map(to_bfloat16, pair) if self._in_bfloat16 else pair
+        return self._cos, self._sin

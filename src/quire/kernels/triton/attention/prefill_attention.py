@@ -1,0 +1,157 @@
+"""Causal attention of prefill chunks over paged keys and values, cached prefixes included.
+
+Floor: 4 · D operations for each query, head and visible key over the tensor cores' rate. A tile of
+queries holds the heads that share a key head, token by token, so that keys are fetched once for
+all; tiles with the most keys start first. Keys and values in FP8 are widened to the queries' type.
+(FlashAttention: Dao et al., 2022.)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels.triton.attention.fp8_kv import LIFT, narrowed
+
+
+@triton.jit(do_not_specialize=["stride_table"])
+def prefill_attention_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr,
+    scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
+    stride_table, stride_out_token,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
+
+    One program a key head and tile of ROWS // GROUP queries, which work [most, FIELDS] lists (see
+    `prefill_tiles.py`). scale: of the scores, times log2(e).
+    """
+    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
+    head, tile = tl.program_id(0), tl.program_id(1)
+    if tile >= tl.load(num_tiles_ptr):
+        return
+    record = work_ptr + tile * FIELDS
+    q, position, row_scale, request, num_queries, seq_len, first_query = load_queries(
+        q_ptr, record, head, scale, stride_q_token, stride_q_head,
+        k_ptr.dtype.element_ty == tl.float8e4nv, GROUP, HEAD_DIM, ROWS, BLOCK_D,
+    )  # fmt: skip
+    lowest = seq_len - num_queries + first_query
+    highest = tl.minimum(lowest + ROWS // GROUP, seq_len)  # one beyond the last query's position
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(lowest + 1 - WINDOW, 0)
+    # tiles of keys that every query of this tile sees whole need no mask
+    full_end = (lowest + 1) // TILE
+    full_begin = oldest // TILE
+    if WINDOW > 0:
+        full_begin = tl.minimum(tl.cdiv(tl.maximum(highest - WINDOW, 0), TILE), full_end)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    m = tl.full([ROWS], -1e30, tl.float32)
+    s = tl.zeros([ROWS], tl.float32)
+    k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
+    table = block_table_ptr + request * stride_table
+    if WINDOW > 0:
+        acc, m, s = attend_tiles(
+            acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
+            row_scale, stride_block, stride_slot,
+            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+        )  # fmt: skip
+    acc, m, s = attend_tiles(
+        acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
+        row_scale, stride_block, stride_slot,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
+    )  # fmt: skip
+    acc, m, s = attend_tiles(
+        acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
+        row_scale, stride_block, stride_slot,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+    )  # fmt: skip
+    s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
+    out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
+    token, q_head, there = rows_of_tile(record, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
+    d = tl.arange(0, BLOCK_D)[None, :]
+    place = (token * stride_out_token + q_head * HEAD_DIM)[:, None] + d
+    tl.store(out_ptr + place, out, mask=there)
+
+
+@triton.jit
+def load_queries(
+    q_ptr, record_ptr, head, scale, stride_q_token, stride_q_head,
+    IN_FP8: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries [ROWS, BLOCK_D], each row's position and the scale of its scores, and the
+    tile's request, number of queries and of keys, and first query. IN_FP8: what keys are."""
+    token, q_head, there = rows_of_tile(record_ptr, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
+    request, first_token = tl.load(record_ptr), tl.load(record_ptr + 1)
+    num_queries, seq_len, first_query = (
+        tl.load(record_ptr + 2), tl.load(record_ptr + 3), tl.load(record_ptr + 4)
+    )  # fmt: skip
+    place = (token * stride_q_token + q_head * stride_q_head)[:, None]
+    q = tl.load(q_ptr + place + tl.arange(0, BLOCK_D)[None, :], mask=there, other=0.0)
+    row_scale = tl.full([ROWS], scale, tl.float32)
+    if IN_FP8 and q.dtype == tl.bfloat16:
+        q, factor = narrowed(q)
+        row_scale *= factor
+    position = seq_len - num_queries + token - first_token
+    return q, position, row_scale, request, num_queries, seq_len, first_query
+
+
+@triton.jit
+def rows_of_tile(
+    record_ptr, head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Each row's token and head, and which numbers [ROWS, BLOCK_D] exist: a query's heads of this
+    key head, then the next query's."""
+    row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)[None, :]
+    query = tl.load(record_ptr + 4) + row // GROUP
+    exists = (query < tl.load(record_ptr + 2)) & (row < ROWS // GROUP * GROUP)
+    token, q_head = tl.load(record_ptr + 1) + query, head * GROUP + row % GROUP
+    return token, q_head, exists[:, None] & (d < HEAD_DIM)
+
+
+@triton.jit
+def attend_tiles(
+    acc, m, s, q, position, k_ptr, v_ptr, table_ptr, begin, end, seq_len,
+    scale, stride_block, stride_slot,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on with the online softmax over some tiles of keys."""
+    d = tl.arange(0, BLOCK_D)[None, :]
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        keys = tile * TILE + tl.arange(0, TILE)
+        written = keys < seq_len
+        if MASKED:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=written, other=0)
+        else:
+            block = tl.load(table_ptr + keys // BLOCK_SIZE)
+        place = (block.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot)[:, None] + d
+        if HEAD_DIM != BLOCK_D:
+            k = tl.load(k_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+        elif MASKED:
+            k = tl.load(k_ptr + place, mask=written[:, None], other=0.0)
+        else:
+            k = tl.load(k_ptr + place)
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)  # [ROWS, TILE]
+        if MASKED:
+            seen = keys[None, :] <= position[:, None]
+            if WINDOW > 0:
+                seen = seen & (keys[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores, -1e38)
+        new_m = tl.maximum(m, tl.max(scores, axis=1) * scale)
+        p = tl.exp2(scores * scale[:, None] - (new_m - LIFT)[:, None])
+        shrink = tl.exp2(m - new_m)
+        s = s * shrink + tl.sum(p, axis=1)
+        if HEAD_DIM != BLOCK_D:
+            v = tl.load(v_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+        elif MASKED:
+            v = tl.load(v_ptr + place, mask=written[:, None], other=0.0)
+        else:
+            v = tl.load(v_ptr + place)
+        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
+        m = new_m
+    return acc, m, s

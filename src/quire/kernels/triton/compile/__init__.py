@@ -1,0 +1,1 @@
+"""Compiling kernels: ahead of time, and many at a time before the first step."""

@@ -1,0 +1,1 @@
+"""GEMMs of few rows: the portable kernel, its configurations and their costs."""

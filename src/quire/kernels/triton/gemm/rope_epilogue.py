@@ -1,0 +1,81 @@
+"""The way out of a product whose rows of W make heads: turned, and to where attention reads them.
+
+A tile of W's rows holds whole heads of one kind, so both halves of a pair (i, i + D / 2) are there
+once its sum is complete: no other kernel has to read the product again. The arithmetic and its
+rounding are those of `rotary`'s kernel, which serves all other products.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels.triton.step.rope_kernels import stored_as
+
+
+@triton.jit
+def load_angles(
+    tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
+):  # fmt: skip
+    """What a tile's way out reads: cos and sin [BLOCK_M, BLOCK_N], slots [BLOCK_M]."""
+    tokens, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    turns = columns + tile * BLOCK_N < N - KV_HEADS * HEAD_DIM  # values do not
+    place = tokens[:, None] * stride_angles + (columns % HEAD_DIM)[None, :]
+    inside = (tokens < M)[:, None] & turns[None, :]
+    cos = tl.load(cos_ptr + place, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + place, mask=inside, other=0.0)
+    return cos, sin, tl.load(slots_ptr + tokens, mask=tokens < M, other=-1)
+
+
+@triton.jit
+def store_turned(
+    x, tile, angles, out_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
+    M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
+    HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile's results x [BLOCK_M, BLOCK_N] float32: queries to out, keys and values to caches.
+
+    out, and the norms if there are, have the type that x is rounded to.
+    """
+    BLOCK_M: tl.constexpr = x.shape[0]
+    BLOCK_N: tl.constexpr = x.shape[1]
+    cos, sin, slots = angles
+    x = x.to(out_ptr.dtype.element_ty)
+    tokens, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    first = tile * BLOCK_N // HEAD_DIM
+    num_queries = N // HEAD_DIM - 2 * KV_HEADS
+    if first < num_queries:
+        turned = _turn(x, cos, sin, query_norm_ptr, eps, HEAD_DIM)
+        target = tokens[:, None] * stride_out + (columns + tile * BLOCK_N)[None, :]
+        tl.store(out_ptr + target, turned.to(out_ptr.dtype.element_ty), mask=(tokens < M)[:, None])
+    else:
+        head = (first - num_queries) % KV_HEADS + columns // HEAD_DIM
+        slot = slots // CACHE_BLOCK * stride_block + slots % CACHE_BLOCK * stride_slot
+        place = slot[:, None] + (head * stride_kv_head + columns % HEAD_DIM)[None, :]
+        kept = (slots >= 0)[:, None]  # else it is padding
+        if first < num_queries + KV_HEADS:
+            turned = _turn(x, cos, sin, key_norm_ptr, eps, HEAD_DIM)
+            tl.store(
+                k_cache_ptr + place, stored_as(turned, k_cache_ptr.dtype.element_ty), mask=kept
+            )
+        else:
+            tl.store(v_cache_ptr + place, stored_as(x, v_cache_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _turn(x, cos, sin, norm_ptr, eps, HEAD_DIM: tl.constexpr):
+    """Heads side by side in x [tokens, columns], normalised first if there is a norm; float32."""
+    BLOCK_M: tl.constexpr = x.shape[0]
+    BLOCK_N: tl.constexpr = x.shape[1]
+    COUNT: tl.constexpr = BLOCK_N // HEAD_DIM
+    if norm_ptr is not None:
+        heads = tl.reshape(x.to(tl.float32), [BLOCK_M, COUNT, HEAD_DIM])
+        scale = tl.rsqrt(tl.sum(heads * heads, axis=2) / HEAD_DIM + eps)
+        scaled = tl.reshape(heads * scale[:, :, None], [BLOCK_M, BLOCK_N]).to(x.dtype)
+        x = scaled * tl.load(norm_ptr + tl.arange(0, BLOCK_N) % HEAD_DIM)[None, :]
+    x = x.to(tl.float32)
+    halves = tl.reshape(x, [BLOCK_M, COUNT, 2, HEAD_DIM // 2])
+    first, second = tl.split(tl.permute(halves, [0, 1, 3, 2]))
+    swapped = tl.permute(tl.join(second, first), [0, 1, 3, 2])
+    return x * cos.to(tl.float32) + tl.reshape(swapped, [BLOCK_M, BLOCK_N]) * sin.to(tl.float32)

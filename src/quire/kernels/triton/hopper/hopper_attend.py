@@ -1,0 +1,307 @@
+"""Hopper's prefill attention: what each of the two warpgroups computes.
+
+Owns the products, the softmax and the order in which a warpgroup issues them.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, key_tiles, piece_of
+from quire.kernels.triton.hopper.hopper_queries import (
+    ROWS,
+    ask_queries,
+    receive_queries,
+    rows_in_memory,
+)
+from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
+
+LIFT = gl.constexpr(14.0)  # as in fp8_kv.py
+
+
+@gluon.jit
+def attend(
+    operands, rings,
+    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TOKENS: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr,
+    FIELDS: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """What one warpgroup does, a tile of queries after the other."""
+    (
+        q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
+        stride_q_token, stride_q_head, stride_out_token,
+    ) = operands  # fmt: skip
+    COPIES: gl.constexpr = q_smem.shape[0] // 2
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16 * COPIES])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    WIDE: gl.constexpr = gl.BlockedLayout(
+        [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
+    )
+    OFFSET: gl.constexpr = 0 if SPLIT else PART * (TOKENS // 2)  # of its queries in the tile
+    if PART == 1:
+        _give_turn(PART, TURNS)
+    before = 0  # tiles of keys of all pieces of work so far
+    turn = 0
+    num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
+    head, _, first_token, num_queries, seq_len, first_query = piece_of(
+        work_ptr, num_pieces, turn, NUM_HEADS, FIELDS
+    )
+    place, there = rows_in_memory(
+        head, first_token, num_queries, first_query + OFFSET, stride_q_token, stride_q_head,
+        GROUP, HEAD_DIM, WIDE,
+    )  # fmt: skip
+    fetched = ask_queries(q_smem, q_ptr + place, there, PART)
+    while num_queries > 0:
+        tiles = key_tiles(first_query, num_queries, seq_len, TOKENS, TILE, WINDOW)
+        row_scale = receive_queries(q_smem, fetched, scale, SCORES, PART)
+        # looked up here, so that it is there when its queries can be asked for
+        next_head, _, next_token, next_queries, next_len, next_query = piece_of(
+            work_ptr, num_pieces, turn + 1, NUM_HEADS, FIELDS
+        )
+        acc, m, total, p, at = _attend_to_keys(
+            q_smem, rings, before, tiles, seq_len - num_queries + first_query + OFFSET, row_scale,
+            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, TURNS, PART, SCORES, SUMS,
+        )  # fmt: skip
+        place, there = rows_in_memory(
+            next_head, next_token, next_queries, next_query + OFFSET, stride_q_token, stride_q_head,
+            GROUP, HEAD_DIM, WIDE,
+        )  # fmt: skip
+        fetched = ask_queries(q_smem, q_ptr + place, there, PART)
+        if not SPLIT or tiles[0] < tiles[3] - PART:
+            acc = _add_values(rings[1], at, acc, p)
+        if SPLIT:
+            acc, total = _merge(acc, m, total, other, turn, SCORES, SUMS, PART)
+        if not SPLIT or PART == 0:
+            total = gl.convert_layout(gl.maximum(total, 1e-30), gl.SliceLayout(1, SUMS))
+            out = gl.convert_layout((acc / total[:, None]).to(out_ptr.dtype.element_ty), WIDE)
+            place, there = rows_in_memory(
+                head, first_token, num_queries, first_query + OFFSET, stride_out_token, HEAD_DIM,
+                GROUP, HEAD_DIM, WIDE,
+            )  # fmt: skip
+            gl.store(out_ptr + place, out, mask=there)
+        before += tiles[3] - tiles[0]
+        turn += 1
+        head, first_token, num_queries = next_head, next_token, next_queries
+        seq_len, first_query = next_len, next_query
+
+
+@gluon.jit
+def _add_values(values, at, acc, p):
+    """acc with the weighted sum of tile `at` of values."""
+    smem, _, empty = values
+    slot = await_tile(values, at)
+    acc = warpgroup_mma(p, smem.index(slot), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(empty.index(slot), count=1)
+    return acc
+
+
+@gluon.jit
+def _attend_to_keys(
+    q_smem, rings, before, tiles, first_position, scale, seq_len,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
+    SPLIT: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """(Sums of values, maxima, totals) of a warpgroup's rows, the last keys first; and the weights
+    of the last tile's values, which are still to be added, with its place in the ring."""
+    STEP: gl.constexpr = 2 if SPLIT else 1  # from one of its tiles of keys to the next
+    SKIP: gl.constexpr = PART if SPLIT else 0
+    keys, values = rings
+    begin, full_begin, full_end, end = tiles
+    position = first_position + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)) // GROUP
+    acc = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
+    m = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
+    at = before + SKIP
+    tile = end - 1 - SKIP
+    dtype: gl.constexpr = values[0].dtype
+    p = gl.zeros([ROWS, TILE], dtype, gl.DotOperandLayout(0, SUMS, 2))
+    if tile >= begin:
+        slot = await_tile(keys, at)
+        scores = warpgroup_mma_wait(
+            0, deps=[_scores(q_smem, keys[0].index(slot), TILE, SCORES, PART)]
+        )
+        mbarrier.arrive(keys[2].index(slot), count=1)
+        w, m, total, _ = softmax(scores, m, total, position, tile, scale, dtype, TILE, WINDOW, True)
+        p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
+        if (tile + 1) * TILE > seq_len:
+            clear_unwritten(
+                values[0], await_tile(values, at), seq_len - tile * TILE, HEAD_DIM, TILE
+            )
+        tile -= STEP
+        for _ in range(tile, full_end - 1, -STEP):
+            acc, m, total, p = _go_on(
+                q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                TILE, WINDOW, STEP, True, SCORES, SUMS, TURNS, PART,
+            )  # fmt: skip
+            at += STEP
+            tile -= STEP
+        for _ in range(tile, full_begin - 1, -STEP):
+            acc, m, total, p = _go_on(
+                q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                TILE, WINDOW, STEP, False, SCORES, SUMS, TURNS, PART,
+            )  # fmt: skip
+            at += STEP
+            tile -= STEP
+        if WINDOW > 0:
+            for _ in range(tile, begin - 1, -STEP):
+                acc, m, total, p = _go_on(
+                    q_smem, rings, at, acc, m, total, p, position, tile, scale,
+                    TILE, WINDOW, STEP, True, SCORES, SUMS, TURNS, PART,
+                )  # fmt: skip
+                at += STEP
+                tile -= STEP
+    return acc, m, total, p, at
+
+
+@gluon.jit
+def _scores(q_smem, k, TILE: gl.constexpr, SCORES: gl.constexpr, PART: gl.constexpr):
+    COPIES: gl.constexpr = q_smem.shape[0] // 2
+    scores = gl.zeros([ROWS, TILE], gl.float32, SCORES)
+    for i in gl.static_range(COPIES):
+        scores = warpgroup_mma(
+            q_smem.index(PART * COPIES + i), k.permute((1, 0)), scores, use_acc=i > 0, is_async=True
+        )
+    return scores
+
+
+@gluon.jit
+def _go_on(
+    q_smem, rings, at, acc, m, total, p, position, tile, scale,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, STEP: gl.constexpr, MASKED: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr,
+):  # fmt: skip
+    """The scores and softmax of a tile of keys, and the sum of the values of the one before."""
+    keys, values = rings
+    dtype: gl.constexpr = values[0].dtype
+    k_slot = await_tile(keys, at + STEP)
+    _take_turn(PART, TURNS)
+    scores = _scores(q_smem, keys[0].index(k_slot), TILE, SCORES, PART)
+    v_slot = await_tile(values, at)
+    acc = warpgroup_mma(p, values[0].index(v_slot), acc, is_async=True)
+    _give_turn(PART, TURNS)
+    scores = warpgroup_mma_wait(1, deps=[scores])
+    mbarrier.arrive(keys[2].index(k_slot), count=1)
+    w, m, total, shrink = softmax(
+        scores, m, total, position, tile, scale, dtype, TILE, WINDOW, MASKED
+    )
+    total = _done(total)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(values[2].index(v_slot), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, SUMS))[:, None]
+    p = gl.convert_layout(w.to(dtype), gl.DotOperandLayout(0, SUMS, 2))
+    return acc, m, total, p
+
+
+@gluon.jit
+def clear_unwritten(smem, slot, there, HEAD_DIM: gl.constexpr, TILE: gl.constexpr):
+    """Zero the rows from `there` on: unwritten slots may hold NaNs, which zero weights let pass.
+
+    Both warpgroups do, so that neither waits. A tile lies in memory by 64 dimensions at a time, and
+    is swizzled only within a row of those.
+    """
+    SLOTS: gl.constexpr = smem.shape[0]
+    PARTS: gl.constexpr = HEAD_DIM // 64
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, 4], [1, 0])
+    lines = seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE, 1, 64], PLAIN)
+    eights = seen_as(smem, smem.dtype, [SLOTS * PARTS * TILE // 8, 8, 64], PLAIN)
+    for part in gl.static_range(PARTS):
+        first = (slot * PARTS + part) * TILE
+        for row in range(there, (there + 7) // 8 * 8):
+            lines.index(first + row).store(gl.zeros([1, 64], smem.dtype, LAYOUT))
+        for eight in range((there + 7) // 8, TILE // 8):
+            eights.index(first // 8 + eight).store(gl.zeros([8, 64], smem.dtype, LAYOUT))
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def softmax(
+    scores, m, total, position, tile, scale, dtype: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """A tile's weights, the new maximum and total, and by what the old weights shrink."""
+    LIFTED: gl.constexpr = LIFT if dtype == gl.float16 else 0.0
+    if MASKED:
+        key = tile * TILE + gl.arange(0, TILE, gl.SliceLayout(0, scores.type.layout))
+        seen = key[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = gl.where(seen, scores, -1e38)
+    new_m = gl.maximum(m, gl.max(scores, 1) * scale)
+    w = exp2(scores * scale[:, None] - (new_m - LIFTED)[:, None])
+    shrink = exp2(m - new_m)
+    return w, new_m, total * shrink + gl.sum(w, 1), shrink
+
+
+@gluon.jit
+def _merge(
+    acc, m, total, other, turn, SCORES: gl.constexpr, SUMS: gl.constexpr, PART: gl.constexpr
+):
+    """The first warpgroup's sums with the second's, which saw the other half of the keys."""
+    other_acc, other_m, other_total, full, empty = other
+    if PART == 1:
+        mbarrier.wait(empty.index(0), (turn & 1) ^ 1)
+        other_acc.store(acc)
+        other_m.store(m)
+        other_total.store(total)
+        mbarrier.arrive(full.index(0), count=1)
+    else:
+        mbarrier.wait(full.index(0), turn & 1)
+        its_m = other_m.load(gl.SliceLayout(1, SCORES))
+        new_m = gl.maximum(m, its_m)
+        mine, its = exp2(m - new_m), exp2(its_m - new_m)
+        total = total * mine + other_total.load(gl.SliceLayout(1, SCORES)) * its
+        acc = acc * gl.convert_layout(mine, gl.SliceLayout(1, SUMS))[:, None]
+        acc += other_acc.load(SUMS) * gl.convert_layout(its, gl.SliceLayout(1, SUMS))[:, None]
+        mbarrier.arrive(empty.index(0), count=1)
+    return acc, total
+
+
+@gluon.jit
+def exp2(x):
+    """Without the care for results below 2^-126, which here are as good as zero."""
+    return gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def _done(total):
+    """Keep the assembler from waiting for a product before it has worked out `total` >= 0.
+
+    It moves arithmetic across such waits, but not across a barrier, even one never met.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p bar.warp.sync -1; mov.b32 $0, $1; }",
+        "=f,f", [total], dtype=gl.float32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _take_turn(PART: gl.constexpr, TURNS: gl.constexpr):
+    """Wait until the other warpgroup has issued its products; named barriers 8 and 9."""
+    if TURNS:
+        gl.inline_asm_elementwise(
+            "bar.sync $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(8 + PART)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _give_turn(PART: gl.constexpr, TURNS: gl.constexpr):
+    """Let the other warpgroup issue its products."""
+    if TURNS:
+        gl.inline_asm_elementwise(
+            "bar.arrive $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(9 - PART)],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip

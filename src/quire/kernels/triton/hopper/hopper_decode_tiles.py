@@ -1,0 +1,201 @@
+"""Hopper's decode attention: the products of a tile of keys and its values, and their softmax.
+
+Owns how queries, keys, values and weights lie where the tensor cores take them. Keys are the rows
+of the first product, and the query heads of a key head its columns, two for each: as many as the
+hardware has at least for the four heads that are most common. In the second one dimensions of
+values are the rows, and of the columns every other is not needed; values in FP8 come through
+registers, where they are widened.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from quire.kernels.triton.attention.fp8_kv import WIDENING
+from quire.kernels.triton.hopper.hopper_attend import LIFT, exp2
+from quire.kernels.triton.hopper.hopper_prefill_work import await_tile
+from quire.kernels.triton.hopper.hopper_queries import halved
+from quire.kernels.triton.launch.gluon_compat import barrier, seen_as
+
+
+@gluon.constexpr_function
+def _by_head(head_dim):
+    """A layout of [query heads, dimensions]: a head's lie in one warp."""
+    return gl.BlockedLayout([1, 4], [128 // head_dim, head_dim // 4], [4, 1], [1, 0])
+
+
+@gluon.jit
+def load_query(
+    q_ptr, there, stride_head, GROUP: gl.constexpr, GROUPS: gl.constexpr, HEAD_DIM: gl.constexpr
+):
+    """The query heads of one key head, [GROUPS, HEAD_DIM], zeros beyond GROUP."""
+    LAYOUT: gl.constexpr = _by_head(HEAD_DIM)
+    g = gl.arange(0, GROUPS, gl.SliceLayout(1, LAYOUT))[:, None]
+    d = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, LAYOUT))[None, :]
+    return gl.load(q_ptr + g * stride_head + d, mask=(g < GROUP) & there & (d >= 0), other=0.0)
+
+
+@gluon.jit
+def leave_query(q, q_smem):
+    """Leave q [GROUPS, D] as two rows each, whose sum it is; by what they were divided."""
+    if q_smem.dtype == q.dtype:
+        high, low = q, gl.zeros_like(q)
+        factor = gl.full([q.shape[0]], 1.0, gl.float32, gl.SliceLayout(1, q.type.layout))
+    else:
+        high, low, factor = halved(q)
+    both = gl.join(high.to(q_smem.dtype), low.to(q_smem.dtype))
+    q_smem.store(both.permute(0, 2, 1).reshape([2 * q.shape[0], q.shape[1]]))
+    fence_async_shared()
+    barrier()
+    return factor
+
+
+@gluon.jit
+def attend_to_keys(
+    ring, at, q_smem, p_smem, row_scale, tile_begin, tile_end, oldest, seq_len,
+    HEAD_DIM: gl.constexpr, GROUPS: gl.constexpr,
+):  # fmt: skip
+    """Online softmax over some of a request's tiles: (the mean of v [GROUPS, D], log2 of its weight
+    [GROUPS]), by layouts of their own.
+
+    at: of the first tile. row_scale [GROUPS]: of each query's scores, times log2(e). Every tile
+    holds at least one visible key, so the maximum is finite.
+    """
+    smem, _, empty = ring
+    TILE: gl.constexpr = smem.shape[1]
+    COLUMNS: gl.constexpr = 2 * GROUPS
+    BYTES: gl.constexpr = smem.dtype.primitive_bitwidth // 8
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32 // BYTES])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    WORDS: gl.constexpr = HEAD_DIM * BYTES // 2  # of 16 bits: a number, or a pair of codes
+    words = seen_as(
+        smem, gl.int16, [smem.shape[0], TILE, WORDS],
+        gl.NVMMASharedLayout(min(128, 2 * WORDS), 16, 2),
+    )  # fmt: skip
+    s = _summed(gl.zeros([TILE, COLUMNS], gl.float32, SCORES))
+    acc = _summed(gl.zeros([HEAD_DIM, COLUMNS], gl.float32, SUMS))
+    QUERIES: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    SUM_QUERIES: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
+    row_scale = gl.convert_layout(row_scale, QUERIES)
+    m = gl.full([GROUPS], float("-inf"), gl.float32, QUERIES)
+    start = oldest // TILE
+    for tile in range(start + tile_begin, start + tile_end):
+        slot = await_tile(ring, at)
+        values = words.index(2 * slot + 1)
+        first, behind = oldest - tile * TILE, seq_len - tile * TILE
+        if (first > 0) | (behind < TILE):
+            _clear_unseen(values, first, behind)
+        if BYTES == 2:
+            values = smem.index(2 * slot + 1)
+        acc, s, m = _add_tile(
+            smem.index(2 * slot), values, empty.index(slot), q_smem, p_smem, row_scale,
+            acc, s, m, first, behind, SCORES, SUMS,
+        )  # fmt: skip
+        at += 1
+    total = gl.sum(s, 0)
+    acc = acc * gl.convert_layout(1.0 / total, SUM_QUERIES)[None, :]
+    LAYOUT: gl.constexpr = _by_head(HEAD_DIM)
+    if BYTES == 1:  # as `_operand` has them
+        result = acc.reshape([HEAD_DIM // 16, 2, 8, GROUPS]).permute(3, 0, 2, 1)
+    else:
+        result = acc.permute(1, 0)
+    result = gl.convert_layout(result.reshape([GROUPS, HEAD_DIM]), LAYOUT)
+    return result, m + gl.log2(total)
+
+
+@gluon.jit
+def _add_tile(
+    keys, values, emptied, q_smem, p_smem, row_scale, acc, s, m, first, behind,
+    SCORES: gl.constexpr, SUMS: gl.constexpr,
+):  # fmt: skip
+    """Add a tile to sums [D, GROUPS] of values, those [TILE, GROUPS] of weights, and maxima.
+
+    keys [TILE, D]; values [TILE, D], or pairs of codes [TILE, D / 2]; emptied: told as soon as both
+    have been read.
+    Keys from `first` on and before `behind` are seen.
+    """
+    HEAD_DIM: gl.constexpr = acc.shape[0]
+    TILE: gl.constexpr = s.shape[0]
+    GROUPS: gl.constexpr = acc.shape[1]
+    PAIRS: gl.constexpr = values.shape[1] < HEAD_DIM
+    parts = gl.zeros([TILE, 2 * GROUPS], gl.float32, SCORES)
+    parts = warpgroup_mma(keys, q_smem.permute((1, 0)), parts, use_acc=False, is_async=True)
+    if PAIRS:
+        pairs = values.permute((1, 0)).load(_pairs_layout(HEAD_DIM, TILE))
+    parts = warpgroup_mma_wait(0, deps=[parts])
+    if PAIRS:
+        mbarrier.arrive(emptied, count=1)
+    scores = _summed(parts) * row_scale[None, :]
+    key = gl.arange(0, TILE, gl.SliceLayout(1, s.type.layout))
+    scores = gl.where(((key >= first) & (key < behind))[:, None], scores, float("-inf"))
+    new_m = gl.maximum(m, gl.max(scores, 0))
+    p = exp2(scores - (new_m - LIFT)[None, :])
+    shrink = exp2(m - new_m)
+    weights = p.to(p_smem.dtype)
+    weights = gl.join(weights, weights).reshape([TILE, 2 * GROUPS])  # as many columns as parts
+    p_smem.store(weights.permute(1, 0))
+    fence_async_shared()
+    barrier()
+    v = _operand(pairs, gl.DotOperandLayout(0, SUMS, 2)) if PAIRS else values.permute((1, 0))
+    sums = gl.zeros([HEAD_DIM, 2 * GROUPS], gl.float32, SUMS)
+    sums = warpgroup_mma(v, p_smem.permute((1, 0)), sums, use_acc=False, is_async=True)
+    sums = warpgroup_mma_wait(0, deps=[sums])
+    if not PAIRS:
+        mbarrier.arrive(emptied, count=1)
+    sums = gl.split(sums.reshape([HEAD_DIM, GROUPS, 2]))[0]
+    by = gl.convert_layout(shrink, gl.SliceLayout(0, acc.type.layout))
+    return acc * by[None, :] + sums, s * shrink[None, :] + p, new_m
+
+
+@gluon.jit
+def _clear_unseen(values, first, behind):
+    """Zero values before `first` and from `behind` on: unwritten slots may hold NaNs, which zero
+    weights let pass."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
+    key = gl.arange(0, values.shape[0], gl.SliceLayout(1, LAYOUT))
+    seen = (key >= first) & (key < behind)
+    values.store(gl.where(seen[:, None], values.load(LAYOUT), 0))
+    fence_async_shared()
+    barrier()
+
+
+@gluon.jit
+def _summed(parts):
+    """[R, 2 · GROUPS] → [R, GROUPS], the sums of both parts of each query."""
+    high, low = gl.split(parts.reshape([parts.shape[0], parts.shape[1] // 2, 2]))
+    return high + low
+
+
+@gluon.jit
+def _operand(pairs, LAYOUT: gl.constexpr):
+    """Widened values [D, TILE]: of 16 dimensions first the even ones."""
+    HALF: gl.constexpr = pairs.shape[0]
+    TILE: gl.constexpr = pairs.shape[1]
+    even, odd = _widen(pairs)
+    values = gl.join(even, odd).reshape([HALF // 8, 8, TILE, 2])
+    return gl.convert_layout(values.permute(0, 3, 1, 2).reshape([2 * HALF, TILE]), LAYOUT)
+
+
+@gluon.jit
+def _widen(pairs):
+    """Pairs of codes as int16 → float16 of the first ones, of the second ones."""
+    return gl.inline_asm_elementwise(
+        WIDENING, "=r,=r,r", [pairs], dtype=(gl.float16, gl.float16), is_pure=True, pack=2
+    )
+
+
+@gluon.constexpr_function
+def _pairs_layout(head_dim, tile):
+    """A layout of pairs of values [D / 2, keys], as `ldmatrix` turns them; widened and put together
+    as `_operand` does, they lie as the tensor cores take them."""
+    registers = [[0, 1], [0, 8], [0, 16], [0, 32]]
+    registers += ([[0, 64]] if tile == 128 else []) + ([[32, 0]] if head_dim == 128 else [])
+    lanes, warps = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [head_dim // 2, tile])

@@ -1,0 +1,182 @@
+"""Hopper's product of a few rows: the ring that W's tiles come through, and what is done with them.
+
+Owns how tiles are asked for and multiplied; what becomes of the sums is `hopper_gemm.py`'s.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from quire.kernels.triton.launch.gluon_compat import barrier, fetch_box, seen_as
+
+
+@gluon.jit
+def ask_weight(w_desc, x_desc, ring, full, row, begin, end, step, BOXES: gl.constexpr = 1):
+    """Have a step's tiles of W fetched, if there is such a step, and expect those of x as well."""
+    STAGES: gl.constexpr = full.shape[0]
+    TILES: gl.constexpr = ring.shape[0] // STAGES
+    BLOCK_K: gl.constexpr = ring.shape[2]
+    w_bytes: gl.constexpr = w_desc.block_type.nbytes
+    x_bytes: gl.constexpr = 0 if x_desc is None else x_desc.block_type.nbytes
+    stage = step % STAGES
+    there = begin + step < end
+    mbarrier.expect(full.index(stage), TILES * (w_bytes + BOXES * x_bytes), pred=there)
+    for i in gl.static_range(TILES):
+        column = ((begin + step) * TILES + i) * BLOCK_K
+        fetch_box(w_desc, [row, column], full.index(stage), ring.index(stage * TILES + i), there)
+
+
+@gluon.jit
+def ask_rows(x_desc, ring, full, begin, end, step, BOXES: gl.constexpr = 1):
+    """The same for a step's tiles of x, where the kernel in front has left it.
+
+    BOXES: in which the rows come; what a tile holds beyond them is of no row.
+    """
+    STAGES: gl.constexpr = full.shape[0]
+    TILES: gl.constexpr = ring.shape[0] // STAGES
+    BLOCK_K: gl.constexpr = ring.shape[2]
+    BOX: gl.constexpr = x_desc.block_type.shape[0]
+    stage = step % STAGES
+    there = begin + step < end
+    for i in gl.static_range(TILES):
+        column = ((begin + step) * TILES + i) * BLOCK_K
+        for box in gl.static_range(BOXES):
+            place = ring.index(stage * TILES + i).slice(box * BOX, BOX)
+            fetch_box(x_desc, [box * BOX, column], full.index(stage), place, there)
+
+
+@gluon.constexpr_function
+def _sums_layout(block_m, num_warps, bits):
+    """Of a product [rows of W, tokens]."""
+    return gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, block_m, 256 // bits])
+
+
+@gluon.jit
+def multiply_tiles(
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, EVERY: gl.constexpr = 0,
+    BOXES: gl.constexpr = 1,
+):  # fmt: skip
+    """A program's steps of its tile, x coming as tiles too: W [BLOCK_N, k] · xᵀ [k, BLOCK_M].
+
+    EVERY: steps whose sum tensor cores keep, if not that of all; of FP8 they keep some 14 bits.
+    """
+    BLOCK_N: gl.constexpr = ring.shape[1]
+    BLOCK_M: gl.constexpr = x_ring.shape[1]
+    bits: gl.constexpr = w_desc.dtype.primitive_bitwidth
+    layout: gl.constexpr = _sums_layout(BLOCK_M, gl.num_warps(), bits)
+    sums = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    if EVERY == 0:
+        return _multiply_steps(
+            x_desc, w_desc, ring, x_ring, full, row, begin, end, 0, end - begin, sums, BOXES
+        )
+    else:
+        total = sums
+        for first in range(0, end - begin, EVERY):
+            last = gl.minimum(first + EVERY, end - begin)
+            total += _multiply_steps(
+                x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES
+            )
+        return total
+
+
+@gluon.jit
+def _multiply_steps(
+    x_desc, w_desc, ring, x_ring, full, row, begin, end, first, last, sums, BOXES: gl.constexpr
+):  # fmt: skip
+    STAGES: gl.constexpr = full.shape[0]
+    TILES: gl.constexpr = ring.shape[0] // STAGES
+    for step in range(first, last):
+        stage = step % STAGES
+        mbarrier.wait(full.index(stage), (step // STAGES) & 1)
+        for i in gl.static_range(TILES):
+            sums = warpgroup_mma(
+                ring.index(stage * TILES + i),
+                x_ring.index(stage * TILES + i).permute((1, 0)), sums, is_async=True,
+            )  # fmt: skip
+        sums = warpgroup_mma_wait(TILES, deps=[sums])  # the step before has ended
+        barrier()
+        if step > 0:  # and its place is free
+            ask_weight(w_desc, x_desc, ring, full, row, begin, end, step - 1 + STAGES, BOXES)
+            ask_rows(x_desc, x_ring, full, begin, end, step - 1 + STAGES, BOXES)
+    return warpgroup_mma_wait(0, deps=[sums])
+
+
+@gluon.jit
+def multiply_rounding(
+    x_ptr, w_desc, ring, full, row, begin, end, M, K, stride_x,
+    BLOCK_M: gl.constexpr, CHUNK: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """The same of x in 16 bits and W in FP8: x is rounded, a chunk of CHUNK steps at a time."""
+    STAGES: gl.constexpr = full.shape[0]
+    TILES: gl.constexpr = ring.shape[0] // STAGES
+    BLOCK_N: gl.constexpr = ring.shape[1]
+    BLOCK_K: gl.constexpr = ring.shape[2]
+    PIECES: gl.constexpr = CHUNK * TILES
+    kind: gl.constexpr = w_desc.dtype
+    warps: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = _sums_layout(BLOCK_M, warps, 8)
+    across: gl.constexpr = BLOCK_K // 8  # threads that share a token's columns of a step
+    x_layout: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 8], [1, 32 // across, across], [1, warps, 1], [2, 1, 0]
+    )
+    x_shared: gl.constexpr = gl.NVMMASharedLayout(128, 8)
+    xs = gl.allocate_shared_memory(kind, [PIECES * BLOCK_M, BLOCK_K], x_shared)
+    operands = seen_as(xs, kind, [PIECES, BLOCK_M, BLOCK_K], x_shared)
+    pieces = gl.arange(0, PIECES, gl.SliceLayout(1, gl.SliceLayout(2, x_layout)))[:, None, None]
+    tokens = gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(2, x_layout)))[None, :, None]
+    ks = gl.arange(0, BLOCK_K, gl.SliceLayout(0, gl.SliceLayout(1, x_layout)))[None, None, :]
+    columns = pieces * BLOCK_K + ks
+    x_ptrs = x_ptr + tokens * stride_x + columns
+    num_columns = gl.minimum(K, end * (TILES * BLOCK_K))
+
+    acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout)
+    step = 0
+    start = begin * (TILES * BLOCK_K)
+    x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
+    for first in range(begin, end, CHUNK):
+        wide = x.to(gl.float32)
+        largest = fp8_scale(gl.max(gl.max(gl.abs(wide), axis=0), axis=1))
+        taken = (wide * (1.0 / largest)[:, None][None, :, :]).to(kind)
+        scale = gl.convert_layout(largest, gl.SliceLayout(0, layout))
+        xs.store(taken.reshape([PIECES * BLOCK_M, BLOCK_K]))
+        fence_async_shared()
+        barrier()
+        start = (first + CHUNK) * (TILES * BLOCK_K)  # the next chunk is on its way meanwhile
+        x = gl.load(x_ptrs + start, mask=(tokens < M) & (columns < num_columns - start), other=0.0)
+        for i in range(gl.minimum(CHUNK, end - first)):
+            mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+            for j in gl.static_range(TILES):
+                acc = warpgroup_mma(
+                    ring.index(step % STAGES * TILES + j),
+                    operands.index(i * TILES + j).permute((1, 0)), acc,
+                    use_acc=i + j > 0, is_async=True,
+                )  # fmt: skip
+            acc = warpgroup_mma_wait(TILES, deps=[acc])
+            barrier()  # everybody is behind the step before, whose place in the ring is free
+            if step > 0:
+                ask_weight(w_desc, None, ring, full, row, begin, end, step - 1 + STAGES)
+            if PDL:
+                if step == gl.maximum(end - begin - STAGES, 0):
+                    gdc_launch_dependents()
+            step += 1
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        total += acc * scale[None, :]
+        barrier()
+    return total
+
+
+@gluon.jit
+def fp8_scale(largest):
+    """See `skinny_kernel.fp8_scale`."""
+    wanted = gl.maximum(largest / 448.0, 2.0**-100)
+    bits = (wanted.to(gl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    return bits.to(gl.float32, bitcast=True)

@@ -1,0 +1,159 @@
+"""Prefill attention for Hopper: some warps fetch, two warpgroups compute.
+
+Twin of `prefill_attention.py` for 64 or 128 dimensions a head and queries of 16 bits. The copy
+engine fills a ring of tiles of keys and values, block by block. A warpgroup issues the scores of
+the next tile together with the weighted sum of the last one's values, and works on the softmax
+while the tensor cores are at the sum; the two take turns, so that one's softmax is under the
+other's products. (FlashAttention 3: Shah et al., 2024.)
+
+Each program goes through pieces of work, a tile of queries for a key head each, and fetches ahead
+of the piece that is being computed.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
+from quire.kernels.triton.hopper.hopper_attend import attend
+from quire.kernels.triton.hopper.hopper_barriers import barriers, invalidate
+from quire.kernels.triton.hopper.hopper_prefill_work import fetch, widen
+from quire.kernels.triton.hopper.hopper_queries import ROWS
+from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
+from quire.kernels.triton.launch.attention_config import HopperConfig
+from quire.kernels.triton.launch.workspace import workspace
+
+
+def launch_prefill(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    work: Tensor,
+    num_query_tiles: Tensor,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: HopperConfig,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
+
+    work, num_query_tiles: of a `Plan` with config's tiles. scale: of the scores, times log2(e).
+    """
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_programs = min(workspace(query.device).num_sms, num_kv_heads * len(work))
+    boxes = [cache_boxes(cache, config.tile) for cache in (k_cache, v_cache)]
+    hopper_prefill_kernel[(num_programs,)](
+        query, *boxes, out, block_table, work, num_query_tiles, scale,
+        query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
+        NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
+        SPLIT=config.split, TURNS=config.turns and not config.split, FIELDS=WORK_FIELDS,
+        num_warps=4,
+    )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["stride_table"])
+def hopper_prefill_kernel(
+    q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, scale,
+    stride_q_token, stride_q_head, stride_table, stride_out_token,
+    NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
+    SPLIT: gl.constexpr, TURNS: gl.constexpr, FIELDS: gl.constexpr,
+):  # fmt: skip
+    """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
+
+    work: tiles of TOKENS queries (see `prefill_tiles.py`). SPLIT: both warpgroups have the same
+    queries, and every other tile of keys; else each its own half of the queries and all keys.
+    scale: of the scores, times log2(e).
+    """
+    TOKENS: gl.constexpr = ROWS // GROUP if SPLIT else 2 * (ROWS // GROUP)
+    FP8: gl.constexpr = k_desc.dtype == gl.float8e4nv
+    dtype: gl.constexpr = gl.float16 if FP8 else k_desc.dtype
+    WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    KEPT: gl.constexpr = k_desc.layout
+    USERS: gl.constexpr = 1 if SPLIT else 2
+    q_smem = gl.allocate_shared_memory(k_desc.dtype, [4 if FP8 else 2, ROWS, HEAD_DIM], KEPT)
+    keys = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, USERS, KEPT)
+    values = _ring(dtype, HEAD_DIM, TILE, SLOTS, USERS, WIDE)
+    rings = (keys, values)
+    other = ()
+    if SPLIT:
+        other = _other(HEAD_DIM)
+    operands = (
+        q_ptr, out_ptr, q_smem, other, work_ptr, num_tiles_ptr, scale,
+        stride_q_token, stride_q_head, stride_out_token,
+    )  # fmt: skip
+    # the last lists: registers of a thread; the first warpgroup has as many as the second
+    if not FP8:
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 0)),
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 1)),
+                (fetch, (
+                    k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+            ],
+            [4, 1],
+            [224, 56],
+        )  # fmt: skip
+    else:
+        codes = _ring(k_desc.dtype, HEAD_DIM, TILE, SLOTS, 1, KEPT)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 0)),
+                (attend, (
+                    operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
+                    TURNS, FIELDS, 1)),
+                (widen, (
+                    codes, values, work_ptr, num_tiles_ptr,
+                    NUM_HEADS, TOKENS, TILE, WINDOW, FIELDS)),
+                (fetch, (
+                    k_desc, v_desc, keys, codes, work_ptr, num_tiles_ptr, block_table_ptr,
+                    stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
+            ],
+            [4, 4, 1],
+            [216, 40, 40],
+        )  # fmt: skip
+        invalidate(codes[1])
+        invalidate(codes[2])
+    invalidate(keys[1])
+    invalidate(keys[2])
+    invalidate(values[1])
+    invalidate(values[2])
+    if SPLIT:
+        invalidate(other[3])  # type: ignore[misc]
+        invalidate(other[4])  # type: ignore[misc]
+
+
+@gluon.jit
+def _ring(
+    dtype: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, SLOTS: gl.constexpr,
+    USERS: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Tiles of keys or values, and barriers that tell when each is full and empty."""
+    smem = gl.allocate_shared_memory(dtype, [SLOTS, TILE, HEAD_DIM], LAYOUT)
+    return smem, barriers(SLOTS, 1), barriers(SLOTS, USERS)
+
+
+@gluon.jit
+def _other(HEAD_DIM: gl.constexpr):
+    """Where the second warpgroup leaves its sums, to be merged with the first's."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    acc = gl.allocate_shared_memory(
+        gl.float32, [ROWS, HEAD_DIM], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
+    )
+    m = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    total = gl.allocate_shared_memory(gl.float32, [ROWS], PLAIN)
+    return acc, m, total, barriers(1, 1), barriers(1, 1)

@@ -1,0 +1,1 @@
+"""Operations whose results do not depend on the rest of the batch."""

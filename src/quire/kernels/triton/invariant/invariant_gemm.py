@@ -1,0 +1,160 @@
+"""Products whose results do not depend on how many rows there are, bit for bit.
+
+Each result's terms are added in the order of k by one program, as a tensor core adds them: 16 at a
+time, or 32 of FP8, whatever the tile, and whichever operand is which. So the number of rows may
+choose the kernel: Hopper has one for few rows, which waits for W alone, and one for many; of other
+GPUs and shapes `tile_gemm_kernel` serves all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.paged_attention import has_ring
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut. None of it changes the order in which a result's terms are added."""
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+_STEP = 128  # bytes of a row of x; float32 has 256
+_FLOAT32 = Tile(32, 64, 4, 2)  # multiplied without tensor cores, in as many registers
+_BY_ROWS = {64: Tile(64, 64, 4, 5), 512: Tile(128, 128, 8, 3)}  # up to so many
+_MANY = Tile(128, 256, 8, 3)
+_TILES_IN_LINE = 8  # tiles of rows that share what of W is in the cache
+_FEW = 128  # rows, for which Hopper waits for W
+
+
+def product(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """x [T, K] by weight [N, K] → [T, N] of dtype. x_scale [T, 1], scale [N]: of what is FP8."""
+    out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
+    assert x.stride(1) == weight.stride(1) == 1
+    if len(x) == 0:
+        return out
+    if _hopper_serves(x, weight, out):
+        _by_hopper(x, x_scale, weight, scale, bias, out)
+    else:
+        _by_tiles(x, x_scale, weight, scale, bias, out)
+    return out
+
+
+def _hopper_serves(x: Tensor, weight: Tensor, out: Tensor) -> bool:
+    """Whether these have Hopper's kernels; of the sizes, only the number of rows says nothing."""
+    steps = (weight.stride(0) * weight.itemsize | len(weight) * out.itemsize) % 16 == 0
+    same = x.dtype == weight.dtype and x.itemsize <= 2
+    return same and steps and weight.data_ptr() % 16 == 0 and has_ring(x.device)
+
+
+def _by_hopper(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_few
+    from quire.kernels.triton.hopper.hopper_ordered_gemm import multiply_many
+
+    if (x.stride(0) * x.itemsize | x.data_ptr()) % 16:  # which the copy engine does not take
+        x = x.clone(memory_format=torch.contiguous_format)
+    multiply = multiply_few if len(x) <= _FEW else multiply_many
+    multiply(x, x_scale, weight, scale, bias, out)
+
+
+def _by_tiles(
+    x: Tensor,
+    x_scale: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    (num_rows, k), n = x.shape, len(weight)
+    tile = _tile(x)
+    block_k = max(64, _STEP // x.itemsize)
+    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(n, tile.block_n)
+    tile_gemm_kernel[(tiles,)](
+        x, x_scale, weight, scale, bias, out, num_rows, n, k,
+        x.stride(0), weight.stride(0), out.stride(0),
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=block_k, IN_LINE=_TILES_IN_LINE,
+        EVEN_K=k % block_k == 0, HAS_BIAS=bias is not None,
+        X_SCALED=x_scale is not None, W_SCALED=scale is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _tile(x: Tensor) -> Tile:
+    """The choice for x's rows, with as many stages as shared memory holds."""
+    if x.dtype == torch.float32:
+        return _FLOAT32
+    tile = next((tile for most, tile in _BY_ROWS.items() if len(x) <= most), _MANY)
+    stage = (tile.block_m + tile.block_n) * _STEP
+    return replace(tile, stages=min(tile.stages, workspace(x.device).shared_memory // stage))
+
+
+@triton.jit(do_not_specialize=["M"])
+def tile_gemm_kernel(
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, M, N, K,
+    stride_x, stride_w, stride_out,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IN_LINE: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, X_SCALED: tl.constexpr, W_SCALED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """x [M, K], w [N, K] → out [M, N]; a program has one tile and all of K. X_SCALED, W_SCALED:
+    which of them are FP8; w alone is widened."""
+    m_tile, n_tile = _place(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE)
+    rows = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    ks = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + (rows % M).to(tl.int64)[:, None] * stride_x + ks[None, :]
+    w_ptrs = w_ptr + (columns % N).to(tl.int64)[:, None] * stride_w + ks[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if EVEN_K:
+            x, w = tl.load(x_ptrs + start), tl.load(w_ptrs + start)
+        else:
+            inside = (ks < K - start)[None, :]
+            x = tl.load(x_ptrs + start, mask=inside, other=0.0)
+            w = tl.load(w_ptrs + start, mask=inside, other=0.0)
+        if W_SCALED and not X_SCALED:
+            w = w.to(x.dtype)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+    if X_SCALED:
+        acc *= tl.load(x_scale_ptr + rows, mask=rows < M, other=0.0)[:, None]
+    if W_SCALED:
+        acc *= tl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    place = rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
+    there = (rows < M)[:, None] & (columns < N)[None, :]
+    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _place(program, m_tiles, n_tiles, IN_LINE: tl.constexpr):
+    """Tiles in an order by which neighbours share rows of x and of W."""
+    line = program // (IN_LINE * n_tiles)
+    height = tl.minimum(m_tiles - line * IN_LINE, IN_LINE)
+    rest = program % (IN_LINE * n_tiles)
+    return line * IN_LINE + rest % height, rest // height

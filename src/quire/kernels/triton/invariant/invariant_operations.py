@@ -1,0 +1,106 @@
+"""Operations whose results do not depend on what else is in the batch, bit for bit.
+
+What depends on the batch elsewhere: the number of rows chooses a product's kernel and how its sums
+are split, a step's load chooses how a request's keys are shared among programs, and a token has
+another kernel as part of a prompt than as the last of an answer, which tells when a request was
+preempted. Here every product adds its terms in the order of k, and every token, of a prompt or of
+an answer, merges the same pieces of its keys in order. Norms, SiLU, rotation, rounding to FP8 and
+sampling work row by row anyway.
+(What makes results vary: H. He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows
+from quire.kernels.triton.invariant.invariant_attention import attention
+from quire.kernels.triton.invariant.invariant_gemm import product
+from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
+from quire.kernels.triton.step.elementwise import (
+    quantize_rows,
+    rms_norm_residual,
+    rms_norm_residual_fp8,
+    silu_and_mul,
+    silu_and_mul_fp8,
+)
+
+# operations that treat each row, or the whole step, in one way
+_BY_ROW = {
+    "rms_norm", "rms_norm_residual", "silu_and_mul", "rotary_angles", "rotary_write_kv",
+    "build_inputs", "finish_step", "move", "penalise", "normed_rows", "order_gate_up",
+}  # fmt: skip
+
+
+def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear`: x [T, K], weight [N, K] → [T, N]."""
+    if isinstance(weight, Fp8Weight):
+        return linear_fp8(x, weight.codes, weight.scale, bias)
+    assert isinstance(x, Tensor)  # rows are rounded for weights in FP8 alone
+    return product(x, None, weight, None, bias, x.dtype)
+
+
+def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_fp8`: x [T, K], codes [N, K] → [T, N].
+
+    Where the GPU multiplies FP8 by FP8, each row of x is rounded with a scale of its own, however
+    many there are; else codes are widened.
+    """
+    if isinstance(x, Fp8Rows):
+        return product(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
+    if not _rounds(x) or len(x) == 0:
+        return product(x, None, codes, scale, bias, x.dtype)
+    rows = quantize_rows(x)
+    return product(rows.codes, rows.scale, codes, scale, bias, x.dtype)
+
+
+def _rounds(x: Tensor) -> bool:
+    """Whether rows like these are rounded to FP8 in front of a product with weights in FP8."""
+    return x.dtype != torch.float32 and multiplies_fp8(x.device)
+
+
+def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_normed`."""
+    assert x.rows is not None
+    return linear(x.rows, weight, bias)
+
+
+def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+    """Twin of `reference.linear_silu`, for gate and up rows by turns."""
+    out = linear_normed(x, weight, bias)
+    if _rounds_next(out, weight):
+        return silu_and_mul_fp8(out)
+    return silu_and_mul(out, by_turns=True)
+
+
+def linear_add_norm(
+    x: Rows,
+    weight: Tensor | Fp8Weight,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+) -> Normed:
+    """Twin of `reference.linear_add_norm`."""
+    out = linear(x, weight, bias)
+    normalise = rms_norm_residual_fp8 if _rounds_next(out, weight) else rms_norm_residual
+    rows, residual = normalise(out, residual, norm_weight, eps)
+    return Normed(residual, rows, norm_weight, eps)
+
+
+def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
+    """Whether what follows from a product's result had better be written as `Fp8Rows`."""
+    return isinstance(weight, Fp8Weight) and out.dtype == torch.bfloat16 and _rounds(out)
+
+
+def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The operations of a device, without those that depend on the batch."""
+    by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
+    return by_row | {
+        "linear": linear, "linear_fp8": linear_fp8, "linear_normed": linear_normed,
+        "linear_silu": linear_silu, "linear_add_norm": linear_add_norm, "attention": attention,
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""How kernels are launched: configurations, workspaces, the partition of work."""

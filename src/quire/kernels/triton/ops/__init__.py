@@ -1,0 +1,1 @@
+"""Operations that choose a kernel by device and shape and launch it."""

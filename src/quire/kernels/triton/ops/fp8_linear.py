@@ -1,0 +1,115 @@
+"""Products with weights in FP8 on a GPU: which way serves which number of rows.
+
+Floor: for few rows the bytes of W, half of 16 bits'; for many, twice the tensor cores' 16-bit rate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
+from quire.kernels.triton.gemm.gemm_tuning import library_is_faster, rows_config
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.ops.paged_attention import has_ring
+from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
+from quire.kernels.triton.step.elementwise import quantize_rows
+
+FEW = 16  # rows, of products that round them
+_TILE = 2**25  # weights that are widened at once
+
+
+def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
+    if isinstance(x, Fp8Rows):
+        if _has_whole_steps(codes):
+            return _many_rows(x, codes, scale, bias)
+        x = x.widened()
+    if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
+        return reference.linear_fp8(x, codes, scale, bias)
+    if len(x) == 0:
+        return x.new_empty(0, len(codes))
+    weight, has_library = Fp8Weight(codes, scale), _library_multiplies(x, codes)
+    few = len(x) <= most_rows(x.dtype, weight)
+    if few and not (has_library and _library_is_faster(len(x), codes)):
+        return skinny_gemm(x, weight, bias=bias)
+    if has_library:
+        return _many_rows(quantize_rows(x), codes, scale, bias)
+    return _widened(x, codes, scale, bias)
+
+
+def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
+    """Whether what follows from a product's result [T, N] had better be written as `Fp8Rows`.
+
+    The next product's weight is not known here, but layers have all of theirs in one form.
+    """
+    if not isinstance(weight, Fp8Weight) or len(out) <= most_rows(out.dtype, weight):
+        return False
+    return _library_multiplies(out, weight.codes)
+
+
+def most_rows(dtype: torch.dtype, weight: Tensor | Fp8Weight) -> int:
+    """Up to how many rows of a type a product had better be `skinny_gemm`'s.
+
+    It rounds rows itself, by scales for some columns each; more of them are served better if
+    kernels in front have rounded each by one scale.
+    """
+    if not isinstance(weight, Fp8Weight) or dtype != torch.bfloat16:
+        return MAX_ROWS
+    by_rows = has_ring(weight.codes.device) and _has_whole_steps(weight.codes)
+    return FEW if by_rows else MAX_ROWS
+
+
+def _library_multiplies(x: Tensor, codes: Tensor) -> bool:
+    """Whether the library has a product for these."""
+    return _has_whole_steps(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
+
+
+def _has_whole_steps(codes: Tensor) -> bool:
+    """Whether both sizes are multiples of 16, as the library asks for."""
+    n, k = codes.shape
+    return n % 16 == k % 16 == 0
+
+
+def _library_is_faster(rows: int, codes: Tensor) -> bool:
+    num_sms, hopper = workspace(codes.device).num_sms, has_ring(codes.device)
+    return library_is_faster(rows, *codes.shape, codes.itemsize, num_sms, hopper=hopper)
+
+
+def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """By the library, or where that was slower by programs that share k."""
+    way = None
+    if has_ring(codes.device):
+        way = rows_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
+    if way is None:
+        return by_library(x, codes, scale, bias)
+    from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
+
+    return multiply_rows(x, codes, scale, bias, way)
+
+
+def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K], rounded to FP8 by a kernel of its own if it is not yet → bfloat16 [T, N]."""
+    rows = quantize_rows(x) if isinstance(x, Tensor) else x
+    out: Tensor = torch._scaled_mm(
+        rows.codes,
+        codes.t(),  # the layout that the library asks for: nothing is moved
+        rows.scale,
+        scale[None],
+        bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    )
+    return out
+
+
+def _widened(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The codes in x's type, some rows at a time, by cuBLAS."""
+    out = x.new_empty(len(x), len(codes))
+    step = max(1, _TILE // codes.shape[1])
+    for start in range(0, len(codes), step):
+        rows = slice(start, start + step)
+        weight = (codes[rows].float() * scale[rows, None]).to(x.dtype)
+        out[:, rows] = reference.linear(x, weight, None if bias is None else bias[rows])
+    return out

@@ -1,0 +1,367 @@
+"""The attention operation on a GPU: one plan a step, then decodes and prefill chunks.
+
+Owns which requests go to which kernel and how they are launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
+from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
+from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
+from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS, prefill_work_kernel
+from quire.kernels.triton.attention.shared_prefix_attention import SharedParts, shared_attention
+from quire.kernels.triton.launch.attention_config import (
+    DecodeConfig,
+    HopperConfig,
+    HopperDecodeConfig,
+    PrefillConfig,
+    decode_config,
+    hopper_decode_config,
+    hopper_rule,
+    opens_early,
+    padded_head_dim,
+    prefill_config,
+    short_config,
+)
+from quire.kernels.triton.launch.work_partition import owner, run_begin
+from quire.kernels.triton.launch.workspace import (
+    NUM_COUNTERS,
+    NUM_PARTIALS,
+    launches_early,
+    workspace,
+)
+
+LOG2_E = 1.4426950408889634
+_PLAIN = [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each request's work begins, for one window and one way to cut it; on the device."""
+
+    decode_tiles: Tensor  # int32 [B + 1]: tiles of keys of all decodes before each request
+    decode_runs: Tensor  # int32 [programs, 10]: where each program of the decodes' begins
+    num_query_tiles: Tensor  # int32 [1], of all prefills
+    work: Tensor  # int32 [most, WORK_FIELDS]: tiles of queries, as `prefill_work_kernel` has them
+
+
+def attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Twin of `reference.attention`, for blocks of any size."""
+    group = query.shape[1] // k_cache.shape[2]
+    decode = decode_way(query, k_cache)
+    prefill = prefill_way(query, k_cache, has_few_keys=layout.has_few_keys)
+    window, tokens = sliding_window or 0, prefill.tokens(group)
+    key = ("triton attention", window, decode, tokens)
+    is_fresh = not layout.knows(key)
+    plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, k_cache.shape[2]))
+    out = query.new_empty(query.shape)
+    if layout.has_decodes:
+        shared = None
+        if layout.shared is not None and not window:
+            log2_scale, precision = scale * LOG2_E, precision_of(query)
+            shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
+        pdl = launches_early(query.device)
+        decode_attention(
+            query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared,
+            pdl=pdl, plan_is_fresh=is_fresh,
+            opens_early=pdl and has_ring(query.device) and opens_early(k_cache, len(query)),
+        )  # fmt: skip
+    if layout.has_prefills:
+        prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
+    return out
+
+
+def decode_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    plan: Plan,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: DecodeConfig | HopperDecodeConfig,
+    shared: SharedParts | None = None,
+    *,
+    pdl: bool = False,
+    plan_is_fresh: bool = True,
+    opens_early: bool = False,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
+
+    shared: what is known of the prefixes that several of them begin with. pdl, plan_is_fresh and
+    opens_early: see the kernel.
+
+    Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
+    """
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    num_requests = len(layout.seq_lens)
+    space = workspace(query.device)
+    num_programs = len(plan.decode_runs)
+    if isinstance(config, HopperDecodeConfig):  # they are crews
+        num_programs *= num_kv_heads
+    part = group * (padded_head_dim(k_cache) + 2)
+    assert 2 * num_programs * part <= NUM_PARTIALS
+    assert num_requests * num_kv_heads <= NUM_COUNTERS
+    if isinstance(config, HopperDecodeConfig):
+        from quire.kernels.triton.hopper.hopper_decode import launch_decode
+
+        launch_decode(
+            query, k_cache, v_cache, layout, plan.decode_tiles, plan.decode_runs,
+            _shared_operands(layout, shared), scale * LOG2_E, window, out, config,
+            pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
+        )  # fmt: skip
+        return
+    decode_attention_kernel[(num_programs,)](
+        query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
+        plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
+        *_shared_operands(layout, shared),
+        num_requests, len(query), scale * LOG2_E, query.stride(0), query.stride(1),
+        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
+        int(plan_is_fresh), int(opens_early),
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
+        FORM=_form(query, k_cache), PRECISION=precision_of(query), PDL=pdl,
+        HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
+        num_warps=config.warps, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def _shared_operands(layout: BatchLayout, shared: SharedParts | None) -> tuple[Tensor | None, ...]:
+    """As the kernel takes them."""
+    if layout.shared is None or shared is None:
+        return (None,) * 5
+    return layout.shared.places, layout.shared.lens, shared.sums, shared.stats, shared.plan
+
+
+def prefill_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    layout: BatchLayout,
+    plan: Plan,
+    scale: float,
+    window: int,
+    out: Tensor,
+    config: PrefillConfig | HopperConfig,
+) -> None:
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens."""
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = query.shape[1] // num_kv_heads
+    if isinstance(config, HopperConfig):
+        from quire.kernels.triton.hopper.hopper_prefill import launch_prefill
+
+        launch_prefill(
+            query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
+            scale * LOG2_E, window, out, config,
+        )  # fmt: skip
+        return
+    prefill_attention_kernel[(num_kv_heads, len(plan.work))](
+        query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
+        scale * LOG2_E, query.stride(0), query.stride(1),
+        *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
+        GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
+        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        FIELDS=WORK_FIELDS, PRECISION=precision_of(query), num_warps=config.warps,
+    )  # fmt: skip
+
+
+def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
+    """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
+    group = query.shape[1] // k_cache.shape[2]
+    if group <= 16 and hopper_serves(query, k_cache):
+        return hopper_decode_config(k_cache, group, len(query))
+    return decode_config(k_cache, len(query))
+
+
+def prefill_way(
+    query: Tensor, k_cache: Tensor, *, has_few_keys: bool = False
+) -> PrefillConfig | HopperConfig:
+    """How prefill attention is cut; for Hopper in its own way, where that serves the operands.
+
+    has_few_keys: see `BatchLayout`. Hopper's kernel has one program on a multiprocessor, which
+    waits for each step of a short prompt; of the other several have different prompts meanwhile.
+    """
+    group = query.shape[1] // k_cache.shape[2]
+    if has_few_keys:
+        return short_config(k_cache, group)
+    if group <= 64 and hopper_serves(query, k_cache):
+        return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
+    return prefill_config(k_cache, group)
+
+
+def hopper_serves(query: Tensor, k_cache: Tensor) -> bool:
+    """Whether Hopper has kernels for these: types, and a cache that the copy engine can fetch."""
+    _, block_size, _, head_dim = k_cache.shape
+    types = query.dtype, k_cache.dtype
+    return (
+        has_ring(query.device)
+        and (types == (torch.bfloat16, reference.FP8) or types in _PLAIN)
+        and head_dim in (64, 128)
+        and block_size in (8, 16, 32, 64, 128)
+        and k_cache.is_contiguous()
+    )
+
+
+@functools.cache
+def has_hopper_kernels(index: int | None) -> bool:
+    """Whether a GPU is a Hopper, and Triton has the experimental language of its kernels."""
+    if torch.cuda.get_device_capability(index)[0] != 9:
+        return False
+    try:
+        importlib.import_module("quire.kernels.triton.hopper.hopper_prefill")
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def has_ring(device: torch.device) -> bool:
+    """Whether the kernel with a ring runs there."""
+    return device.type == "cuda" and has_hopper_kernels(device.index)
+
+
+def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
+    """A bound that needs no length: each request has a token or more, and one broken tile."""
+    most_requests = min(num_requests, num_tokens)
+    return max(1, most_requests + (num_tokens - most_requests) // query_tile)
+
+
+def _room(num_requests: int) -> int:
+    """Few different values, since each is compiled on its own."""
+    return max(64, 1 << (num_requests - 1).bit_length())
+
+
+def precision_of(query: Tensor) -> str:
+    return "ieee" if query.dtype == torch.float32 else "tf32"
+
+
+def _form(query: Tensor, k_cache: Tensor) -> str:
+    """How decodes take keys and values; float32 queries ask for more than float16 has."""
+    if k_cache.dtype != reference.FP8 or query.dtype == torch.float32:
+        return "plain"
+    return "instruction" if query.is_cuda else "numbers"
+
+
+def make_plan(
+    layout: BatchLayout,
+    window: int,
+    decode: DecodeConfig | HopperDecodeConfig | None,
+    query_tile: int,
+    num_kv_heads: int,
+) -> Plan:
+    """Work out a plan on the device. window: 0 for none; query_tile in tokens.
+
+    decode: None leaves requests with one query token to prefill attention, too.
+    """
+    num_requests = len(layout.seq_lens)
+    way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
+    num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
+    if isinstance(way, HopperDecodeConfig):  # crews with a program for each key head
+        num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
+    shared = layout.shared if not window else None
+    places, lens = (None, None) if shared is None else (shared.places, shared.lens)
+    starts = layout.seq_lens.new_empty(2, num_requests + 1)
+    runs = layout.seq_lens.new_empty(num_programs, 10)
+    plan_kernel[(triton.cdiv(num_programs, 16),)](
+        layout.query_start_loc, layout.seq_lens, places, lens, starts[0], starts[1], runs,
+        num_requests, num_programs, way.min_units,
+        KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
+        DECODES=decode is not None, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
+    )  # fmt: skip
+    most_tiles = _most_query_tiles(len(layout.slot_mapping), num_requests, query_tile)
+    work = layout.seq_lens.new_empty(most_tiles, WORK_FIELDS)
+    if layout.has_prefills or decode is None:
+        prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
+            layout.query_start_loc, layout.seq_lens, starts[1], work, num_requests,
+            TOKENS=query_tile, BLOCK_B=_room(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
+        )  # fmt: skip
+    return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
+
+
+@triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
+def plan_kernel(
+    query_start_ptr, seq_lens_ptr, places_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
+    runs_ptr, num_requests, num_programs, min_units,
+    KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Fill a `Plan`: each program BLOCK_P of the runs, the first the tiles as well."""
+    request = tl.arange(0, BLOCK_B)
+    there = request < num_requests
+    begin = tl.load(query_start_ptr + request, mask=there, other=0)
+    queries = tl.load(query_start_ptr + request + 1, mask=there, other=0) - begin
+    seq_len = tl.load(seq_lens_ptr + request, mask=there, other=0)
+    oldest = tl.zeros_like(seq_len)
+    if WINDOW > 0:
+        oldest = tl.maximum(seq_len - WINDOW, 0)
+    if places_ptr is not None:
+        place = tl.load(places_ptr + request, mask=there, other=-1)
+        oldest = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
+    key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
+    decodes = there & (queries == 1) & DECODES
+    key_tiles = tl.where(decodes, key_tiles, 0)
+    ends = tl.cumsum(key_tiles, axis=0)
+    if tl.program_id(0) == 0:
+        query_tiles = tl.where(there & (decodes == 0), tl.cdiv(queries, QUERY_TILE), 0)
+        tl.store(decode_tiles_ptr, 0)
+        tl.store(query_tiles_ptr, 0)
+        tl.store(decode_tiles_ptr + 1 + request, ends, mask=there)
+        tl.store(query_tiles_ptr + 1 + request, tl.cumsum(query_tiles, axis=0), mask=there)
+    program = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    _store_runs(
+        runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, tl.sum(key_tiles) * NUM_KV_HEADS,
+        num_programs, min_units, NUM_KV_HEADS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_runs(
+    runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, num_units, num_programs, min_units,
+    NUM_KV_HEADS: tl.constexpr,
+):  # fmt: skip
+    """Of each program: begin and end of its run of units; of the first its request and key head,
+    their first unit and number of tiles, the request's token and length, and the first and last
+    program that have a share."""
+    busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
+    works = program < busy
+    busy = tl.maximum(busy, 1)
+    begin = tl.where(works, run_begin(program, busy, num_units), num_units)
+    end = tl.where(works, run_begin(program + 1, busy, num_units), num_units)
+    passed = ends[None, :] <= (begin // NUM_KV_HEADS)[:, None]  # [BLOCK_P, BLOCK_B]
+    request = tl.sum(passed.to(tl.int32), axis=1)
+    before = tl.max(tl.where(passed, ends[None, :], 0), axis=1)
+    num_tiles = tl.min(tl.where(passed, 2**30, ends[None, :]), axis=1) - before
+    head = (begin - before * NUM_KV_HEADS) // num_tiles
+    row_unit = before * NUM_KV_HEADS + head * num_tiles
+    run, there = runs_ptr + program * 10, program < num_programs
+    tl.store(run, begin, mask=there)
+    tl.store(run + 1, end, mask=there)
+    tl.store(run + 2, request, mask=there)
+    tl.store(run + 3, head, mask=there)
+    tl.store(run + 4, row_unit, mask=there)
+    tl.store(run + 5, num_tiles, mask=there)
+    tl.store(run + 6, tl.load(query_start_ptr + request, mask=works, other=0), mask=there)
+    tl.store(run + 7, tl.load(seq_lens_ptr + request, mask=works, other=0), mask=there)
+    units = tl.maximum(num_units, 1)
+    tl.store(run + 8, owner(row_unit, busy, units), mask=there)
+    tl.store(run + 9, owner(row_unit + num_tiles - 1, busy, units), mask=there)

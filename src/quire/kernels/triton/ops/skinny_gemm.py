@@ -1,0 +1,266 @@
+"""Linear layers for at most 64 rows: how the kernel is launched, with what fused.
+
+Floor: the bytes of W over the memory's bandwidth; x, out and partial results are a few percent.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quire.kernels.operands import Fp8Weight, Normed, Turning
+from quire.kernels.triton.gemm.gemm_tuning import product_config, turned_config
+from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
+from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig, tile_rows
+from quire.kernels.triton.launch.workspace import (
+    NUM_COUNTERS,
+    NUM_PARTIALS,
+    launches_early,
+    workspace,
+)
+from quire.kernels.triton.ops.paged_attention import has_ring
+
+MAX_ROWS = 64
+Config = SkinnyConfig | RingConfig
+
+
+def skinny_gemm(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    config: Config | None = None,
+    pdl: bool | None = None,
+) -> Tensor:
+    """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
+
+    With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8.
+    A Normed x, with its squares, stands for the normalised rows. config: how work is cut, by the
+    shape if None. pdl: be launched before the kernel in front has ended; None where the GPU can.
+    """
+    return _launch(x, weight, bias, residual, None, 0.0, False, None, config, pdl)[0]
+
+
+def skinny_gemm_silu(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    *,
+    bias: Tensor | None = None,
+    config: Config | None = None,
+    pdl: bool | None = None,
+) -> Tensor:
+    """silu(gate) · up of the product with W's rows, gate and up by turns: [M, N / 2]."""
+    return _launch(x, weight, bias, None, None, 0.0, True, None, config, pdl)[0]
+
+
+def skinny_gemm_norm(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    *,
+    bias: Tensor | None = None,
+    config: Config | None = None,
+    pdl: bool | None = None,
+) -> Normed:
+    """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
+
+    This product stores the sum times the norm's weight and, for each stretch of columns that one of
+    its programs held, the sums of squares. So the norm costs no launch and no pass over memory.
+    """
+    out, normed, squares = _launch(
+        x, weight, bias, residual, norm_weight, eps, False, None, config, pdl
+    )
+    return Normed(out, normed, norm_weight, eps, squares)
+
+
+def skinny_gemm_turned(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    turning: Turning,
+    config: Config,
+    *,
+    bias: Tensor | None = None,
+    pdl: bool | None = None,
+) -> Tensor:
+    """x · weightᵀ + bias are heads, which are turned and written: queries [M, Hq, D].
+
+    config: one whose tiles hold whole heads, as `turned_way` gives them.
+    """
+    out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, turning, config, pdl)
+    return out.view(len(out), -1, turning.head_dim)
+
+
+def interleave_gate_up(weight: Tensor) -> Tensor:
+    """W [2I, ...] of gate rows, then up rows, to the order that `silu` reads: by turns."""
+    gate, up = weight.chunk(2)
+    return torch.stack([gate, up], dim=1).flatten(0, 1)
+
+
+def _launch(
+    x: Tensor | Normed,
+    weight: Tensor | Fp8Weight,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    eps: float,
+    silu: bool,
+    turning: Turning | None,
+    config: Config | None,
+    pdl: bool | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Run a kernel → (out, out times the norm's weight, sums of out's squares)."""
+    w, w_scale, form = _operand(weight)
+    pdl = launches_early(w.device) if pdl is None else pdl
+    rows = x.rows if isinstance(x, Normed) else x
+    assert isinstance(rows, Tensor)
+    (num_rows, k), n = rows.shape, len(w)
+    config = config or _usual_way(num_rows, w)
+    assert num_rows <= MAX_ROWS
+    assert rows.stride(1) == w.stride(1) == 1
+    assert residual is None or residual.is_contiguous()
+    space = workspace(w.device)
+    num_tiles = triton.cdiv(n, config.block_n)
+    assert num_tiles <= NUM_COUNTERS
+    operands, form_of_heads = _turning_operands(turning)
+    kept = 2 * form_of_heads["KV_HEADS"] * form_of_heads["HEAD_DIM"]  # of a row, in the caches
+    out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=rows.dtype)
+    normed = squares = None
+    if norm_weight is not None:
+        normed = torch.empty_like(out)
+        squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
+    incoming = x.squares if isinstance(x, Normed) else None
+    assert incoming is not None or not isinstance(x, Normed)
+    behind = (
+        w_scale, out, bias, residual, norm_weight, normed, squares, incoming, *operands[:7],
+        space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
+        x.eps if isinstance(x, Normed) else eps, *operands[7:], rows.stride(0),
+    )  # fmt: skip
+    flags = {
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
+        "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
+    } | form_of_heads  # fmt: skip
+    if isinstance(config, RingConfig):
+        assert not silu or residual is None
+        _run_ring(config, rows, w, behind, out, flags)
+    else:
+        _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
+    return out, normed, squares
+
+
+def _usual_way(num_rows: int, w: Tensor) -> Config:
+    n, k = w.shape
+    num_sms = workspace(w.device).num_sms
+    return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_ring(w.device))
+
+
+def turned_way(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> Config | None:
+    """How `skinny_gemm_turned` cuts these, or None if it does not serve them."""
+    rows = x.rows
+    if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
+        return None
+    if turning.cos.shape[1] != turning.head_dim:  # some dimensions are not turned
+        return None
+    w = _operand(weight)[0]
+    shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
+    kv_heads = turning.k_cache.shape[2]
+    return turned_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
+
+
+def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """As the kernels take them: tensors and numbers, constants."""
+    if turning is None:
+        return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
+    norms, cache = turning.norms, turning.k_cache
+    operands = (
+        turning.cos, turning.sin, norms and norms.query, norms and norms.key, cache,
+        turning.v_cache, turning.slots, norms.eps if norms else 0.0, turning.cos.stride(0),
+        *cache.stride()[:3],
+    )  # fmt: skip
+    constants = {"HEAD_DIM": turning.head_dim, "KV_HEADS": cache.shape[2]}
+    return operands, constants | {"CACHE_BLOCK": cache.shape[1]}
+
+
+def _run_ring(
+    config: RingConfig,
+    rows: Tensor,
+    w: Tensor,
+    behind: tuple[Any, ...],
+    out: Tensor,
+    flags: dict[str, Any],
+) -> None:
+    from quire.kernels.triton.hopper.hopper_gemm import chunk_steps, hopper_gemm_kernel, tiles_of
+
+    num_programs = triton.cdiv(len(w), config.block_n) * config.split
+    block_m = tile_rows(len(rows))
+    assert config.split == 1 or num_programs * config.block_n * block_m <= NUM_PARTIALS
+    x_tiles = None
+    if rows.dtype == w.dtype:
+        if (rows.stride(0) * rows.itemsize | rows.data_ptr()) % 16:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+        x_tiles = tiles_of(rows, block_m)
+    hopper_gemm_kernel[(num_programs,)](
+        rows, x_tiles, tiles_of(w, config.block_n), *behind, out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, STAGES=config.stages, SPLIT=config.split,
+        TILES=config.tiles,
+        CHUNK=chunk_steps(block_m, config.warps, 128 * config.tiles // w.itemsize),
+        maxnreg=registers(config), **flags,
+    )  # fmt: skip
+
+
+def registers(config: RingConfig) -> int | None:
+    """Of a thread, so that a multiprocessor has room for two programs if its memory has."""
+    return 128 if config.warps == 8 and config.block_n < 256 else None
+
+
+def _run_skinny(
+    config: SkinnyConfig,
+    rows: Tensor,
+    w: Tensor,
+    behind: tuple[Any, ...],
+    out: Tensor,
+    flags: dict[str, Any],
+) -> None:
+    n, k = w.shape
+    block_m = max(config.min_block_m, triton.next_power_of_2(len(rows)))
+    num_programs, parts = config.grid(n, k, workspace(rows.device).num_sms)
+    num_units = triton.cdiv(n, config.block_n) * triton.cdiv(k, config.block_k)
+    assert num_programs * num_units < 2**31
+    assert parts == 1 or 2 * num_programs * config.block_n * block_m <= NUM_PARTIALS
+    skinny_gemm_kernel[(num_programs,)](
+        rows, w, _descriptor(w, config), *behind, w.stride(0), out.stride(0),
+        BLOCK_M=block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
+        SPLIT=parts if config.split else 0, MAX_PARTS=triton.next_power_of_2(parts),
+        EVEN_N=n % config.block_n == 0, EVEN_K=k % config.block_k == 0,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", TMA=config.tma, **flags,
+    )  # fmt: skip
+
+
+def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
+    """(what the kernel reads, its scales, the kernel's name for the form)."""
+    if isinstance(weight, Tensor):
+        return weight, None, "plain"
+    if multiplies_fp8(weight.codes.device):
+        return weight.codes, weight.scale, "fp8"
+    return weight.codes.view(torch.uint8), weight.scale, "bytes"
+
+
+@functools.cache
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether tensor cores there take FP8; Triton's interpreter does."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:
+    """How the copy engine sees W."""
+    if not config.tma:
+        return None
+    return TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k])

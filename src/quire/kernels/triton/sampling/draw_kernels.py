@@ -1,0 +1,217 @@
+"""Drawing tokens on the GPU: the same as the host's sampler draws, in a fixed number of launches.
+
+Twin: `quire.sampling.Sampler`, for rows whose wishes are temperature, top-k, top-p and min-p. A row
+of V logits is cut into pieces; several programs share a row, and the one that arrives last decides
+what the row needs decided. Five launches, whatever the rows wish:
+
+1. `peaks`: the best token, which is all that a greedy row needs, and the lowest logit;
+2. `weigh`: without filters, the mass of each piece, by which the last program draws in the order
+   of ids; with filters, mass and count of 1,024 bins of equal depth;
+3.-5. `open_bin` (in `sampling_filters`): top-k's last token, top-p's, and the drawn one, each
+   looked for in the one bin that holds it. Nothing is sorted.
+
+Floor: two reads of the logits without filters (one for greedy rows), over the memory's bandwidth,
+or the launches, about 1.5 us each. Filters read them up to three times more, where a piece's best
+token is not above the bin; and each token that weighs anything takes part in two atomic additions,
+which is most of their cost for many rows. Sums are of integers (`quire.kernels.sampling_math`): no
+result depends on the order in which programs come. Products are never fused with sums, so weights
+are the host's to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launch.work_partition import arrive
+from quire.kernels.triton.launch.workspace import workspace
+from quire.kernels.triton.sampling.draw_math import (
+    bin_of,
+    cast_key,
+    cast_logit,
+    depth_of,
+    load_piece,
+    low_float,
+    share_of,
+    uniform_bits,
+    weight_of,
+)
+from quire.kernels.triton.sampling.top_k_top_p import aim_first, open_bin_kernel
+
+WISH_WORDS = 4  # int64: flags and top-k; slope and deepest kept; top-p in units of 2^-64; seed
+RANDOM = tl.constexpr(1)  # flags
+FILTER = tl.constexpr(2)
+FAILED = 1  # status of a row whose logits were not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work is cut. No choice changes what is drawn.
+
+    piece: tokens at a time; per_sm: programs a multiprocessor, at least; bins, listed: of the
+    filters, the latter how many tokens of a bin are looked at in registers.
+    """
+
+    piece: int = 1024
+    per_sm: int = 16
+    bins: int = 1024
+    listed: int = 2048
+    warps: int = 4
+
+
+class Scratch:
+    """What the programs of a row leave for each other; counters and bins are zero between calls."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, cut: Cut) -> None:
+        self.num_pieces = -(-vocab_size // cut.piece)
+        self.cut = cut
+        shape = (num_rows, self.num_pieces)
+        self.best = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.masses = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.lowest = torch.zeros(shape, device=device)
+        self.scales = torch.zeros(num_rows, 2, device=device)
+        self.bin_masses = torch.zeros(num_rows, cut.bins, dtype=torch.int64, device=device)
+        self.bin_counts = torch.zeros(num_rows, cut.bins, dtype=torch.int32, device=device)
+        self.aims = torch.zeros(num_rows, 4, dtype=torch.int64, device=device)
+        self.listed = torch.zeros(num_rows, cut.listed, dtype=torch.int32, device=device)
+        self.counters = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
+
+
+def sample(
+    logits: Tensor, rows: Tensor, positions: Tensor, wishes: Tensor, scratch: Scratch
+) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row of logits [S, V] (any float type): token ids, status, int32 [S].
+
+    rows int32 [S]: of the table of wishes int64 [R, WISH_WORDS], -1 for none (token 0, status 0).
+    positions int32 [S]: where the tokens will stand. Status 1: the logits were not finite.
+    """
+    num_rows, vocab = logits.shape
+    assert logits.stride(1) == 1
+    assert vocab > 1  # Triton 3.6 cannot compile a choice of one
+    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    status = torch.empty_like(tokens)
+    if num_rows == 0:
+        return tokens, status
+    cut, pieces = scratch.cut, scratch.num_pieces
+    assert num_rows <= len(scratch.aims)
+    assert pieces * cut.piece >= vocab
+    share = -(-cut.per_sm * workspace(logits.device).num_sms // num_rows)
+    grid = (num_rows, min(pieces, share))
+    common = (logits, logits.stride(0), vocab, pieces, rows, wishes, tokens)
+    notes = (scratch.scales, scratch.counters)
+    bins = (scratch.bin_masses, scratch.bin_counts, scratch.aims)
+    found = (scratch.best, scratch.listed)
+    sizes = {"PIECE": cut.piece, "BINS": cut.bins}
+    options = {"num_warps": cut.warps, "enable_fp_fusion": False}
+    finding = {"num_warps": 2 * cut.warps, "enable_fp_fusion": False}
+    most = triton.next_power_of_2(pieces)
+    peaks_kernel[grid](
+        *common, *notes, status, scratch.best, scratch.lowest, MOST_PIECES=most, **sizes, **options
+    )
+    weigh_kernel[grid](
+        *common, *notes, positions, *bins, status, scratch.masses, MOST_PIECES=most,
+        **sizes, **options,
+    )  # fmt: skip
+    for _ in range(3):
+        open_bin_kernel[grid](
+            *common, *notes, positions, *bins, *found, LISTED=cut.listed, **sizes, **finding
+        )
+    return tokens, status
+
+
+@triton.jit(do_not_specialize=["num_pieces"])
+def peaks_kernel(
+    logits_ptr, stride, vocab, num_pieces, rows_ptr, wishes_ptr, tokens_ptr,
+    scales_ptr, counters_ptr, status_ptr, best_ptr, lowest_ptr,
+    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """The best token of each piece, of equals the first, and the row's; its peak and bins' scale.
+
+    best: the order-preserving bits of the logit above those of the id, counted down.
+    """
+    s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row = tl.load(rows_ptr + s)
+    if row < 0:
+        if part == 0:
+            tl.store(tokens_ptr + s, 0)
+            tl.store(status_ptr + s, 0)
+    else:
+        for piece in range(part * num_pieces // parts, (part + 1) * num_pieces // parts):
+            tokens, x = load_piece(logits_ptr + s.to(tl.int64) * stride, piece, vocab, PIECE)
+            x = tl.where(x != x, float("inf"), x)  # NaN spoils a row as infinity does
+            key = cast_key(x)
+            top = tl.max(key)
+            first = tl.min(tl.where(key == top, tokens, 0x7FFFFFFF))
+            packed = (top.to(tl.int64) << 32) | (0x7FFFFFFF - first).to(tl.int64)
+            tl.store(best_ptr + s * num_pieces + piece, packed)
+            low = tl.min(tl.where(x == float("-inf"), float("inf"), x))
+            tl.store(lowest_ptr + s * num_pieces + piece, low)
+        if arrive(counters_ptr + 2 * s, parts):
+            i = tl.arange(0, MOST_PIECES)
+            there, place = i < num_pieces, s * num_pieces + i
+            none = -0x7FFFFFFFFFFFFFFF
+            best = tl.max(tl.load(best_ptr + place, there, none, cache_modifier=".cg"))
+            low = tl.min(tl.load(lowest_ptr + place, there, float("inf"), cache_modifier=".cg"))
+            peak = cast_logit((best >> 32).to(tl.int32))
+            sound = (peak < float("inf")) & (peak > float("-inf"))
+            tl.store(tokens_ptr + s, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
+            tl.store(status_ptr + s, tl.where(sound, 0, 1))
+            slope = low_float(tl.load(wishes_ptr + row * 4 + 1))
+            spread = tl.minimum(depth_of(low, peak, slope), 41.0)  # deeper, nothing weighs anything
+            tl.store(scales_ptr + 2 * s, peak)
+            tl.store(scales_ptr + 2 * s + 1, BINS / tl.maximum(spread, 1e-20))
+
+
+@triton.jit(do_not_specialize=["num_pieces"])
+def weigh_kernel(
+    logits_ptr, stride, vocab, num_pieces, rows_ptr, wishes_ptr, tokens_ptr,
+    scales_ptr, counters_ptr, positions_ptr,
+    bin_masses_ptr, bin_counts_ptr, aims_ptr, status_ptr, masses_ptr,
+    MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
+):  # fmt: skip
+    """Masses by pieces, and the draw, for rows without filters; masses and counts by bins else."""
+    s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    row = tl.load(rows_ptr + s)
+    wish = wishes_ptr + tl.maximum(row, 0) * 4
+    flags = (tl.load(wish) & 0xFFFFFFFF).to(tl.int32)
+    if (row >= 0) & (flags != 0) & (tl.load(status_ptr + s) == 0):
+        logits = logits_ptr + s.to(tl.int64) * stride
+        peak, slope = tl.load(scales_ptr + 2 * s), low_float(tl.load(wish + 1))
+        begin, end = part * num_pieces // parts, (part + 1) * num_pieces // parts
+        if (flags & FILTER) != 0:
+            scale = tl.load(scales_ptr + 2 * s + 1)
+            deepest = low_float(tl.load(wish + 1) >> 32)
+            counted = (tl.load(wish) >> 32) < vocab  # top-k cuts
+            for piece in range(begin, end):
+                _, x = load_piece(logits, piece, vocab, PIECE)
+                depth = depth_of(x, peak, slope)
+                weight = tl.where(depth <= deepest, weight_of(depth), 0)
+                place = s * BINS + bin_of(depth, scale, BINS)
+                tl.atomic_add(bin_masses_ptr + place, weight, weight > 0, sem="relaxed")
+                weight = tl.where(counted, weight, 0)
+                tl.atomic_add(bin_counts_ptr + place, 1, weight > 0, sem="relaxed")
+            if arrive(counters_ptr + 2 * s, parts):
+                bits = uniform_bits(tl.load(wish + 3), tl.load(positions_ptr + s))
+                aim_first(wish, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS)
+        else:
+            for piece in range(begin, end):
+                _, x = load_piece(logits, piece, vocab, PIECE)
+                mass = tl.sum(weight_of(depth_of(x, peak, slope)))
+                tl.store(masses_ptr + s * num_pieces + piece, mass)
+            if arrive(counters_ptr + 2 * s, parts):
+                bits = uniform_bits(tl.load(wish + 3), tl.load(positions_ptr + s))
+                i = tl.arange(0, MOST_PIECES)
+                places = masses_ptr + s * num_pieces + i
+                masses = tl.load(places, i < num_pieces, 0, cache_modifier=".cg")
+                passed = tl.cumsum(masses)
+                target = share_of(tl.sum(masses), bits)
+                piece = tl.sum((passed <= target).to(tl.int32))
+                rest = target - tl.sum(tl.where(passed <= target, masses, 0))
+                _, x = load_piece(logits, piece, vocab, PIECE)
+                passed = tl.cumsum(weight_of(depth_of(x, peak, slope)))
+                place = tl.sum((passed <= rest).to(tl.int32))
+                tl.store(tokens_ptr + s, piece * PIECE + place)

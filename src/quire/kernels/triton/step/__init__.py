@@ -1,0 +1,1 @@
+"""Kernels around a model's products: step inputs, norms, activations, RoPE."""

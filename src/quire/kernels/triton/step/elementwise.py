@@ -1,0 +1,235 @@
+"""Norms, activations, rotary embedding and the writing of keys and values: one pass over memory.
+
+Floor of each: the bytes of its inputs and outputs over the memory's bandwidth; in a decode step
+that is far less than a launch, so what counts there is how few of them there are.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.operands import Fp8Rows
+from quire.kernels.triton.gemm.skinny_gemm_kernel import fp8_scale, to_fp8
+from quire.kernels.triton.launch.workspace import follow, launches_early
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Twin of `reference.rms_norm`; x has two or three dimensions, the last one dense."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _norm(x, None, weight, out, eps)
+    return out
+
+
+def rms_norm_residual(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Twin of `reference.rms_norm_residual`; adds to the residual in place."""
+    out = torch.empty_like(residual)
+    _norm(x, residual, weight, out, eps)
+    return out, residual
+
+
+def rms_norm_residual_fp8(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Fp8Rows, Tensor]:
+    """The same with the norm's result as `reference.quantize_rows` rounds it."""
+    rows = _empty_rows(x, x.shape[1])
+    _norm(x, residual, weight, rows.codes, eps, rows.scale)
+    return rows, residual
+
+
+def _empty_rows(x: Tensor, size: int) -> Fp8Rows:
+    """Memory for as many rows as x has."""
+    codes = torch.empty(len(x), size, dtype=reference.FP8, device=x.device)
+    return Fp8Rows(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
+
+
+def _warps(block: int) -> int:
+    """For a program that holds a row of so many numbers."""
+    return max(1, min(16, block // 512))
+
+
+def _norm(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    eps: float,
+    scale: Tensor | None = None,
+) -> None:
+    heads, stride_head = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+    assert x.stride(-1) == 1
+    assert residual is None or residual.is_contiguous()
+    size = x.shape[-1]
+    block, pdl = triton.next_power_of_2(size), launches_early(x.device)
+    norm_kernel[(len(x), heads)](
+        x, residual, weight, out, scale, size, x.stride(0), stride_head, eps,
+        HAS_RESIDUAL=residual is not None, HAS_SCALE=scale is not None, BLOCK=block, PDL=pdl,
+        num_warps=_warps(block), launch_pdl=pdl,
+    )  # fmt: skip
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, size, stride_token, stride_head, eps,
+    HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row: x, and the residual, [size]."""
+    if PDL:
+        follow()
+    token, head = tl.program_id(0), tl.program_id(1)
+    row = (token * tl.num_programs(1) + head).to(tl.int64) * size
+    i = tl.arange(0, BLOCK)
+    inside = i < size
+    x = tl.load(
+        x_ptr + token.to(tl.int64) * stride_token + head * stride_head + i, mask=inside, other=0.0
+    )
+    if HAS_RESIDUAL:
+        x = (x.to(tl.float32) + tl.load(residual_ptr + row + i, mask=inside, other=0.0)).to(x.dtype)
+        tl.store(residual_ptr + row + i, x, mask=inside)
+    x32 = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x32 * x32) / size + eps)
+    weight = tl.load(weight_ptr + i, mask=inside, other=0.0)
+    out = (x32 * scale).to(x.dtype) * weight
+    if HAS_SCALE:
+        _store_fp8(out_ptr + row, scale_ptr + token, out, size, BLOCK)
+    else:
+        tl.store(out_ptr + row + i, out, mask=inside)
+
+
+def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
+    """Twin of `reference.silu_and_mul`; by_turns: gate and up stand side by side in x."""
+    tokens, width = len(x), x.shape[1] // 2
+    assert x.stride(1) == 1
+    out = x.new_empty(tokens, width)
+    block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
+    silu_kernel[(tokens, triton.cdiv(width, block))](
+        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def silu_kernel(
+    x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        follow()
+    token, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    i = start + tl.arange(0, BLOCK)
+    inside = i < width
+    x_ptr += token * stride
+    if BY_TURNS:
+        out = _silu_of_pairs(x_ptr, start, width, BLOCK)
+    else:
+        gate = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + width + i, mask=inside, other=0.0).to(tl.float32)
+        out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + token * width + i, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr):
+    """silu(gate) · up of a stretch of a row of pairs, float32 [BLOCK]; 0 from width on."""
+    i = 2 * start + tl.arange(0, 2 * BLOCK)
+    pairs = tl.load(x_ptr + i, mask=i < 2 * width, other=0.0)
+    gate, up = tl.split(tl.reshape(pairs.to(tl.float32), [BLOCK, 2]))
+    return gate * tl.sigmoid(gate) * up
+
+
+def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
+    """The same by turns, as `reference.quantize_rows` rounds it."""
+    width = x.shape[1] // 2
+    assert x.stride(1) == 1
+    rows = _empty_rows(x, width)
+    block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
+    silu_fp8_kernel[(len(x),)](
+        x, rows.codes, rows.scale, width, x.stride(0),
+        BLOCK=block, STRETCHES=triton.cdiv(width, block), PDL=pdl, num_warps=8, launch_pdl=pdl,
+    )  # fmt: skip
+    return rows
+
+
+@triton.jit
+def silu_fp8_kernel(
+    x_ptr, codes_ptr, scale_ptr, width, stride,
+    BLOCK: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row, some of it at a time: 16-bit results wait in registers for the largest of them.
+
+    As one block the row had float32 intermediates of all its length, a program a multiprocessor.
+    """
+    if PDL:
+        follow()
+    token = tl.program_id(0).to(tl.int64)
+    results = ()
+    largest = tl.zeros([BLOCK], tl.float32)
+    for stretch in tl.static_range(STRETCHES):
+        out = _silu_of_pairs(x_ptr + token * stride, stretch * BLOCK, width, BLOCK)
+        out = out.to(x_ptr.dtype.element_ty)
+        largest = tl.maximum(largest, tl.abs(out.to(tl.float32)))
+        results += (out,)  # type: ignore[assignment]
+    scale = fp8_scale(tl.max(largest))
+    for stretch in tl.static_range(STRETCHES):
+        i = stretch * BLOCK + tl.arange(0, BLOCK)
+        codes = (results[stretch].to(tl.float32) * (1.0 / scale)).to(tl.float8e4nv)
+        tl.store(codes_ptr + token * width + i, codes, mask=i < width)
+    tl.store(scale_ptr + token, scale)
+
+
+def quantize_rows(x: Tensor) -> Fp8Rows:
+    """Twin of `reference.quantize_rows`."""
+    assert x.stride(1) == 1
+    rows = _empty_rows(x, x.shape[1])
+    block, pdl = triton.next_power_of_2(x.shape[1]), launches_early(x.device)
+    quantize_kernel[(len(x),)](
+        x, rows.codes, rows.scale, x.shape[1], x.stride(0), BLOCK=block, PDL=pdl,
+        num_warps=_warps(block), launch_pdl=pdl,
+    )  # fmt: skip
+    return rows
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr, codes_ptr, scale_ptr, size, stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    if PDL:
+        follow()
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + token * stride + i, mask=i < size, other=0.0)
+    _store_fp8(codes_ptr + token * size, scale_ptr + token, x, size, BLOCK)
+
+
+@triton.jit
+def _store_fp8(codes_ptr, scale_ptr, x, size, BLOCK: tl.constexpr):
+    """A row x [BLOCK], 0 from size on."""
+    codes, scale = to_fp8(x[None, :])
+    i = tl.arange(0, BLOCK)[None, :]
+    tl.store(codes_ptr + i, codes, mask=i < size)
+    tl.store(scale_ptr + tl.arange(0, 1), scale)
+
+
+def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
+    """Twin of `reference.embedding`."""
+    size = weight.shape[1]
+    out = weight.new_empty(len(input_ids), size)
+    block = min(4096, triton.next_power_of_2(size))
+    _embedding_kernel[(len(input_ids), triton.cdiv(size, block))](
+        input_ids, weight, out, size, weight.stride(0), BLOCK=block, num_warps=4
+    )
+    return out
+
+
+@triton.jit
+def _embedding_kernel(ids_ptr, weight_ptr, out_ptr, size, stride, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    vector = tl.load(weight_ptr + row * stride + i, mask=i < size, other=0.0)
+    tl.store(out_ptr + token * size + i, vector, mask=i < size)

@@ -1,0 +1,184 @@
+"""The rotary embedding and the writing of keys and values, in one launch a layer and one a step.
+
+Floor: queries, keys and values once in and once out, over the memory's bandwidth. With few tokens
+it is the latency of one load and one store, so the three parts of a token have programs of their
+own.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.operands import HeadNorms
+from quire.kernels.triton.launch.workspace import follow, launches_early
+
+
+def rotary_angles(
+    positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Twin of `reference.rotary_angles`."""
+    half = inv_freq.shape[-1]
+    angles = torch.empty(2, len(positions), 2 * half, dtype=dtype, device=positions.device)
+    angles_kernel[(len(positions),)](
+        positions, inv_freq, angles[0], angles[1], scale,
+        inv_freq.stride(0) if inv_freq.dim() == 2 else 0, HALF=half, num_warps=1,
+    )  # fmt: skip
+    return angles[0], angles[1]
+
+
+def rotary_write_kv(
+    heads: Tensor,
+    norms: HeadNorms | None,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """Twin of `reference.rotary_write_kv`."""
+    tokens, num_heads, head_dim = heads.shape
+    kv_heads = k_cache.shape[2]
+    out = heads.new_empty(tokens, num_heads - 2 * kv_heads, head_dim)
+    assert heads.stride(2) == 1
+    pdl = launches_early(heads.device)
+    rotary_write_kv_kernel[(tokens, 3)](
+        heads, out, norms and norms.query, norms and norms.key, cos, sin,
+        k_cache, v_cache, slot_mapping,
+        norms.eps if norms else 0.0, heads.stride(0), heads.stride(1), cos.stride(0),
+        *k_cache.stride()[:3],
+        HEADS=out.shape[1], KV_HEADS=kv_heads, HEAD_DIM=head_dim, HALF=cos.shape[1] // 2,
+        BLOCK_SIZE=k_cache.shape[1], HAS_NORMS=norms is not None, PDL=pdl,
+        num_warps=max(1, min(4, triton.next_power_of_2(out.shape[1]) // 4)), launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def angles_kernel(
+    positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, scale, stride_freq, HALF: tl.constexpr
+):
+    """One token."""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, triton.next_power_of_2(HALF))
+    inside = i < HALF
+    freq = tl.load(inv_freq_ptr + token * stride_freq + i, mask=inside, other=0.0)
+    angle = tl.load(positions_ptr + token).to(tl.float32) * freq
+    cos = (tl.cos(angle) * scale).to(cos_ptr.dtype.element_ty)
+    sin = (tl.sin(angle) * scale).to(sin_ptr.dtype.element_ty)
+    place = token * (2 * HALF) + i
+    tl.store(cos_ptr + place, cos, mask=inside)
+    tl.store(cos_ptr + place + HALF, cos, mask=inside)
+    tl.store(sin_ptr + place, -sin, mask=inside)
+    tl.store(sin_ptr + place + HALF, sin, mask=inside)
+
+
+@triton.jit
+def rotary_write_kv_kernel(
+    heads_ptr, out_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr,
+    k_cache_ptr, v_cache_ptr, slots_ptr,
+    eps, stride_token, stride_head, stride_angles, stride_block, stride_slot, stride_kv_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HAS_NORMS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of one token: the query turned to out, or the key turned or the value as it is to a cache."""
+    if PDL:
+        follow()
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    heads_ptr += token * stride_token
+    cos_ptr += token * stride_angles
+    sin_ptr += token * stride_angles
+    if part == 0:
+        _turn(
+            heads_ptr, out_ptr + token * HEADS * HEAD_DIM, query_norm_ptr, cos_ptr, sin_ptr, eps,
+            stride_head, HEAD_DIM, HEADS, HEAD_DIM, HALF, HAS_NORMS,
+        )  # fmt: skip
+    else:
+        slot = tl.load(slots_ptr + token)
+        if slot >= 0:  # else it is padding
+            place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
+            if part == 1:
+                _turn(
+                    heads_ptr + HEADS * stride_head, k_cache_ptr + place, key_norm_ptr,
+                    cos_ptr, sin_ptr, eps,
+                    stride_head, stride_kv_head, KV_HEADS, HEAD_DIM, HALF, HAS_NORMS,
+                )  # fmt: skip
+            else:
+                _copy(
+                    heads_ptr + (HEADS + KV_HEADS) * stride_head, v_cache_ptr + place,
+                    stride_head, stride_kv_head, KV_HEADS, HEAD_DIM,
+                )  # fmt: skip
+
+
+@triton.jit
+def _turn(
+    x_ptr, out_ptr, norm_ptr, cos_ptr, sin_ptr, eps, stride_x, stride_out,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HAS_NORMS: tl.constexpr,
+):  # fmt: skip
+    """All heads of one token: pairs (i, i + HALF) turned, dimensions from 2 · HALF on kept."""
+    i = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
+    head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
+    angle, inside = i < HALF, (head < HEADS) & (i < HALF)
+    source, target = x_ptr + head * stride_x, out_ptr + head * stride_out
+    first = tl.load(source + i, mask=inside, other=0.0)
+    second = tl.load(source + HALF + i, mask=inside, other=0.0)
+    cos_first = tl.load(cos_ptr + i, mask=angle, other=0.0).to(tl.float32)
+    sin_first = tl.load(sin_ptr + i, mask=angle, other=0.0).to(tl.float32)
+    cos_second = tl.load(cos_ptr + HALF + i, mask=angle, other=0.0).to(tl.float32)
+    sin_second = tl.load(sin_ptr + HALF + i, mask=angle, other=0.0).to(tl.float32)
+    if HEAD_DIM > 2 * HALF:
+        j = 2 * HALF + tl.arange(0, triton.next_power_of_2(HEAD_DIM - 2 * HALF))[None, :]
+        there = (head < HEADS) & (j < HEAD_DIM)
+        rest = tl.load(source + j, mask=there, other=0.0)
+    if HAS_NORMS:
+        total = _squares(first) + _squares(second)
+        if HEAD_DIM > 2 * HALF:
+            total += _squares(rest)
+        scale = tl.rsqrt(total / HEAD_DIM + eps)
+        first = _scaled(first, scale, norm_ptr + i, angle)
+        second = _scaled(second, scale, norm_ptr + HALF + i, angle)
+        if HEAD_DIM > 2 * HALF:
+            rest = _scaled(rest, scale, norm_ptr + j, j < HEAD_DIM)
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    dtype = out_ptr.dtype.element_ty
+    tl.store(target + i, stored_as(first * cos_first + second * sin_first, dtype), mask=inside)
+    tl.store(
+        target + HALF + i, stored_as(second * cos_second + first * sin_second, dtype), mask=inside
+    )
+    if HEAD_DIM > 2 * HALF:
+        tl.store(target + j, stored_as(rest, dtype), mask=there)
+
+
+@triton.jit
+def stored_as(x, dtype: tl.constexpr):
+    """x as a cache keeps it: of FP8, what is too large becomes the largest number."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(dtype)
+
+
+@triton.jit
+def _squares(x):
+    """Of each row: [HEADS, 1]."""
+    return tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)[:, None]
+
+
+@triton.jit
+def _scaled(x, scale, weight_ptr, there):
+    """Rows of x times scale [HEADS, 1] and the norm's weight, rounded where the twin rounds."""
+    return (x.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr, mask=there, other=0.0)
+
+
+@triton.jit
+def _copy(x_ptr, out_ptr, stride_x, stride_out, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """All heads of one token as they are."""
+    i = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+    head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
+    inside = (head < HEADS) & (i < HEAD_DIM)
+    values = tl.load(x_ptr + head * stride_x + i, mask=inside, other=0.0)
+    tl.store(
+        out_ptr + head * stride_out + i, stored_as(values, out_ptr.dtype.element_ty), mask=inside
+    )

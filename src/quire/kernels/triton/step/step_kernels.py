@@ -1,0 +1,134 @@
+"""The first and the last kernel of a step: building its inputs, gathering its outcome.
+
+Floor: a launch each. The first joins what the host sent with what only the device knows, the
+tokens drawn last; the last keeps the new ones, so that the next step need not wait for the host.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.step_buffer import StepSections
+
+_TOKENS = 128  # of a program
+_NUM_WRITERS = 8  # programs that change the block table
+_MOVED = 512  # numbers of a program
+_MOST_CHECKERS = 1024  # programs that look at hidden states
+
+
+def build_inputs(
+    packed: Tensor,
+    sections: StepSections,
+    last_tokens: Tensor,
+    block_table: Tensor,
+    inputs: Tensor,
+    block_size: int,
+) -> None:
+    """Twin of `reference_step.build_inputs`."""
+    num_tokens = sections.num_tokens
+    step = sections.cut(packed)
+    change_blocks_kernel[(_NUM_WRITERS,)](
+        step.header, step.block_changes, block_table, BLOCK=256, num_warps=4
+    )
+    build_inputs_kernel[(triton.cdiv(num_tokens, _TOKENS),)](
+        step.query_start_loc, step.seq_lens, step.token_ids, step.token_rows, last_tokens,
+        block_table, inputs, num_tokens, block_table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=_TOKENS, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
+    """Each program takes every n-th BLOCK of the changes; no place is changed twice in a step."""
+    count = tl.load(header_ptr)
+    for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        place = tl.load(changes_ptr + 2 * i, mask=i < count, other=0)
+        block_id = tl.load(changes_ptr + 2 * i + 1, mask=i < count, other=0)
+        tl.store(table_ptr + place, block_id, mask=i < count)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def build_inputs_kernel(
+    query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
+    num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """inputs [3, num_tokens]: ids, positions, slots."""
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < num_tokens
+    row = tl.load(rows_ptr + token, mask=inside, other=-1)
+    there = row >= 0
+    sent = tl.load(ids_ptr + token, mask=there, other=0)
+    drawn = tl.load(last_ptr + row, mask=there & (sent < 0), other=0)
+    end = tl.load(query_start_ptr + row + 1, mask=there, other=0)
+    length = tl.load(seq_lens_ptr + row, mask=there, other=0)
+    position = tl.where(there, length - end + token, 0)
+    place = row.to(tl.int64) * stride_table + position // BLOCK_SIZE
+    block = tl.load(table_ptr + place, mask=there, other=0).to(tl.int64)
+    slot = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    tl.store(inputs_ptr + token, tl.where(sent < 0, drawn, sent).to(tl.int64), mask=inside)
+    tl.store(inputs_ptr + num_tokens + token, position.to(tl.int64), mask=inside)
+    tl.store(inputs_ptr + 2 * num_tokens + token, slot, mask=inside)
+
+
+def move(target: Tensor, source: Tensor) -> None:
+    """Twin of `reference_step.move`. The copy engine would do it, but a stream loses time to it."""
+    count = len(source)
+    move_kernel[(triton.cdiv(count, _MOVED),)](target, source, count, BLOCK=_MOVED, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["count"])
+def move_kernel(target_ptr, source_ptr, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target_ptr + i, tl.load(source_ptr + i, mask=i < count), mask=i < count)
+
+
+def finish_step(
+    hidden: Tensor,
+    step_len: Tensor,
+    drawn: Tensor,
+    failed: Tensor,
+    rows: Tensor,
+    last_tokens: Tensor,
+) -> Tensor:
+    """Twin of `reference_step.finish_step`. Its launch depends on the shapes alone."""
+    num_samples, (num_tokens, size) = len(rows), hidden.shape
+    outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
+    finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
+        hidden, step_len, drawn, failed, rows, last_tokens, outcome, num_tokens, num_samples, size,
+        BLOCK=min(8192, triton.next_power_of_2(size)), num_warps=4,
+    )  # fmt: skip
+    return outcome
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_samples"])
+def finish_step_kernel(
+    hidden_ptr, step_len_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
+    num_tokens, num_samples, size, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program i: sample i, and the hidden states of token i and every n-th after it."""
+    i = tl.program_id(0)
+    sampled = i < num_samples
+    row = tl.load(rows_ptr + i, mask=sampled, other=-1)
+    token = tl.load(drawn_ptr + i, mask=sampled, other=0)
+    failure = tl.load(failed_ptr + i, mask=sampled, other=0)
+    tl.store(outcome_ptr + i, token, mask=sampled)
+    tl.store(outcome_ptr + num_samples + i, failure, mask=sampled)
+    tl.store(last_ptr + row, token, mask=row >= 0)
+    step_len = tl.load(step_len_ptr)
+    for first in range(0, num_tokens, tl.num_programs(0)):
+        t = first + i
+        width = tl.where(t < step_len, size, 0)
+        bad = tl.zeros([BLOCK], tl.int32)
+        for begin in range(0, size, BLOCK):
+            j = begin + tl.arange(0, BLOCK)
+            place = hidden_ptr + t.to(tl.int64) * size + j
+            x = tl.load(place, mask=j < width, other=0.0)
+            finite = tl.abs(x.to(tl.float32)) < float("inf")  # false for NaN
+            bad += 1 - finite.to(tl.int32)
+        sound = (tl.sum(bad) == 0) & (t < step_len)
+        place = outcome_ptr + 2 * num_samples + t
+        tl.store(place, sound.to(tl.int32), mask=t < num_tokens)

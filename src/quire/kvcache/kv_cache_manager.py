@@ -1,0 +1,260 @@
+"""Which request holds which blocks, and which prefixes can be shared. No torch.
+
+Owns the block tables of running requests, the chained hashes of their content, and the figures of
+the prefix cache. It does not own the sets of free and cached blocks (block_pool.py), the bytes
+(kv_storage.py), or the choice of who runs (the scheduler).
+
+    token_ids:    [ t0 .. t15 | t16 .. t31 | t32 .. ]           block_size = 16
+    block_hashes: [ h0        | h1         ]                    h_i = SHA-256(h_{i-1}, tokens)
+    block table:  [ 7         | 2          | 9      ]           h_{-1} = SHA-256(seed, salt)
+
+A hash stands for its tokens and everything before them, so equal hashes mean equal KV. Tenants with
+different salts, and processes with different seeds, never share one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from quire.core.request import Request
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.in_flight_prefixes import InFlightPrefixes
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Tokens in full blocks that first admissions looked up: queries == hits + sum of misses.
+
+    Reasons of misses: "cold", never seen; "evicted", was cached once; "bypassed", prompt_logprobs
+    and mean pooling need every position computed.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    misses: dict[str, int] = field(default_factory=lambda: {"cold": 0, "evicted": 0, "bypassed": 0})
+
+
+@dataclass(slots=True)
+class _BlockTable:
+    request: Request
+    block_ids: list[int]
+    num_registered: int  # leading blocks whose content is findable, here or in a twin
+    cacheable: bool  # whether blocks filled from now on may be registered
+
+
+class KVCacheManager:
+    """Block tables for running requests, over one pool.
+
+    hash_seed: by default drawn anew for each manager, so that nobody outside can foresee a hash.
+    A request has a block table from `admit` to `free`.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        hash_seed: bytes | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.prefix_stats = PrefixCacheStats()
+        self.pool = BlockPool(num_blocks, on_removed=self._remember_removed)
+        self._tables: dict[str, _BlockTable] = {}
+        self._in_flight = InFlightPrefixes()
+        self._seed_digest = hashlib.sha256(
+            os.urandom(32) if hash_seed is None else hash_seed
+        ).digest()
+        self._removed: OrderedDict[bytes, None] = OrderedDict()  # oldest first, bounded
+
+    # Looking up: these change no block.
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """The longest cached prefix, in whole blocks.
+
+        It ends before the last known token, which must be computed to have logits to sample from.
+        """
+        if not self._reads_cache(request):
+            return []
+        block_ids = []
+        for block_hash in self._needed_hashes(request):
+            block_id = self.pool.lookup(block_hash)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def wait_for_prefix(self, request: Request, num_hits: int) -> bool:
+        """Let the request wait if a running one is about to cache its next block.
+
+        num_hits: blocks found by get_computed_blocks. Returns whether it waits; it comes back,
+        in any case, through take_ready.
+        """
+        if not self._reads_cache(request):
+            return False
+        return self._in_flight.wait(request, islice(self._needed_hashes(request), num_hits, None))
+
+    def take_ready(self) -> list[Request]:
+        """Requests that waited for a prefix and need not any more."""
+        return self._in_flight.take_ready()
+
+    def block_table(self, request: Request) -> list[int]:
+        """The blocks that hold tokens 0, 1, .. of a running request."""
+        return self._tables[request.request_id].block_ids
+
+    def num_missing_blocks(self, request: Request) -> int:
+        """How many more blocks a running request needs to hold all its known tokens."""
+        held = len(self._tables[request.request_id].block_ids)
+        return max(0, self.num_blocks_for(request.num_tokens) - held)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold that many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_available_beside(self, block_ids: list[int]) -> int:
+        """How many blocks can be allocated once these hits are shared."""
+        return self.pool.num_available - sum(self.pool.ref_count(b) == 0 for b in block_ids)
+
+    # Holding: each request's table grows from admit to free.
+
+    def admit(self, request: Request, hits: list[int], num_tokens: int) -> list[int] | None:
+        """Open a block table on cached blocks, with room for the first num_tokens tokens.
+
+        Returns the whole table, or None, with nothing changed, when blocks are short.
+        """
+        assert request.request_id not in self._tables
+        count = self.num_blocks_for(num_tokens) - len(hits)
+        if count > self.num_available_beside(hits):
+            return None
+        if self.enable_prefix_caching:
+            self._count_admission(request, len(hits))
+            needed = self._hashes(request)
+            self._in_flight.claim(request.request_id, needed[len(hits) :])
+        for block_id in hits:
+            self.pool.share(block_id)
+        block_ids = hits + self.pool.allocate(count)
+        self._tables[request.request_id] = _BlockTable(
+            request, block_ids, num_registered=len(hits), cacheable=self.enable_prefix_caching
+        )
+        return block_ids.copy()
+
+    def allocate_slots(self, request: Request, num_new_tokens: int) -> list[int] | None:
+        """Make room for the next tokens of a running request.
+
+        Returns the new blocks, appended to its table, or None, with nothing changed, when blocks
+        are short.
+        """
+        block_ids = self._tables[request.request_id].block_ids
+        num_slots = len(block_ids) * self.block_size
+        num_missing = request.num_computed_tokens + num_new_tokens - num_slots
+        if num_missing <= 0:
+            return []
+        count = self.num_blocks_for(num_missing)
+        if count > self.pool.num_available:
+            return None
+        new_block_ids = self.pool.allocate(count)
+        block_ids += new_block_ids
+        return new_block_ids
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """A step succeeded: the KV of the first num_computed_tokens tokens, all known, is written.
+
+        Makes the blocks that this filled findable.
+        """
+        table = self._tables[request.request_id]
+        num_full = num_computed_tokens // self.block_size
+        if num_full <= table.num_registered or not table.cacheable:
+            return
+        hashes = self._hashes(request)
+        for index in range(table.num_registered, num_full):
+            self.pool.register(table.block_ids[index], hashes[index])
+            self._in_flight.settle(hashes[index])
+        table.num_registered = num_full
+
+    def free(self, request: Request) -> None:
+        """Let go of the request's table; what it cached stays findable until it is evicted."""
+        table = self._tables.pop(request.request_id)
+        self._in_flight.withdraw(request.request_id)
+        self.pool.release(reversed(table.block_ids))
+
+    # Forgetting: content that must not be found again.
+
+    def forget(self, request: Request) -> None:
+        """Its forward failed: what it wrote, or read, may be damaged and must not spread."""
+        for block_hash in request.block_hashes:
+            self.pool.forget(block_hash)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes, as after a change of weights.
+
+        Running requests keep their tables, but what they have written is never shared again.
+        """
+        self.pool.reset()
+        self._in_flight.withdraw_all()
+        self._removed.clear()
+        for table in self._tables.values():
+            table.cacheable = False
+
+    # Figures.
+
+    @property
+    def num_allocated_slots(self) -> int:
+        """Slots in the block tables of running requests; a shared block counts in each."""
+        return sum(len(t.block_ids) for t in self._tables.values()) * self.block_size
+
+    @property
+    def num_stored_tokens(self) -> int:
+        """Tokens in those slots; the rest is the waste of having blocks."""
+        return sum(t.request.num_computed_tokens for t in self._tables.values())
+
+    def _reads_cache(self, request: Request) -> bool:
+        return self.enable_prefix_caching and not request.needs_every_position
+
+    def _needed_hashes(self, request: Request) -> Iterable[bytes]:
+        """Of the full blocks before the last known token."""
+        return islice(self._hashes(request), (request.num_tokens - 1) // self.block_size)
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        """Hashes of all full blocks of known tokens; grows request.block_hashes as needed."""
+        hashes, size = request.block_hashes, self.block_size
+        if len(hashes) == request.num_tokens // size:
+            return hashes
+        parent = hashes[-1] if hashes else self._root(request.cache_salt)
+        tokens = request.token_ids[len(hashes) * size : request.num_tokens // size * size]
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+        for start in range(0, len(packed), 4 * size):
+            parent = hashlib.sha256(parent + packed[start : start + 4 * size]).digest()
+            hashes.append(parent)
+        return hashes
+
+    def _root(self, salt: str) -> bytes:
+        return hashlib.sha256(self._seed_digest + salt.encode("utf-8", "surrogatepass")).digest()
+
+    def _count_admission(self, request: Request, num_hits: int) -> None:
+        """A request that returns from preemption found its own blocks: that is no hit."""
+        if request.num_preemptions > 0:
+            return
+        stats, size = self.prefix_stats, self.block_size
+        hashes = list(self._needed_hashes(request))
+        stats.queries += len(hashes) * size
+        stats.hits += num_hits * size
+        missed = hashes[num_hits:]
+        if not self._reads_cache(request):
+            stats.misses["bypassed"] += len(missed) * size
+            return
+        # a block may outlive the head of its prefix, and then cannot be reached
+        removed, find = self._removed, self.pool.lookup
+        num_evicted = sum(h in removed or find(h) is not None for h in missed)
+        stats.misses["evicted"] += num_evicted * size
+        stats.misses["cold"] += (len(missed) - num_evicted) * size
+
+    def _remember_removed(self, block_hash: bytes) -> None:
+        self._removed[block_hash] = None
+        if len(self._removed) > 4 * self.pool.num_blocks:
+            self._removed.popitem(last=False)

@@ -1,0 +1,50 @@
+"""Where the KV cache's bytes lie. Owns allocation, not who holds which block."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quire.kvcache.host_kv_cache import zero_pages
+from quire.kvcache.kv_sizes import kv_name, row_bytes
+
+
+def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
+    found: torch.dtype = getattr(torch, kv_name(setting, _name(dtype)))
+    return found
+
+
+def row_size(head_dim: int, dtype: torch.dtype) -> int:
+    """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
+    return row_bytes(head_dim, _name(dtype)) // dtype.itemsize
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def allocate_kv(
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> list[tuple[Tensor, Tensor]]:
+    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, row_size].
+
+    Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
+    """
+    shape = (num_blocks, block_size, num_kv_heads, row_size(head_dim, dtype))
+    return [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(num_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = zero_pages(math.prod(shape) * dtype.itemsize)
+    return torch.from_numpy(pages).view(dtype).view(shape)

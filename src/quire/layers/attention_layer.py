@@ -1,0 +1,44 @@
+"""Attention of one layer: where this step's heads go, and attention over the cache."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quire.kernels.operands import HeadNorms, Turning
+from quire.layers.forward_context import ForwardContext
+from quire.layers.parameter import LayerOptions
+
+# cos and sin of the step's positions, each [T, R]
+Rope = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged KV cache.
+
+    layer_id: its place in `ctx.kv`. sliding_window: how many of the last tokens a query sees,
+    itself included; None for all.
+    """
+
+    def __init__(
+        self, layer_id: int, head_dim: int, sliding_window: int | None, options: LayerOptions
+    ) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.sliding_window = sliding_window
+        self.kernels = options.kernels
+
+    def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> Turning:
+        """What becomes of a step's heads before they attend.
+
+        norms: of queries and keys before they are turned, in families that have them.
+        """
+        return Turning(self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping)
+
+    def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
+        """Turned queries [T, Hq, D], whose keys and values are written → [T, Hq · D]."""
+        k_cache, v_cache = ctx.kv[self.layer_id]
+        return self.kernels.attention(
+            query, k_cache, v_cache, ctx.layout, self.scale, self.sliding_window
+        ).flatten(1)

@@ -1,0 +1,1 @@
+"""Safetensors files: read, mapped, copied to a GPU, written."""

@@ -1,0 +1,111 @@
+"""Tensors to a safetensors file whose bytes layers can use where they are mapped.
+
+Owns the order of such a file, and the sizes in which it is written: what products read in whole
+large pages (large_pages.py), and tables for look-ups behind them in small ones, since of a large
+one all would be in memory for one row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.models.checkpoints.mapped_file import FORMAT_NAMES
+from quire.models.prepared.prepared_files import PRODUCT_BYTES
+
+_PIECE_BYTES = 16 << 20  # written at a time; a multiple of large pages
+_SMALL_BYTES = 64 << 10  # the same, of tables
+_MOST_PARTS = 1000  # of a piece; POSIX has 1024
+_ALIGNMENT = 4096  # of the first tensor; those of a multiple of 64 bytes come first
+_WRITE_AND_WAIT = 7  # sync_file_range: for what is on its way, then for the rest
+
+
+def write_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    tables: Container[str] = (),
+    stops: Callable[[float], bool] = lambda _: False,
+) -> bool:
+    """Write the file, most likely to the page cache; whether it is whole.
+
+    tables: names of those that serve look-ups. stops: asked before each piece, with the share that
+    is written. Raises OSError.
+    """
+    products = [name for name in tensors if name not in tables]
+    front = [name for name in products if tensors[name].nbytes % 64 == 0]
+    ordered = [*front, *(name for name in tensors if name in tables)]
+    ordered += [name for name in products if tensors[name].nbytes % 64]
+    text = _header(tensors, ordered, sum(tensors[name].nbytes for name in front))
+    large = chain([memoryview(text)], (_bytes(tensors[name]) for name in front))
+    small = (_bytes(tensors[name]) for name in ordered[len(front) :])
+    total = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+    with path.open("wb", buffering=0) as file:
+        for piece in chain(_pieces(large, _PIECE_BYTES), _pieces(small, _SMALL_BYTES)):
+            if stops(file.tell() / total):
+                return False
+            if os.writev(file.fileno(), piece) < sum(map(len, piece)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return True
+
+
+def _header(tensors: dict[str, Tensor], ordered: list[str], product_bytes: int) -> bytes:
+    """With the length in front. product_bytes: of the tensors that come first."""
+    header: dict[str, object] = {"__metadata__": {PRODUCT_BYTES: str(product_bytes)}}
+    end = 0
+    for name in ordered:
+        begin, end = end, end + tensors[name].nbytes
+        header[name] = {
+            "dtype": FORMAT_NAMES[str(tensors[name].dtype).removeprefix("torch.")],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _pieces(parts: Iterable[memoryview], num_bytes: int) -> Iterator[list[memoryview]]:
+    """The parts joined, and cut where so many bytes are full."""
+    piece: list[memoryview] = []
+    room = num_bytes
+    for rest in parts:
+        while rest:
+            piece.append(rest[:room])
+            rest, room = rest[room:], room - len(piece[-1])
+            if room == 0 or len(piece) == _MOST_PARTS:
+                yield piece
+                piece, room = [], room or num_bytes
+    if piece:
+        yield piece
+
+
+def bring_to_disk(path: Path, stops: Callable[[], bool]) -> None:
+    """Wait until a file is on its disk, or until it is stopped. Raises OSError.
+
+    By pieces where that can be: nothing can end a process that waits for all of it.
+    """
+    with path.open("rb") as file:
+        if sys.platform == "linux":
+            sync = ctypes.CDLL(None, use_errno=True).sync_file_range
+            sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+            for begin in range(0, path.stat().st_size, _PIECE_BYTES):
+                if stops():
+                    return
+                if sync(file.fileno(), begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
+                    number = ctypes.get_errno()
+                    if number not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
+                        raise OSError(number, os.strerror(number))  # told to nobody else
+        os.fsync(file.fileno())

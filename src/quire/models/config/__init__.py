@@ -1,0 +1,1 @@
+"""What a checkpoint's config files say. No torch."""

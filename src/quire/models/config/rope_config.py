@@ -1,0 +1,88 @@
+"""How a checkpoint's config file describes its rotary embedding. No torch; no angles here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.layers.rope_settings import ROPE_KINDS, RopeSettings
+from quire.models.config.config_file import ConfigFile
+
+
+def read_rope(config: ConfigFile, head_dim: int) -> RopeSettings:
+    """Read transformers 5's `rope_parameters`, or the older `rope_theta` with `rope_scaling`.
+
+    Raises CheckpointError for a kind that is not known, and for what that kind lacks.
+    """
+    rope = config.section("rope_parameters") or config.section("rope_scaling") or config
+    kind = _kind(config, rope)
+    top = rope if rope.get("rope_theta") is not None else config
+    share = (rope if rope.get("partial_rotary_factor") is not None else config).number(
+        "partial_rotary_factor", 1.0
+    )
+    rotary_dim = int(head_dim * share)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise rope.wrong(
+            "partial_rotary_factor", f"turns {rotary_dim} of {head_dim} dimensions; give a share "
+            "that makes an even number of them"
+        )  # fmt: skip
+    max_position = config.integer("max_position_embeddings", 2048)
+    common: dict[str, Any] = {
+        "kind": kind,
+        "theta": top.number("rope_theta", 10000.0),
+        "rotary_dim": rotary_dim,
+        "max_position": max_position,
+    }
+    return RopeSettings(**common, **_specific(config, rope, kind, rotary_dim, max_position))
+
+
+def _kind(config: ConfigFile, rope: ConfigFile) -> str:
+    if rope is config:
+        return "default"
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
+        kind = "longrope"  # names that early Phi-3 files gave it
+    if kind not in ROPE_KINDS:
+        raise rope.wrong("rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
+    return kind
+
+
+def _specific(
+    config: ConfigFile, rope: ConfigFile, kind: str, rotary_dim: int, max_position: int
+) -> dict[str, Any]:
+    """The fields that one kind needs beyond the common ones."""
+    found: dict[str, Any] = {"original_max_position": max_position}
+    if kind in ("linear", "dynamic", "llama3"):
+        found["factor"] = rope.number("factor")
+    if kind in ("llama3", "yarn", "longrope"):
+        found["original_max_position"] = _original(config, rope, max_position)
+    if kind == "llama3":
+        found["low_freq_factor"] = rope.number("low_freq_factor")
+        found["high_freq_factor"] = rope.number("high_freq_factor")
+        if found["low_freq_factor"] == found["high_freq_factor"]:
+            raise rope.wrong("high_freq_factor", "equals low_freq_factor; they must differ")
+    if kind == "dynamic" and rotary_dim < 4:
+        raise rope.wrong("rope_type", "is 'dynamic', which needs at least 4 rotary dimensions")
+    if kind in ("yarn", "longrope"):
+        found["factor"] = _optional(rope, "factor")
+        found["attention_factor"] = _optional(rope, "attention_factor")
+    if kind == "yarn":
+        found |= {key: _optional(rope, key) for key in ("mscale", "mscale_all_dim")}
+        found["beta_fast"] = rope.number("beta_fast", 32.0)
+        found["beta_slow"] = rope.number("beta_slow", 1.0)
+        found["truncate"] = rope.boolean("truncate", True)
+    if kind == "longrope":
+        found["short_factor"] = rope.numbers("short_factor", rotary_dim // 2)
+        found["long_factor"] = rope.numbers("long_factor", rotary_dim // 2)
+    return found
+
+
+def _original(config: ConfigFile, rope: ConfigFile, max_position: int) -> int:
+    """The trained context; a value beside the rope section wins, as Phi-3 writes it there."""
+    key = "original_max_position_embeddings"
+    if config.get("model_type") == "phi3":
+        return config.integer(key, rope.integer(key, 4096))
+    return rope.integer(key, config.integer(key, max_position))
+
+
+def _optional(rope: ConfigFile, key: str) -> float | None:
+    return None if rope.get(key) is None else rope.number(key)

@@ -1,0 +1,273 @@
+"""From a folder to a model that is ready to run.
+
+Owns the match between a checkpoint's names and the model's parameters, and the order of things: the
+model is first built without memory (on the meta device) and the load is rehearsed there, so that
+whatever does not fit is told before anything large is allocated.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from quire.config import ModelConfig
+from quire.errors import CheckpointError
+from quire.kernels.dispatch import Kernels, kernels_for
+from quire.layers.linear_layers import LinearBase
+from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
+from quire.models.checkpoints.checkpoint import Checkpoint, TensorEntry
+from quire.models.checkpoints.gpu_transfer import FLOATS, DeviceReader
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.families.registry import MODELS
+from quire.models.loading.dummy_weights import fill_with_dummies
+from quire.models.loading.parameter_filling import Filling
+from quire.models.prepared.prepared_weights import PreparedWeights, prepared_weights
+from quire.quantization.scheme import INT4_GROUP, Scheme, scheme_of
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "model."  # of all names but the head's
+_WORTH_MAPPING = 1 << 20  # bytes
+_BIG = 1_000_000_000  # bytes from which on a progress bar is shown
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# checkpoint name → the parameter it fills, and which part of it
+Targets = dict[str, tuple[Weight, str | None]]
+
+
+def resolve_dtype(name: str, architecture: ModelArchitecture) -> torch.dtype:
+    """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
+
+    float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
+    """
+    wanted = architecture.dtype if name == "auto" else name
+    if wanted not in _DTYPES:
+        raise CheckpointError(
+            f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(_DTYPES)}"
+        )
+    return _DTYPES[wanted]
+
+
+def load_model(
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels | None = None,
+) -> LlamaForCausalLM:
+    """Build the model of a folder and fill it, converting weights to `dtype`.
+
+    kernels: the operations that it calls; the device's own if None.
+
+    Those that the config quantizes are so as soon as they are there, one after the other.
+
+    A CPU keeps models in their run-time form on disk (prepared_weights.py), and maps that next
+    time.
+
+    With load_format "dummy" the weights are random and only the config files are read.
+    Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
+    """
+    model, prepared = load_unsaved(config, architecture, path, device, dtype, kernels)
+    if prepared is not None:
+        prepared.save_beside(model)
+    return model
+
+
+def load_unsaved(
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels | None = None,
+) -> tuple[LlamaForCausalLM, PreparedWeights | None]:
+    """The same, with where it is still to be saved: writing takes of what steps have."""
+    prepared = None
+    if kernels is None and device.type == "cpu":
+        prepared = prepared_weights(config, architecture, path, dtype)
+    kernels = kernels or kernels_for(device.type)
+    if prepared is not None:
+        found = prepared.restore(lambda: _build(config, architecture, device, dtype, kernels))
+        if found is not None:
+            keep_at_hand(found)
+            return found.eval(), None
+    if config.load_format == "dummy":
+        model = _build(config, architecture, device, dtype, kernels)
+        fill_with_dummies(model, config.seed)
+    else:
+        checkpoint = Checkpoint.open(path)
+        plan = _build(config, architecture, torch.device("meta"), dtype, kernels_for("meta"))
+        names = _rehearse(checkpoint, plan, architecture)
+        model = _build(config, architecture, device, dtype, kernels)
+        _fill(model, checkpoint, names, device)
+    keep_at_hand(model)
+    return model.eval(), prepared
+
+
+def _build(
+    config: ModelConfig,
+    architecture: ModelArchitecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Kernels,
+) -> LlamaForCausalLM:
+    max_model_len = config.max_model_len or architecture.max_position_embeddings
+    scheme = scheme_of(config.quantization)
+    options = LayerOptions(dtype, device, kernels, scheme)
+    model = MODELS[architecture.family](architecture, max_model_len, options)
+    if scheme is not None and device.type != "meta":
+        _tell_exceptions(scheme, model)
+    return model
+
+
+def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
+    """Log which weights get another form than their scheme has for them, for their size."""
+    others: Counter[str] = Counter()
+    for module in model.modules():
+        if isinstance(module, LinearBase) and module.role in scheme.forms:
+            wanted = scheme.forms[module.role]
+            form = scheme.form_name(module.role, module.in_features, wanted)
+            others[f"{form} in place of {wanted}"] += form != wanted
+    for what, count in (+others).items():
+        logger.info(
+            "%d weights are kept as %s: their inputs are no multiple of %d", count, what, INT4_GROUP
+        )
+
+
+def weight_targets(model: LlamaForCausalLM) -> Targets:
+    """Every name that a checkpoint must have. Fused parameters are known by their parts' names."""
+    targets: Targets = {}
+    for name, param in model.named_parameters():
+        assert isinstance(param, Weight)
+        module, leaf = name.rsplit(".", 1)
+        parent, _, own = module.rpartition(".")
+        parts = model.packed_modules.get(own)
+        if parts is None:
+            targets[name] = (param, None)
+        else:
+            for theirs, part in parts.items():
+                targets[f"{parent}.{theirs}.{leaf}"] = (param, part)
+    return targets
+
+
+def _targets_in(checkpoint: Checkpoint, model: LlamaForCausalLM) -> Targets:
+    """The targets by this checkpoint's names: those saved without a head lack the prefix, too."""
+    targets = weight_targets(model)
+    if any(name.startswith(_PREFIX) for name in checkpoint.entries):
+        return targets
+    return {name.removeprefix(_PREFIX): target for name, target in targets.items()}
+
+
+def _rehearse(
+    checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelArchitecture
+) -> set[str]:
+    """Load tensors without content into a model without memory; returns the names to load."""
+    targets = _targets_in(checkpoint, plan)
+    missing = [name for name in targets if name not in checkpoint.entries]
+    left_over = [
+        name
+        for name in checkpoint.entries
+        if name not in targets and not _is_harmless(name, architecture)
+    ]
+    if missing or left_over:
+        raise CheckpointError(
+            f"{checkpoint.folder}: its tensors are not those of {architecture.architecture}"
+            f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
+            "config.json and the safetensors files belong together"
+        )
+    for name, (param, part) in targets.items():
+        _check(checkpoint.entries[name], param, part)
+    return set(targets)
+
+
+def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
+    if entry.dtype not in FLOATS:
+        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {', '.join(FLOATS)}")
+    try:
+        param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
+    except WeightShapeError as error:
+        raise entry.wrong(str(error)) from error
+
+
+def _is_harmless(name: str, architecture: ModelArchitecture) -> bool:
+    """Tensors that old checkpoints carry and nothing needs."""
+    return name.endswith(".rotary_emb.inv_freq") or (
+        name == "lm_head.weight" and (architecture.tie_word_embeddings or not architecture.has_head)
+    )
+
+
+def _listed(what: str, names: list[str], most: int = 8) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"; {what}: {', '.join(names[:most])}{more}"
+
+
+def _tensors(
+    checkpoint: Checkpoint, names: set[str], device: torch.device
+) -> Iterator[tuple[TensorEntry, Tensor]]:
+    """Mapped files for a CPU; a GPU gets what several threads read ahead."""
+    if device.type == "cpu":
+        yield from checkpoint.tensors(names)
+        return
+    with DeviceReader(device) as reader:
+        yield from reader.tensors(checkpoint.in_file_order(names))
+
+
+def _stays_mapped(tensor: Tensor, param: Weight) -> bool:
+    """Whether a weight is read where its file is mapped, which spares a copy of it.
+
+    Most are brought into another form from there; a table for look-ups stays there.
+    """
+    return tensor.dtype == param.dtype and tensor.nbytes >= _WORTH_MAPPING
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal for big checkpoints; what it gives is told of bytes that were read."""
+    if total < _BIG or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console  # a tenth of a second, which most starts save
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("Loading weights", total=total)
+        yield lambda num_bytes: progress.advance(task, num_bytes)
+
+
+def _fill(
+    model: LlamaForCausalLM, checkpoint: Checkpoint, names: set[str], device: torch.device
+) -> None:
+    """Copy the weights from the files, each once, converting on the way."""
+    begin = time.monotonic()
+    targets = _targets_in(checkpoint, model)
+    filling = Filling(model, (param for param, _ in targets.values()))
+    total = sum(checkpoint.entries[name].num_bytes for name in names)
+    with _progress(total) as advance:
+        for entry, tensor in _tensors(checkpoint, names, device):
+            param, part = targets.pop(entry.name)
+            if device.type == "cpu" and part is None and _stays_mapped(tensor, param):
+                param.data = tensor
+            else:
+                param.allocate()
+                param.weight_loader(param, tensor, part)
+            filling.filled(param)
+            advance(entry.num_bytes)
+    filling.end()
+    seconds = time.monotonic() - begin
+    logger.info("%.2f GB read at %.1f GB/s", total / 1e9, total / 1e9 / max(seconds, 1e-9))

@@ -1,0 +1,134 @@
+"""Files of prepared weights: their folder, their names, and which leave when there are too many.
+
+No torch: a start asks the system for its file before anything else (engine/startup/prefetch.py). A
+name begins with the checkpoint and how it is quantized, and ends with the form that this
+processor's kernels read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+
+from quire.config import ModelConfig
+from quire.kernels.cpu import native
+from quire.models.config.model_config import ModelArchitecture
+from quire.processes import is_alive
+from quire.version import __version__
+
+LAYOUT = 5  # to be raised when the packed form of any layer changes, or its rounding
+PRODUCT_BYTES = "product_bytes"  # in a file's header, of the tensors that each step reads
+_SUFFIX = ".safetensors"
+_LARGEST_HEADER = 1 << 24  # bytes
+_DIGITS = 24  # of each half of a name
+_ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
+_QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
+
+
+def prepared_folder(config: ModelConfig) -> Path | None:
+    """Where what a start on a CPU has made is kept for the next; None by the settings."""
+    if config.prepared_weights == "none":
+        return None
+    if config.prepared_weights != "auto":
+        return Path(config.prepared_weights).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "quire" / "prepared"
+
+
+def prepared_file(
+    config: ModelConfig,
+    shape: ModelArchitecture,
+    path: Path,
+    dtype: str,
+    plainly: tuple[object, ...] = (),
+) -> Path | None:
+    """The file for a checkpoint's folder, there or not; None by the settings.
+
+    plainly: what else its form depends on where there are no compiled kernels.
+    """
+    folder = prepared_folder(config)
+    if folder is None or config.load_format != "auto":
+        return None
+    max_model_len = config.max_model_len or shape.max_position_embeddings
+    form = (
+        LAYOUT, dtype, native.instruction_set(), plainly,
+        shape.rope.takes_long_factors(max_model_len),
+    )  # fmt: skip
+    return folder / file_name(checkpoint_key(config, path), digest_of(form))
+
+
+def checkpoint_key(config: ModelConfig, path: Path) -> str:
+    """The first half of the names for a checkpoint's folder. Raises OSError."""
+    files = [
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(path.iterdir())
+        if file.suffix in (_SUFFIX, ".json")
+    ]
+    return digest_of((__version__, str(path.resolve()), files, config.quantization))
+
+
+def digest_of(key: tuple[object, ...]) -> str:
+    """Half of a name."""
+    return hashlib.sha256(repr(key).encode()).hexdigest()[:_DIGITS]
+
+
+def file_name(checkpoint: str, form: str) -> str:
+    """form: the second half."""
+    return f"{checkpoint}-{form}{_SUFFIX}"
+
+
+def unfinished_name(file: Path) -> Path:
+    """What it is called while this thread writes it: two engines of a process may do so at once."""
+    return file.with_suffix(f".{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
+
+
+def newest_file(config: ModelConfig, path: Path) -> Path | None:
+    """The one of a checkpoint's folder that was used last, most likely the next one, too."""
+    folder = prepared_folder(config)
+    if folder is None:
+        return None
+    try:
+        files = folder.glob(file_name(checkpoint_key(config, path), "*"))
+        return max(files, key=lambda file: file.stat().st_mtime, default=None)
+    except OSError:
+        return None  # one went meanwhile
+
+
+def product_bytes(file: Path) -> int:
+    """How much of a file, from its begin, each step reads; 0 if that cannot be told."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(min(length, _LARGEST_HEADER)))
+        return 8 + length + int(header["__metadata__"][PRODUCT_BYTES])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0  # who maps it will say what is wrong
+
+
+def make_room(folder: Path, limit: int) -> None:
+    """Remove what others left unfinished, and the files not used for longest beyond the limit."""
+    now = time.time()
+    for file in folder.glob("*.tmp"):
+        if now - file.stat().st_mtime > _patience_with(file):
+            file.unlink(missing_ok=True)
+    files = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime)
+    total = sum(file.stat().st_size for file in files)
+    for file in files:
+        if total <= limit:
+            break
+        total -= file.stat().st_size
+        file.unlink(missing_ok=True)
+
+
+def _patience_with(unfinished: Path) -> float:
+    """Seconds without a change behind which a file counts as given up."""
+    *name, _, process_id = unfinished.stem.split(".")
+    if process_id.isdigit() and is_alive(int(process_id)):
+        return _ABANDONED_SECONDS
+    # one in another container may write here, too, under an id that is nobody's here
+    return 0.0 if ".".join(name[1:]) == platform.node() else _QUIET_SECONDS

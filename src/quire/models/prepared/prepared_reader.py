@@ -1,0 +1,92 @@
+"""A file of prepared weights, mapped and checked, for whoever takes its arrays. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.errors import CheckpointError
+from quire.models.checkpoints.checkpoint import TensorEntry, read_header
+from quire.models.checkpoints.mapped_file import Array, MappedFile
+from quire.models.prepared.prepared_files import product_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+CHECK = "check"  # a tensor of its own
+_CHECKED = 256  # bytes at each place
+
+Bytes = Mapping[str, memoryview]
+
+
+def open_prepared(file: Path) -> PreparedFile | None:
+    """The file, which has been used then; None if there is none that can be."""
+    if not file.exists():
+        return None
+    try:
+        found = PreparedFile(file)
+    except (CheckpointError, LookupError) as error:
+        discard(file, error)
+        return None
+    except OSError as error:
+        logger.warning("%s cannot be used (%s)", file, error.strerror)
+        return None
+    with contextlib.suppress(OSError):  # of another user's, or on a disk that is read only
+        os.utime(file)
+    return found
+
+
+def discard(file: Path, error: Exception) -> None:
+    """Remove a file that is damaged, so that it is made again."""
+    logger.warning("%s is of no use (%s); it will be made again", file, error)
+    with contextlib.suppress(OSError):
+        file.unlink()
+
+
+class PreparedFile:
+    """Its weights by name. Raises CheckpointError, OSError or LookupError where it is damaged."""
+
+    def __init__(self, file: Path) -> None:
+        self._entries = {entry.name: entry for entry in read_header(file)}
+        self._mapped = MappedFile(file, product_bytes(file))
+        kept = self._array(self._entries.pop(CHECK))
+        if kept.item() != check_of({name: bytes_of(a) for name, a in self.arrays().items()}):
+            raise LookupError("its numbers are not those that were written")
+
+    def arrays(self) -> dict[str, Array]:
+        """Of types that NumPy has not their bits."""
+        return {name: self._array(entry) for name, entry in self._entries.items()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As PyTorch's."""
+        return {name: self._mapped.tensor(entry) for name, entry in self._entries.items()}
+
+    def _array(self, entry: TensorEntry) -> Array:
+        return self._mapped.array(entry)
+
+
+def bytes_of(array: Array) -> memoryview:
+    """Of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def check_of(parts: Bytes) -> int:
+    """A checksum of some bytes of each tensor, of its beginning, middle and end.
+
+    Blocks of a file that a disk lost are found with it; reading all would double a start.
+    """
+    check = 0
+    for name in sorted(parts):
+        data = parts[name]
+        for begin in (0, len(data) // 2, max(0, len(data) - _CHECKED)):
+            check = zlib.crc32(data[begin : begin + _CHECKED], check)
+    return check

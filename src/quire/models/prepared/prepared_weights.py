@@ -1,0 +1,201 @@
+"""Weights in the form that layers keep, on disk: a second start maps them and does no work again.
+
+Owns the making of such a file, and a model's way back from one; prepared_files.py has their names
+and number, prepared_reader.py what is checked. It is a safetensors file like any other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from quire.config import ModelConfig
+from quire.kernels.cpu import native
+from quire.kernels.cpu.torch_matmul import is_emulated
+from quire.kernels.dispatch import describe
+from quire.layers.embedding import VocabParallelEmbedding
+from quire.layers.parameter import LoadedModule
+from quire.layers.rope import RotaryEmbedding
+from quire.models.checkpoints.mapped_file import Array
+from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_tensors
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.prepared.prepared_files import make_room, prepared_file, unfinished_name
+from quire.models.prepared.prepared_reader import CHECK, bytes_of, check_of, discard, open_prepared
+from quire.processes import interrupted
+
+logger = logging.getLogger(__name__)
+
+WORTH_BYTES = 4 << 20  # what is smaller is prepared in no time
+LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
+PATIENCE = 10.0  # seconds that an ending process takes at most; a gigabyte takes 0.15 to 3
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def prepared_weights(
+    config: ModelConfig, shape: ModelArchitecture, path: Path, dtype: torch.dtype
+) -> PreparedWeights | None:
+    """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
+    plainly: tuple[object, ...] = ()
+    if native.library() is None:
+        plainly = describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)
+    file = prepared_file(config, shape, path, str(dtype).removeprefix("torch."), plainly)
+    return None if file is None else PreparedWeights(file)
+
+
+class PreparedWeights:
+    """One file, there or not."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def restore(self, build: Callable[[], Model]) -> Model | None:
+        """A model with the weights of the file; None if there is none that can be used.
+
+        build: makes the model without its weights.
+        """
+        found = open_prepared(self.file)
+        if found is None:
+            return None
+        try:
+            model = build()
+            _adopt(model, found.tensors())
+        except LookupError as error:
+            discard(self.file, error)
+            return None
+        logger.info("weights mapped from %s", self.file)
+        return model
+
+    def save_beside(self, model: nn.Module) -> threading.Thread | None:
+        """Write the file in a thread, if that is worth it."""
+        tensors = kept_tensors(model)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
+        if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
+            return None  # oneDNN's form cannot be written
+        ending = _Ending()
+        thread = threading.Thread(
+            target=self._save, args=(tensors, _tables(model), ending), name="quire-prepared"
+        )
+        thread.daemon = True
+        thread.start()
+        atexit.register(ending.wait_for, thread)
+        return thread
+
+    def _save(self, tensors: dict[str, Tensor], tables: set[str], ending: _Ending) -> None:
+        """Under a name of its own first, so that nobody ever sees half a file.
+
+        A process that ends leaves it to the system to bring the file to its disk.
+        """
+        folder, num_bytes = self.file.parent, sum(tensor.nbytes for tensor in tensors.values())
+        unfinished = unfinished_name(self.file)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_room(folder, LIMIT_BYTES - num_bytes)
+            if shutil.disk_usage(folder).free < 2 * num_bytes:
+                logger.info("prepared weights are not kept: %s is nearly full", folder)
+                return
+            check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
+            whole = tensors | {CHECK: torch.tensor([check])}
+            if write_tensors(unfinished, whole, tables, ending.stops):
+                bring_to_disk(unfinished, ending.has_begun)
+                unfinished.replace(self.file)
+            else:
+                unfinished.unlink()
+        except OSError as error:
+            logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+
+
+class _Ending:
+    """Of the process: a file that is being written is then made whole, or given up at once."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._latest = math.inf
+
+    def has_begun(self) -> bool:
+        """Whether nothing is to be waited for but the writing itself."""
+        return self._latest < math.inf
+
+    def stops(self, share: float) -> bool:
+        """Whether a file of which that share is written will not be whole in time, at its pace."""
+        now = time.monotonic()
+        rest = (now - self._begin) * (1 / share - 1) if share else 0
+        return now + rest > self._latest
+
+    def wait_for(self, thread: threading.Thread) -> None:
+        """At the interpreter's end, which a thread at work would make a crash.
+
+        Who has pressed Ctrl-C waits for no more than a piece of the file.
+        """
+        self._latest = -math.inf if interrupted.is_set() else time.monotonic() + PATIENCE
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                self._latest = -math.inf
+
+
+def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
+    """As `PreparedFile.arrays` has them; views of tensors that lie as one piece of memory."""
+    bits = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
+    known = (torch.uint8, torch.int8, torch.float16, torch.float32, torch.float64)
+    found = ((name, tensor.detach().contiguous()) for name, tensor in tensors.items())
+    return {
+        name: (tensor if tensor.dtype in known else tensor.view(bits[tensor.itemsize])).numpy()
+        for name, tensor in found
+    }
+
+
+def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What a loaded model keeps of its checkpoint, by name."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if isinstance(module, LoadedModule):
+            found |= {f"{name}.{own}": buffer for own, buffer in module.named_buffers()}
+        elif isinstance(module, RotaryEmbedding):  # what serves without PyTorch reads them
+            found[f"{name}.inv_freq"] = module.inv_freq
+    return found
+
+
+def _tables(model: nn.Module) -> set[str]:
+    """Which of them no product reads: they serve look-ups, or are read once."""
+    names = {VocabParallelEmbedding: "weight", RotaryEmbedding: "inv_freq"}
+    return {
+        f"{name}.{names[type(module)]}"
+        for name, module in model.named_modules()
+        if type(module) in names
+    }
+
+
+def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give each module its own. Raises LookupError where one is missing, left over or different."""
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        if isinstance(module, LoadedModule):
+            own = [key for key in tensors if key.rpartition(".")[0] == name]
+            module.adopt({key.rpartition(".")[2]: tensors.pop(key) for key in own})
+    for name, module in modules.items():  # an embedding may have got a weight from its head
+        if isinstance(module, LoadedModule):
+            continue
+        if isinstance(module, RotaryEmbedding):
+            module.inv_freq = tensors.pop(f"{name}.inv_freq")
+        for own_name, param in module.named_parameters(recurse=False):
+            tensor = tensors.pop(f"{name}.{own_name}")
+            if (tensor.shape, tensor.dtype) != (param.shape, param.dtype):
+                raise LookupError(f"{name}.{own_name} has another shape or data type")
+            param.data = tensor
+    if tensors:
+        raise LookupError(f"nothing takes {next(iter(tensors))}")

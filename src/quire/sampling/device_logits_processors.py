@@ -1,0 +1,120 @@
+"""Draws where the logits are for rows whose wishes change them: nothing waits for the device.
+
+Owns the device's count of each penalised row's tokens, which follows the draws there. What a wish
+does to logits is told by logits_processors.py, and the draw itself is that of rows without such
+wishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.kernels.dispatch import Kernels
+from quire.kernels.reference_step import MOST_COUNTED
+from quire.sampling.array_types import Flags, Ints
+from quire.sampling.device_logits import DeviceLogits, on_device
+from quire.sampling.host_logits import History
+from quire.sampling.logits_processors import adjust_logits
+from quire.sampling.sampling_state import CHANGES_LOGITS, PENALTIES, READS_ANSWER, SamplingState
+
+DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # what came of a draw
+
+# float32 logits [U, V], int32 rows and positions [U] → int32 token ids and failures [U]
+Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class WishingRows:
+    """Those rows of a SamplingState, on a device. draw: by temperature and filters."""
+
+    def __init__(
+        self,
+        state: SamplingState,
+        max_num_seqs: int,
+        draw: Draw,
+        kernels: Kernels,
+        device: torch.device,
+    ) -> None:
+        self._state = state
+        self._draw = draw
+        self._kernels = kernels
+        shape = (max_num_seqs, state.vocab_size)
+        self._counts = torch.zeros(shape, dtype=torch.int16, device=device)
+
+    def among(self, rows: Ints) -> Flags:
+        """Which rows [N] have such wishes: [N]."""
+        wishing: Flags = (self._state.needs[rows] & CHANGES_LOGITS) != 0
+        return wishing
+
+    def read_answers(self, rows: Ints) -> bool:
+        """Whether the host has to know all tokens of some of these rows before a draw."""
+        return bool((self._state.needs[rows] & READS_ANSWER).any())
+
+    def enter(self, rows: Sequence[int], history: History) -> None:
+        """Count the known tokens of rows that were set, where that will be needed."""
+        index = np.array(rows, np.int64)
+        for row in index[(self._state.needs[index] & PENALTIES) != 0].tolist():
+            counted = _count(history, row, self._state.vocab_size)
+            self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
+
+    def rehearse(self) -> None:
+        """Launch what is of no recorded part: the penalties, and a draw from float32."""
+        logits = torch.zeros(1, self._state.vocab_size, device=self._counts.device)
+        self._penalise(logits, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        nobody = on_device(np.full(1, -1, np.int32), logits)
+        self._draw(logits, nobody, nobody.clone())
+
+    def draw(self, raw: Tensor, rows: Ints, history: History) -> tuple[Tensor, Tensor]:
+        """Draw a token for each of these rows [U] by raw float32 logits [U, V], which are used up.
+
+        history: with the number of tokens that each row will have before the one drawn now; their
+        ids are read where `read_answers` says so. Results are int32 [U] on the device: token ids,
+        and DRAWN, FAILED or EXHAUSTED, see `SamplerOutput`.
+        """
+        lost = ~raw.amax(dim=1).isfinite()
+        adjust_logits(DeviceLogits(raw, self._penalise), rows, self._state, history)
+        # each in memory of its own: kernels are compiled for addresses that are multiples of 16
+        own = on_device(rows.astype(np.int32), raw)
+        positions = on_device(history.num_tokens[rows].astype(np.int32), raw)
+        tokens, failed = self._draw(raw, own, positions)
+        self._note(rows, tokens)
+        status = torch.where(lost, FAILED, failed * EXHAUSTED)
+        return tokens, status.int()
+
+    def _penalise(self, logits: Tensor, places: Ints, rows: Ints) -> None:
+        """Of all rows [U] of logits, those at some places."""
+        params = self._state.gather(rows)
+        penalties = np.stack(
+            [params.repetition_penalty, params.presence_penalty, params.frequency_penalty], axis=1
+        )
+        table = on_device(rows, logits), self._counts, on_device(penalties, logits)
+        if len(places) == len(logits):
+            self._kernels.penalise(logits, *table)
+            return
+        index = on_device(places, logits)
+        some = logits.index_select(0, index)
+        self._kernels.penalise(some, *table)
+        logits.index_copy_(0, index, some)
+
+    def _note(self, rows: Ints, tokens: Tensor) -> None:
+        """Count the drawn tokens [U] of penalised rows."""
+        places = np.flatnonzero(self._state.needs[rows] & PENALTIES)
+        if not len(places):
+            return
+        drawn = tokens[on_device(places, tokens)].long()
+        index = on_device(rows[places] * self._state.vocab_size, tokens) + drawn
+        counts = self._counts.view(-1)
+        held = counts[index]
+        counts[index] = held + (held.bitwise_and(MOST_COUNTED) < MOST_COUNTED)
+
+
+def _count(history: History, row: int, vocab_size: int) -> npt.NDArray[np.int16]:
+    """A row of the table: see `reference_step.penalise`."""
+    answer = np.bincount(history.answer(row), minlength=vocab_size)
+    counts = np.minimum(answer, MOST_COUNTED).astype(np.int16)
+    counts[history.prompt(row)] |= -0x8000
+    return counts

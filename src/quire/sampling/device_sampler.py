@@ -1,0 +1,123 @@
+"""Sampling where the logits are: the wishes of all rows on the device, and draws without waiting.
+
+Owns the device's copy of these wishes and how it follows the host's table; does not own the draw:
+see `quire.kernels.triton.sampling.draw_kernels`, nor wishes that change logits: see
+device_logits_processors.py. It draws what the host's Sampler draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.kernels import sampling_math
+from quire.kernels.triton.sampling.draw_kernels import WISH_WORDS, Cut, Scratch, sample
+from quire.sampling.array_types import Ints
+from quire.sampling.sampling_state import Need, SamplingState
+
+_DRAW = int(Need.RANDOM | Need.FILTER)
+_BUFFERS = 4  # uploads that may be under way
+_PLAIN_SLOPE = np.float32(np.log2(np.e))  # of temperature 1
+
+
+class DeviceSampler:
+    """Draws tokens for the rows of a SamplingState by temperature, top-k, top-p and min-p.
+
+    state: the host's table, the one to change; `upload` brings rows to the device. max_num_seqs:
+    the most rows, in the table and of one `sample`. Calls must be on one stream at a time.
+    """
+
+    def __init__(
+        self,
+        state: SamplingState,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device | str,
+        cut: Cut | None = None,
+    ) -> None:
+        self._state = state
+        self._wishes = torch.zeros(max_num_seqs, WISH_WORDS, dtype=torch.int64, device=device)
+        self._sent = np.zeros((max_num_seqs, WISH_WORDS), np.int64)  # what is there
+        self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
+        self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
+
+    def upload(self, rows: Sequence[int]) -> None:
+        """Bring the wishes of rows that were set to the device, in the stream's order.
+
+        Rows whose wishes are there already, as those of all greedy ones soon are, cost nothing. The
+        host waits for nothing, unless several uploads before this one are still under way.
+        """
+        if not rows:
+            return
+        index = np.array(rows, np.int64)
+        words = self._words(index)
+        is_new = (words != self._sent[index]).any(axis=1)
+        if is_new.any():
+            self._send(index[is_new], words[is_new])
+
+    def _send(self, index: Ints, words: Ints) -> None:
+        self._sent[index] = words
+        buffer = self._buffers.pop(0)
+        self._buffers.append(buffer)
+        sent = buffer.send(np.column_stack([index, words]))
+        self._wishes.index_copy_(0, sent[:, 0], sent[:, 1:])
+
+    def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a token for each row of logits [S, V], float32 or bfloat16: ids, status, int32 [S].
+
+        rows int32 [S]: of the table, -1 for none, which gives token 0. positions int32 [S]: where
+        the tokens will stand. status 1: the logits held NaN or +inf, or nothing but -inf; the
+        token means nothing. All arguments are on the device, and so are the results; the launches
+        depend on the shapes alone, so that a CUDA graph may hold them.
+        """
+        return sample(logits, rows, positions, self._wishes, self._scratch)
+
+    def _words(self, rows: Ints) -> Ints:
+        """The wishes of rows [N] as the kernels read them: int64 [N, WISH_WORDS].
+
+        Of a greedy row they read no numbers; so all greedy rows have the same ones.
+        """
+        words = np.zeros((len(rows), WISH_WORDS), np.int64)
+        words.view(np.float32)[:, 2] = _PLAIN_SLOPE
+        drawn = np.flatnonzero(self._state.needs[rows] & _DRAW)
+        if len(drawn):
+            words[drawn] = self._drawn_words(rows[drawn])
+        return words
+
+    def _drawn_words(self, rows: Ints) -> Ints:
+        params = self._state.gather(rows)
+        words = np.zeros((len(rows), WISH_WORDS), np.int64)
+        halves = words.view(np.int32)  # the lower half of each word first
+        halves[:, 0] = self._state.needs[rows] & _DRAW
+        halves[:, 1] = params.top_k
+        words.view(np.float32)[:, 2] = sampling_math.slope(params.temperature)
+        words.view(np.float32)[:, 3] = sampling_math.deepest_kept(params.min_p)
+        shares = np.where(params.top_p < 1.0, params.top_p, 0.0)
+        words[:, 2] = sampling_math.share_bits(shares).view(np.int64)
+        words[:, 3] = self._state.seeds[rows]
+        return words
+
+
+class _Buffer:
+    """Page-locked memory from which one upload is copied, and its place on the device."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        shape = (num_rows, 1 + WISH_WORDS)
+        self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=on_gpu)
+        self._device = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def send(self, words: Ints) -> Tensor:
+        """Copy words [N, 1 + WISH_WORDS] to the device, in the stream's order."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy from here has long been made
+        count = len(words)
+        self._host.numpy()[:count] = words
+        sent = self._device[:count].copy_(self._host[:count], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return sent

@@ -1,0 +1,151 @@
+"""The sampling wishes of all running requests: a table with one row for each. No torch.
+
+Owns where a wish is stored, and the note of which features each row needs, by which a step skips
+all that its rows do not use. Does not own what a wish means: see penalties and draw.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.sampling_params import SamplingParams
+from quire.sampling.array_types import Floats, Ints, Logits
+from quire.sampling.bad_words import BadWords
+from quire.sampling.structured_mask import Form, Matcher
+
+
+class Need(enum.IntFlag):
+    """What a row asks of the sampler; a greedy row without wishes needs nothing."""
+
+    RANDOM = 1
+    FILTER = 2  # top-k, top-p or min-p
+    TOTAL_MASS = 4  # top-p alone: a share of the whole distribution
+    LOGIT_BIAS = 8
+    REPETITION = 16
+    PRESENCE = 32  # or frequency
+    MIN_TOKENS = 64
+    BAD_WORDS = 128
+    LOGPROBS = 256
+    FORM = 512
+
+
+# plain numbers: each operation of a flag's type looks its members up
+PENALTIES = int(Need.REPETITION | Need.PRESENCE)
+READS_ANSWER = int(Need.BAD_WORDS | Need.FORM)  # tokens, not only how many there are of each
+CHANGES_LOGITS = int(Need.LOGIT_BIAS | Need.MIN_TOKENS) | PENALTIES | READS_ANSWER
+
+
+class RowParams(NamedTuple):
+    """The numbers of some rows, each float64 [N]. top_k: the vocabulary's size where it is off."""
+
+    temperature: Floats
+    top_k: Floats
+    top_p: Floats
+    min_p: Floats
+    presence_penalty: Floats
+    frequency_penalty: Floats
+    repetition_penalty: Floats
+
+    def select(self, index: Ints) -> RowParams:
+        """Some of these rows."""
+        return RowParams(*(values[index] for values in self))
+
+
+class Bias(NamedTuple):
+    """Addends of one row's logits: int64 [N] ids, float32 [N] values."""
+
+    token_ids: Ints
+    values: Logits
+
+
+class MinTokens(NamedTuple):
+    """The tokens that end an answer, int64 [N], and how long it must be before they may."""
+
+    length: int
+    token_ids: Ints
+
+    def banned(self, answer_length: int) -> Ints:
+        """The tokens that may not come next."""
+        return self.token_ids if answer_length < self.length else self.token_ids[:0]
+
+
+class SamplingState:
+    """One row per running request. Setting and clearing a row changes nothing else.
+
+    needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
+    where LOGPROBS is set; bias, min_tokens, bad_words, forms: by row, only for rows that use them.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.needs = np.zeros(max_num_seqs, np.int16)
+        self.seeds = np.zeros(max_num_seqs, np.int64)
+        self.num_logprobs = np.zeros(max_num_seqs, np.int64)
+        self.bias: dict[int, Bias] = {}
+        self.min_tokens: dict[int, MinTokens] = {}
+        self.bad_words: dict[int, BadWords] = {}
+        self.forms: dict[int, Form] = {}
+        self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
+
+    def set_row(
+        self,
+        row: int,
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        eos_token_ids: list[int],
+        bad_words_ids: list[list[int]],
+        matcher: Matcher | None = None,
+    ) -> None:
+        """Give the row to a request. seed: 64 bits, signed or not. matcher: of its form."""
+        self.clear_row(row)
+        top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
+        self._numbers[:, row] = (  # in the order of RowParams
+            sampling.temperature, top_k, sampling.top_p, sampling.min_p,
+            sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty,
+        )  # fmt: skip
+        self.seeds[row] = (seed + 2**63) % 2**64 - 2**63
+        self.num_logprobs[row] = sampling.logprobs or 0
+        ends = sampling.stop_token_ids + ([] if sampling.ignore_eos else eos_token_ids)
+        if sampling.logit_bias:
+            values = np.array(list(sampling.logit_bias.values()), np.float32)
+            self.bias[row] = Bias(np.array(list(sampling.logit_bias), np.int64), values)
+        if sampling.min_tokens > 0 and ends:
+            self.min_tokens[row] = MinTokens(sampling.min_tokens, np.array(ends, np.int64))
+        if bad_words_ids:
+            self.bad_words[row] = BadWords(bad_words_ids)
+        if matcher is not None:
+            stops = np.array(sampling.stop_token_ids, np.int64)
+            barred = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
+            self.forms[row] = Form(matcher, stop_token_ids=stops, barred=barred)
+        self.needs[row] = self._needs(row, sampling, top_k)
+
+    def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> int:
+        draws = not sampling.is_greedy
+        cuts_tail = top_k < self.vocab_size or sampling.min_p > 0.0
+        asked = (
+            (Need.RANDOM, draws),
+            (Need.FILTER, draws and (cuts_tail or sampling.top_p < 1.0)),
+            (Need.TOTAL_MASS, draws and not cuts_tail and sampling.top_p < 1.0),
+            (Need.LOGIT_BIAS, row in self.bias),
+            (Need.REPETITION, sampling.repetition_penalty != 1.0),
+            (Need.PRESENCE, sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0),
+            (Need.MIN_TOKENS, row in self.min_tokens),
+            (Need.BAD_WORDS, row in self.bad_words),
+            (Need.LOGPROBS, sampling.logprobs is not None),
+            (Need.FORM, row in self.forms),
+        )
+        return sum(need for need, is_asked in asked if is_asked)
+
+    def clear_row(self, row: int) -> None:
+        """Take the row back."""
+        self.needs[row] = 0
+        for ragged in (self.bias, self.min_tokens, self.bad_words, self.forms):
+            ragged.pop(row, None)
+
+    def gather(self, rows: Ints) -> RowParams:
+        """The numbers of these rows [N]."""
+        return RowParams(*self._numbers[:, rows])

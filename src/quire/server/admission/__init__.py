@@ -1,0 +1,1 @@
+"""Which requests may enter, and how a server drains."""

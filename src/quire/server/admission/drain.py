@@ -1,0 +1,142 @@
+"""Leaving in good order: requests that run are finished, new ones are sent elsewhere.
+
+Owns this process's state of leaving. Who asks for it (a signal) and what is closed afterwards (the
+sockets, the engine) is uvicorn_server.py's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.errors import DrainingError
+from quire.server.http.disconnect import TASK_KEY
+
+logger = logging.getLogger(__name__)
+
+# What requests get to tell their clients that they are cut.
+LAST_WORDS_SECONDS = 0.5
+MIN_RETRY, MAX_RETRY = 1.0, 30.0
+
+_TOO_LATE = "the server shuts down and the time to finish is over"
+
+
+class Drain:
+    """Which requests run in this process, and until when. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._deadline is not None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not been answered to their end."""
+        return len(self._running)
+
+    def enter(self) -> asyncio.Task[Any]:
+        """The current task, returned, answers a request. Raises DrainingError if too late."""
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            text = "the server is shutting down; send the request to another one, or again later"
+            raise DrainingError(text, retry_after=min(MAX_RETRY, max(MIN_RETRY, left)))
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        return task
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """The task has answered its request, or given up."""
+        self._running.discard(task)
+        self._changed.set()
+
+    async def run(self, grace: float) -> None:
+        """Take no more requests, wait for those that run, and cut them after `grace` seconds."""
+        logger.info("shutting down: %d requests run and have %g s to end", self.num_running, grace)
+        self._deadline = time.monotonic() + grace
+        await self._wait_idle(until_over=True)
+        for _ in range(2):  # a second time for those whose clients do not even read why
+            for task in self._running:
+                task.cancel(_TOO_LATE)
+            self._deadline = time.monotonic() + LAST_WORDS_SECONDS
+            await self._wait_idle(until_over=False)
+
+    def hurry(self) -> None:
+        """The time to finish is over, now. May be called by a signal handler."""
+        self._is_over = True
+
+    async def _wait_idle(self, *, until_over: bool) -> None:
+        assert self._deadline is not None
+        while self._running and time.monotonic() < self._deadline:
+            if until_over and self._is_over:
+                return
+            self._changed.clear()
+            left = min(0.1, self._deadline - time.monotonic())  # a signal sets no event
+            await _wait_for(self._changed, left)
+
+
+def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
+    """What a client is told whose request was cut. Raises `cancelled` if that is not why."""
+    if cancelled.args != (_TOO_LATE,):
+        raise cancelled
+    text = "the server was shut down before the answer was complete; send the request again"
+    return DrainingError(text, retry_after=MIN_RETRY)
+
+
+class DrainGate:
+    """ASGI middleware: counts the requests that do work (POST), and refuses them in a drain.
+
+    open_paths: are answered to the end, such as health checks.
+    """
+
+    def __init__(self, app: ASGIApp, drain: Drain, open_paths: frozenset[str]) -> None:
+        self._app = app
+        self._drain = drain
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sender = _closing(send) if self._drain.is_draining else send
+        if scope["method"] != "POST" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, sender)
+            return
+        task = scope["state"][TASK_KEY] = self._drain.enter()
+        try:
+            await self._app(scope, receive, sender)
+        except asyncio.CancelledError as cancelled:
+            raise cut_error(cancelled) from None
+        finally:
+            self._drain.leave(task)
+
+
+def _closing(send: Send) -> Send:
+    """Asks the client not to use the connection again."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return send_closing
+
+
+async def _wait_for(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

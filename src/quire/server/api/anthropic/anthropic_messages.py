@@ -1,0 +1,216 @@
+"""Anthropic's /v1/messages: from a body to a conversation, from its events to content blocks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.server.api.anthropic import messages_protocol
+from quire.server.api.anthropic.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
+from quire.server.api.anthropic.messages_to_chat import to_chat
+from quire.server.api.anthropic.messages_wire import (
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    InputPiece,
+    MessageDelta,
+    MessageReply,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    OutputBlock,
+    Ping,
+    Stop,
+    TextPiece,
+    ThinkingPiece,
+    TokenCountReply,
+)
+from quire.server.api.common import conversation
+from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.field_names import FieldNames
+from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.usage import Usage
+from quire.server.http.http_errors import AnthropicError, ErrorReply
+from quire.server.model_registry import ServedModels
+from quire.server.parsing.parsed_events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_NAMES = FieldNames(
+    {
+        ".function.parameters": ".input_schema",
+        ".function": "",
+        "stop": "stop_sequences",
+        "chat_template_kwargs": "thinking",
+        "reasoning_effort": "output_config.effort",
+        "response_format.json_schema": "output_config.format",
+        "response_format": "output_config.format",
+    }
+)
+
+
+def prepare(data: bytes, models: ServedModels) -> Steps[MessagesDialect]:
+    """Read a body, render and encode the conversation. Raises InvalidRequestError."""
+    request = messages_protocol.parse(data)
+    served = models.find(request.model)
+    chat = to_chat(request, served.engine.tokenizer.chat_variables)
+    yield
+    made = yield from conversation.prepare(
+        chat, served, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
+    )
+    return MessagesDialect(made)
+
+
+def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
+    """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
+    request = messages_protocol.parse_count(data)
+    served = models.find(request.model)
+    chat = to_chat(request, served.engine.tokenizer.chat_variables)
+    return TokenCountReply(len(conversation.encode(chat, served, names=_NAMES)))
+
+
+class MessagesDialect:
+    """Speaks /v1/messages for one conversation."""
+
+    last_words = b""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.job = conversation.job
+        self._conversation = conversation
+        self._has_begun = False
+        self._index = -1  # of the block that is being sent
+        self._kind: type[OutputBlock] | None = None  # None: no block is open
+        self._stop = Stop("end_turn", None)
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> MessageReply:
+        """The whole answer."""
+        ((output,),) = (item.outputs for item in results)
+        content = _blocks(self._conversation.read(output))
+        stop = self._stop_of(output)
+        return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
+
+    def chunks(self, _place: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
+        """A stream's next events."""
+        if not self._has_begun:
+            self._has_begun = True
+            cached = item.num_cached_tokens
+            usage = MessagesUsage(
+                input_tokens=len(item.prompt_token_ids) - cached,
+                cache_read_input_tokens=cached,
+                output_tokens=0,
+            )
+            yield MessageStart(self._message([], None, None, usage))
+        for output in item.outputs:
+            for event in self._conversation.read(output):
+                yield from self._told(event)
+            if output.finish_reason is not None:
+                self._stop = self._stop_of(output)
+
+    def ending(self, usage: Usage) -> Iterator[msgspec.Struct]:
+        """The last events."""
+        yield from self._close()
+        yield MessageDelta(self._stop, MessagesUsage.of(usage))
+        yield MessageStop()
+
+    def failure(self, reply: ErrorReply) -> AnthropicError:
+        """The last event of a stream that broke."""
+        return AnthropicError.of(reply)
+
+    def _told(self, event: Event) -> Iterator[msgspec.Struct]:
+        match event:
+            case TextDelta(text):
+                yield from self._open(TextBlock(text=""))
+                yield BlockDelta(self._index, TextPiece(text))
+            case ReasoningDelta(text):
+                yield from self._open(ThinkingBlock(thinking=""))
+                yield BlockDelta(self._index, ThinkingPiece(text))
+            case ToolCallBegin(_, call_id, name):
+                yield from self._open(ToolUseBlock(id=call_id, name=name, input={}))
+            case ToolCallArguments(_, text):
+                yield BlockDelta(self._index, InputPiece(text))
+
+    def _open(self, block: OutputBlock) -> Iterator[msgspec.Struct]:
+        """Begin a block, unless one that takes more of the same is open. A call is one block."""
+        if self._kind is type(block) and not isinstance(block, ToolUseBlock):
+            return
+        yield from self._close()
+        self._index += 1
+        self._kind = type(block)
+        yield BlockStart(self._index, block)
+        if self._index == 0:
+            yield Ping()  # where Anthropic's own has one
+
+    def _close(self) -> Iterator[msgspec.Struct]:
+        if self._kind is not None:
+            self._kind = None
+            yield BlockStop(self._index)
+
+    def _stop_of(self, output: CompletionOutput) -> Stop:
+        if isinstance(output.stop_reason, str):
+            return Stop("stop_sequence", output.stop_reason)
+        reason = self._conversation.finish_reason(output) or ""
+        return Stop(_STOP_REASONS.get(reason, "end_turn"), None)
+
+    def _message(
+        self,
+        content: list[OutputBlock],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: MessagesUsage,
+    ) -> MessageReply:
+        return MessageReply(
+            id=self.job.reply_id,
+            model=self.job.model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+
+def _new_call_id() -> str:
+    return f"toolu_{uuid.uuid4().hex[:24]}"
+
+
+def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
+    """In the order in which they were written, as a stream tells them."""
+    blocks: list[OutputBlock] = []
+    arguments: list[str] = []  # of each call
+    for event in events:
+        last = blocks[-1] if blocks else None
+        match event:
+            case TextDelta(text) if isinstance(last, TextBlock):
+                last.text += text
+            case TextDelta(text):
+                blocks.append(TextBlock(text=text))
+            case ReasoningDelta(text) if isinstance(last, ThinkingBlock):
+                last.thinking += text
+            case ReasoningDelta(text):
+                blocks.append(ThinkingBlock(thinking=text))
+            case ToolCallBegin(_, call_id, name):
+                blocks.append(ToolUseBlock(id=call_id, name=name, input={}))
+                arguments.append("")
+            case ToolCallArguments(index, text):
+                arguments[index] += text
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    for call, text in zip(calls, arguments, strict=True):
+        call.input = _object(text)
+    return blocks
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's input; empty where the answer broke off in it."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

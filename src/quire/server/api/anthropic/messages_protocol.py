@@ -1,0 +1,201 @@
+"""Anthropic's Messages API: its bodies. What they come to is said by messages_to_chat.py.
+
+Names that nobody knows are refused wherever they stand; those of the API that are not supported
+are listed with the values that ask for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.server.api.common.chat_request import MAX_MESSAGES
+from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import ShortText
+from quire.server.http.strict_json import Strict
+
+
+class CacheControl(Strict):
+    """Asks for what is done for every request: finding its prefix again. Without effect."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+Cached = CacheControl | None | UnsetType
+
+
+class TextBlock(Strict, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    citations: UnsetType | None = UNSET
+    cache_control: Cached = UNSET
+
+
+class PlainText(Strict):
+    """Text where nothing else may stand. A tag is only asked for where there is a choice."""
+
+    type: Literal["text"]
+    text: str
+    citations: UnsetType | None = UNSET
+    cache_control: Cached = UNSET
+
+
+class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
+    """The model's thoughts. signature: always empty, and not looked at."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
+    """A tool call."""
+
+    id: ShortText
+    name: FunctionName
+    input: dict[str, Any]
+    cache_control: Cached = UNSET
+
+
+class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
+    """What came of a call. is_error: the template is told so by the word Error in front."""
+
+    tool_use_id: ShortText
+    content: str | list[PlainText] | None = None
+    is_error: bool | None = None
+    cache_control: Cached = UNSET
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Turn(Strict):
+    """One side's words: the user's may hold tool results, the assistant's thoughts and calls."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class MessagesTool(Strict):
+    """A tool of the client's own. input_schema: a JSON schema of an object."""
+
+    name: FunctionName
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: Cached = UNSET
+
+
+class MessagesToolChoice(Strict):
+    """Whether tools may, must or must not be called; name: of the one for type tool."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+TOOL_CHOICE_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+    {"required": ["name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}}},
+    {"properties": {"type": {"enum": ["auto", "any", "none"]}, "name": {"type": "null"}}},
+)
+
+
+class Thinking(Strict):
+    """Whether the model is to think, as far as its template can be told.
+
+    budget_tokens: always refused. display: omitted leaves the thoughts out.
+    """
+
+    type: Annotated[str, field_bounds.one_of("adaptive", "disabled")]
+    budget_tokens: Annotated[int | None, msgspec.Meta(extra_json_schema={"type": "null"})] = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Strict):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Strict):
+    """What the answer is to be like. effort: how long to think, where the template can be told."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    """user_id has no effect."""
+
+    user_id: ShortText | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/messages/count_tokens, and the part of /v1/messages that makes the prompt."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[PlainText] | None = None
+    tools: Annotated[list[MessagesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """Body of /v1/messages."""
+
+    max_tokens: field_bounds.TokenCount
+    stop_sequences: field_bounds.StopStrings | None = None
+    stream: bool | None = None
+    temperature: field_bounds.Temperature | None = None
+    top_p: field_bounds.TopP | None = None
+    top_k: field_bounds.TopK | None = None
+    metadata: Metadata | None = None
+
+
+MESSAGES_UNSUPPORTED: strict_json.NeutralValues = {
+    "billing_policy": (None,),
+    "compaction": (None,),
+    "container": (None,),
+    "context_management": (None,),
+    "diagnostics": (None,),
+    "fallback_credit_token": (None,),
+    "fallbacks": (None, []),
+    "inference_geo": (None,),
+    "mcp_servers": (None, []),
+    "output_format": (None,),
+    "service_tier": (None, "auto", "standard_only"),
+    "speed": (None, "standard"),
+    "thread": (None,),
+    "user_profile_id": (None,),
+    "workspace_id": (None,),
+}
+
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountRequest)
+
+
+def parse(data: bytes) -> MessagesRequest:
+    """Read a /v1/messages body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _decoder)
+    strict_json.check_names(
+        strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
+    )
+    return request
+
+
+def parse_count(data: bytes) -> CountRequest:
+    """Read a /v1/messages/count_tokens body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _count_decoder)
+    strict_json.check_names(
+        strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
+    )
+    return request

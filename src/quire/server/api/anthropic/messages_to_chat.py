@@ -1,0 +1,170 @@
+"""From Anthropic's messages to a conversation in the form of a ChatRequest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from quire.errors import invalid_value
+from quire.server.api.anthropic.messages_protocol import (
+    Block,
+    CountRequest,
+    MessagesRequest,
+    MessagesTool,
+    MessagesToolChoice,
+    OutputFormat,
+    PlainText,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from quire.server.api.common.chat_messages import CalledFunction, Message, TextPart, ToolCall
+from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.response_format import JsonSchema, JsonSchemaFormat, ResponseFormat
+from quire.server.api.common.tool_definitions import (
+    Function,
+    FunctionChoice,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+)
+
+
+def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
+    """The same conversation as a ChatRequest. variables: those of the chat template.
+
+    Raises InvalidRequestError.
+    """
+    if request.messages[-1].role == "assistant":
+        problem = "the last one is the assistant's, from which it cannot go on; end with the user's"
+        raise invalid_value("messages", problem)
+    chat = ChatRequest(
+        model=request.model,
+        messages=list(_messages(request)),
+        tools=[_tool(tool) for tool in request.tools or ()] or None,
+        tool_choice=_choice(request.tool_choice),
+    )
+    if request.tool_choice is not None and request.tool_choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+    if request.thinking is not None:
+        _add_thinking(chat, request.thinking, variables)
+    if request.output_config is not None:
+        chat.reasoning_effort = request.output_config.effort
+        chat.response_format = _form(request.output_config.format)
+    if isinstance(request, MessagesRequest):
+        _add_wishes(chat, request)
+    return chat
+
+
+def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
+    if thinking.type == "enabled" or thinking.budget_tokens is not None:
+        problem = "a budget cannot be kept to; leave it out, and give the type adaptive"
+        raise invalid_value("thinking.budget_tokens", problem)
+    if thinking.type not in ("adaptive", "disabled"):
+        problem = f"{thinking.type[:64]!r} is not supported; give adaptive or disabled"
+        raise invalid_value("thinking.type", problem)
+    if thinking.type == "disabled" or thinking.display == "omitted":
+        chat.include_reasoning = False
+    if thinking.type == "disabled" and "enable_thinking" in variables:
+        chat.chat_template_kwargs = {"enable_thinking": False}
+
+
+def _form(form: OutputFormat | None) -> ResponseFormat | None:
+    if form is None:
+        return None
+    return JsonSchemaFormat(JsonSchema(name="answer", schema=form.schema))
+
+
+def _add_wishes(chat: ChatRequest, request: MessagesRequest) -> None:
+    chat.max_tokens = request.max_tokens
+    chat.stop = request.stop_sequences
+    chat.stream = request.stream
+    chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
+    chat.user = request.metadata.user_id if request.metadata is not None else None
+
+
+def _messages(request: CountRequest) -> Iterator[Message]:
+    if request.system:
+        yield Message(role="system", content=_text(request.system))
+    for place, turn in enumerate(request.messages):
+        where = f"messages[{place}].content"
+        if isinstance(turn.content, str):
+            yield Message(role=turn.role, content=turn.content)
+        elif turn.role == "assistant":
+            yield _assistant(turn.content, where)
+        else:
+            yield from _user(turn.content, where)
+
+
+def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
+    """Tool results become messages of their own; texts next to each other are one."""
+    texts: list[TextPart] = []
+    for place, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(TextPart(type="text", text=block.text))
+            case ToolResultBlock():
+                if texts:
+                    yield Message(role="user", content=texts)
+                    texts = []
+                yield _result(block)
+            case _:
+                raise invalid_value(
+                    f"{where}[{place}].type", "only the assistant has this; remove it"
+                )
+    if texts or not blocks:
+        yield Message(role="user", content=texts)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    content = _text(block.content or "")
+    if block.is_error:
+        content = f"Error: {content}"
+    return Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+
+
+def _assistant(blocks: Sequence[Block], where: str) -> Message:
+    message = Message(role="assistant")
+    texts: list[TextPart] = []
+    calls: list[ToolCall] = []
+    for place, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(TextPart(type="text", text=block.text))
+            case ThinkingBlock():
+                message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            case ToolUseBlock():
+                arguments = msgspec.json.encode(block.input).decode()
+                function = CalledFunction(name=block.name, arguments=arguments)
+                calls.append(ToolCall(id=block.id, function=function))
+            case _:
+                raise invalid_value(f"{where}[{place}].type", "only the user has this; remove it")
+    message.content, message.tool_calls = texts or None, calls or None
+    return message
+
+
+def _text(content: str | list[PlainText]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _tool(tool: MessagesTool) -> Tool:
+    function = Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        strict=tool.strict,
+    )
+    return Tool(type="function", function=function)
+
+
+def _choice(choice: MessagesToolChoice | None) -> ToolChoice | None:
+    if choice is None:
+        return None
+    if (choice.name is not None) != (choice.type == "tool"):
+        raise invalid_value("tool_choice.name", "it goes with the type tool, and only with it")
+    if choice.name is not None:
+        return NamedChoice(type="function", function=FunctionChoice(name=choice.name))
+    return "required" if choice.type == "any" else choice.type

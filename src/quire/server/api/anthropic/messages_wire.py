@@ -1,0 +1,113 @@
+"""Anthropic's Messages API: its answers, and the events of its streams."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.server.api.anthropic.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
+from quire.server.api.common.usage import Usage
+
+OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class MessagesUsage(msgspec.Struct, kw_only=True):
+    """Token counts. input_tokens: without those that the prefix cache gave."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> MessagesUsage:
+        """OpenAI's counts in Anthropic's words."""
+        cached = usage.prompt_tokens_details.cached_tokens
+        return cls(
+            input_tokens=usage.prompt_tokens - cached,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+        )
+
+
+class MessageReply(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """A whole answer."""
+
+    id: str
+    role: str = "assistant"
+    model: str
+    content: list[OutputBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
+    """The stream's first event: the answer, still empty."""
+
+    message: MessageReply
+
+
+class Ping(msgspec.Struct, tag_field="type", tag="ping"):
+    """Says nothing."""
+
+
+class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
+    """A content block begins, still empty."""
+
+    index: int
+    content_block: OutputBlock
+
+
+class TextPiece(msgspec.Struct, tag_field="type", tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
+    """More of the thoughts."""
+
+    thinking: str
+
+
+class InputPiece(msgspec.Struct, tag_field="type", tag="input_json_delta"):
+    """More of a call's input, as the text of a JSON object."""
+
+    partial_json: str
+
+
+class BlockDelta(msgspec.Struct, tag_field="type", tag="content_block_delta"):
+    """More of a content block."""
+
+    index: int
+    delta: TextPiece | ThinkingPiece | InputPiece
+
+
+class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
+    """A content block is complete."""
+
+    index: int
+
+
+class Stop(msgspec.Struct):
+    """Why the answer ended."""
+
+    stop_reason: str
+    stop_sequence: str | None
+
+
+class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
+    """Why the answer ended, and all token counts."""
+
+    delta: Stop
+    usage: MessagesUsage
+
+
+class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
+    """The stream is complete."""
+
+
+class TokenCountReply(msgspec.Struct):
+    """How many tokens the prompt has."""
+
+    input_tokens: int

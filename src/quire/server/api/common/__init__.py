@@ -1,0 +1,1 @@
+"""What the chat-like APIs share."""

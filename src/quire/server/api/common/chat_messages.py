@@ -1,0 +1,167 @@
+"""The messages of a conversation: their form on the wire, their checks, and what templates get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import invalid_value
+from quire.server.api.common.tool_definitions import MAX_TOOLS
+from quire.server.http import strict_json
+from quire.server.http.field_bounds import FunctionKind, ShortText, TextKind, one_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+Role = Annotated[str, one_of(*ROLES)]
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    """A part of a message's content; only parts of type "text" are taken."""
+
+    type: TextKind
+    text: str = ""
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """A function that was called. arguments: the text of a JSON object."""
+
+    name: ShortText
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the assistant made earlier."""
+
+    id: ShortText
+    type: FunctionKind = "function"
+    function: CalledFunction
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a conversation. role: one of ROLES.
+
+    tool_calls and reasoning (under either name) are the assistant's; tool_call_id says which call
+    a tool's message answers. Only the assistant may leave the content out.
+    """
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: ShortText | None = None
+    tool_calls: Annotated[list[ToolCall], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: ShortText | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the text; those of parts, joined by line ends, are one more each."""
+        content = self.content or ""
+        own = len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
+        calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
+        return own + calls + len(self.reasoning_content or self.reasoning or "")
+
+
+# what check_message asks for, as JSON Schema
+_OTHERS = {
+    "content": {"type": ["string", "array"]},
+    "tool_calls": {"enum": [None, []]},
+    "reasoning_content": {"enum": [None, ""]},
+    "reasoning": {"enum": [None, ""]},
+}
+MESSAGE_FORMS: tuple[dict[str, Any], ...] = (
+    {
+        "required": ["content"],
+        "properties": {
+            **_OTHERS,
+            "role": {"enum": ["system", "developer", "user"]},
+            "tool_call_id": {"type": "null"},
+        },
+    },
+    {"properties": {"role": {"const": "assistant"}, "tool_call_id": {"type": "null"}}},
+    {
+        "required": ["content", "tool_call_id"],
+        "properties": {
+            **_OTHERS,
+            "role": {"const": "tool"},
+            "tool_call_id": {"type": "string"},
+        },
+    },
+)
+
+# an official client sends an assistant's message back with all of these, empty
+MESSAGE_UNSUPPORTED: strict_json.NeutralValues = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "refusal": (None, ""),
+}
+
+
+def check_message_names(found: dict[str, Any], path: str) -> None:
+    """Refuse fields of a message, as it was sent, that nobody knows."""
+    strict_json.check_names(found, strict_json.names_of(Message), MESSAGE_UNSUPPORTED, path)
+    if isinstance(found.get("content"), str) and "tool_calls" not in found:
+        return
+    for place, call in enumerate(found.get("tool_calls") or ()):
+        where = f"{path}tool_calls[{place}]."
+        strict_json.check_names(call, ToolCall.__struct_fields__, {}, where)
+        where += "function."
+        strict_json.check_names(call["function"], CalledFunction.__struct_fields__, {}, where)
+    content = found.get("content")
+    for place, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] == "text":  # of others the type is what will be refused
+            where = f"{path}content[{place}]."
+            strict_json.check_names(part, TextPart.__struct_fields__, {}, where)
+
+
+def check_message(message: Message, path: str) -> None:
+    """Refuse what no template could make sense of. Raises InvalidRequestError."""
+    role = message.role
+    if role not in ROLES:
+        raise invalid_value(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
+    if message.content is None and role != "assistant":
+        raise invalid_value(f"{path}content", "it is missing; give a string")
+    if role != "assistant":
+        for name in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(message, name):
+                raise invalid_value(
+                    f"{path}{name}", f"a message of the role {role} has none; remove it"
+                )
+    if (message.tool_call_id is not None) != (role == "tool"):
+        problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
+        raise invalid_value(f"{path}tool_call_id", problem)
+    for place, call in enumerate(message.tool_calls or ()):
+        _check_type(call.type, "function", f"{path}tool_calls[{place}].type")
+    if isinstance(message.content, list):
+        for place, part in enumerate(message.content):
+            _check_type(part.type, "text", f"{path}content[{place}].type")
+
+
+def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[str, Any]:
+    """A message as the tokenizer takes it. fit_id: makes a call's id fit the template."""
+    plain: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, str):
+        plain["content"] = message.content
+    elif message.content is not None:
+        plain["content"] = [{"type": "text", "text": part.text} for part in message.content]
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            msgspec.to_builtins(call) | {"id": fit_id(call.id)} for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = fit_id(message.tool_call_id)
+    if reasoning := message.reasoning_content or message.reasoning:
+        plain["reasoning_content"] = reasoning
+    return plain
+
+
+_LISTED = ", ".join(ROLES)
+
+
+def _check_type(kind: str, known: str, where: str) -> None:
+    if kind != known:
+        raise invalid_value(where, f"{kind[:64]!r} is not supported; give {known}")

@@ -1,0 +1,130 @@
+"""The body of /v1/chat/completions, field by field.
+
+max_tokens is the rest of the context where it is absent or null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.core.sampling_params import SamplingParams
+from quire.errors import invalid_value
+from quire.server.api.common.chat_messages import Message, check_message, check_message_names
+from quire.server.api.common.generation_request import (
+    ASKS_FOR_NOTHING,
+    GenerationRequest,
+    check_request_names,
+    sampling_of,
+)
+from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import ShortText, TokenCount
+
+MAX_MESSAGES = 4096
+MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
+MAX_TEMPLATE_KWARGS_DEPTH = 16  # lists and objects in one another
+
+Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
+
+    reasoning_effort: how long the model is to think, where its template has such a variable.
+    include_reasoning: whether the answer tells the thoughts. metadata: given back as it is.
+    """
+
+    messages: Messages
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: field_bounds.NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ShortText | None = None
+    include_reasoning: bool | None = None
+    metadata: Metadata | None = None
+
+
+# Arguments of chat_prompt, which chat_template_kwargs must not be able to pass a second time.
+RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
+
+# what is done for every request, without a promise of how long
+IMPLICIT_CACHE: tuple[Any, ...] = (None, {}, {"mode": "implicit"})
+
+CHAT_UNSUPPORTED: strict_json.NeutralValues = {
+    **ASKS_FOR_NOTHING,
+    "add_special_tokens": (None, False),
+    "audio": (None,),
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "modalities": (None, ["text"]),
+    "moderation": (None,),
+    "prediction": (None,),
+    "prompt_cache_options": IMPLICIT_CACHE,
+    "prompt_cache_retention": (None, "in_memory"),
+    "store": (None, False),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+def parse(data: bytes) -> ChatRequest:
+    """Read a body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _decoder)
+    found = strict_json.read_names(data)
+    check_request_names(found, request, CHAT_UNSUPPORTED)
+    for place, message in enumerate(found["messages"]):
+        check_message_names(message, f"messages[{place}].")
+    check_tool_names(found.get("tools"), found.get("tool_choice"))
+    return request
+
+
+def check(request: ChatRequest) -> None:
+    """Refuse what the types of a chat's fields allow, but no template. Raises InvalidRequestError.
+
+    Also for other APIs' requests once they have been brought into this form.
+    """
+    for place, message in enumerate(request.messages):
+        check_message(message, f"messages[{place}].")
+    if request.chat_template_kwargs:
+        _check_template_kwargs(request.chat_template_kwargs)
+
+
+def sampling(request: ChatRequest) -> SamplingParams:
+    """The caller's wishes. Raises InvalidRequestError."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        problem = "it differs from max_tokens; give one of them"
+        raise invalid_value("max_completion_tokens", problem)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    max_tokens = limits.pop() if limits else None
+    return sampling_of(request, max_tokens, logprobs, request.prompt_logprobs)
+
+
+def _check_template_kwargs(variables: dict[str, Any]) -> None:
+    problem, where = None, "chat_template_kwargs"
+    if reserved := sorted(RESERVED_NAMES & set(variables)):
+        problem, where = "it cannot be set here; remove it", f"{where}.{reserved[0]}"
+    elif is_deeper(variables, MAX_TEMPLATE_KWARGS_DEPTH):
+        problem = f"nested more than {MAX_TEMPLATE_KWARGS_DEPTH} deep; flatten it"
+    elif (size := len(msgspec.json.encode(variables))) > MAX_TEMPLATE_KWARGS_BYTES:
+        problem = f"{size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
+    if problem is not None:
+        raise invalid_value("chat_template_kwargs", problem, where=where)

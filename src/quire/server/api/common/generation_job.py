@@ -1,0 +1,67 @@
+"""What one HTTP request asks of the engine, whichever route it came by. Running it is next door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.input_processor import Prompt, StopWhen
+from quire.errors import invalid_value
+from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
+from quire.server.http.ids import new_label
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-...".
+
+    prompt_alone: what the model draws is not told.
+    """
+
+    reply_id: str
+    model: str
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    priority: int
+    cache_salt: str
+    timeout: float | None  # seconds that it gives itself
+    stop_when: StopWhen | None = None
+    prompt_alone: bool = False
+    created: int = msgspec.field(
+        default_factory=lambda: int(time.time())
+    )  # seconds of the wall clock
+
+
+def make_job(
+    id_prefix: str,
+    request: GenerationRequest,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    model: str,
+) -> Job:
+    """Join a request's own fields to what was made of the rest.
+
+    id_prefix: of the reply's id, such as "cmpl-". Raises InvalidRequestError for too many answers.
+    """
+    if len(prompts) * sampling.n > MAX_CHOICES:
+        problem = f"{len(prompts)} prompts with n={sampling.n} are too many answers for one request"
+        raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
+    options = request.stream_options
+    return Job(
+        reply_id=f"{id_prefix}{new_label()}",
+        model=model,
+        prompts=prompts,
+        sampling=sampling,
+        stream=bool(request.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        return_token_ids=bool(request.return_token_ids),
+        priority=request.priority or 0,
+        cache_salt=request.cache_salt or "",
+        timeout=request.timeout,
+        prompt_alone=request.max_tokens == 0,
+    )

@@ -1,0 +1,151 @@
+"""What OpenAI's two routes accept besides the prompt, and its one conversion to SamplingParams.
+
+Every field here is honoured; what OpenAI or vLLM know besides is listed with the values that ask
+for nothing, and refused by name otherwise. A field that is absent or null takes OpenAI's default:
+temperature 1, top_p 1, n 1.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from quire.core.sampling_params import SamplingParams
+from quire.errors import invalid_value
+from quire.server.api.common.response_format import FormRequest, check_form_names, form_of
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import Int32, ShortText, TokenCount
+
+MAX_CHOICES = 1024  # prompts times n in one HTTP request
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """include_usage: end the stream with one more chunk that has the token counts."""
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(FormRequest, kw_only=True):
+    """What both routes accept.
+
+    user: accepted, and without any effect on the answer. priority: lower runs first, where the
+    server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
+    the same salt. return_token_ids: also return the ids of prompt and answer. timeout: seconds
+    after which the request is given up.
+    """
+
+    model: str | None = None
+    n: field_bounds.NumAnswers | None = None
+    temperature: field_bounds.Temperature | None = None
+    top_p: field_bounds.TopP | None = None
+    top_k: field_bounds.TopK | None = None
+    min_p: field_bounds.MinP | None = None
+    presence_penalty: field_bounds.Penalty | None = None
+    frequency_penalty: field_bounds.Penalty | None = None
+    repetition_penalty: field_bounds.RepetitionPenalty | None = None
+    logit_bias: field_bounds.LogitBias | None = None
+    seed: field_bounds.Seed | None = None
+    stop: field_bounds.Word | field_bounds.StopStrings | None = None
+    stop_token_ids: field_bounds.TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: field_bounds.MinTokens | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: field_bounds.NumLogprobs | None = None
+    bad_words: field_bounds.BadWords | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: ShortText | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    return_token_ids: bool | None = None
+    timeout: field_bounds.Seconds | None = None
+
+
+NO_EFFECT = ("user",)  # fields that are accepted and never read
+
+ASKS_FOR_NOTHING: strict_json.NeutralValues = {
+    "allowed_token_ids": (None,),
+    "best_of": (None, 1),
+    "detokenize": (None, True),
+    "extra_body": (None, {}),
+    "guided_decoding_backend": (None,),
+    "length_penalty": (None, 1, 1.0),
+    "prompt_cache_key": (None,),
+    "safety_identifier": (None,),
+    "service_tier": (None, "auto", "default"),
+    "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+}
+
+STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, False)}
+
+
+def check_request_names(
+    found: dict[str, Any], request: GenerationRequest, unsupported: strict_json.NeutralValues
+) -> None:
+    """Refuse fields of a body, as it was sent, that nobody knows, and what does not go together."""
+    strict_json.check_names(found, strict_json.names_of(type(request)), unsupported)
+    check_form_names(found)
+    if request.stream_options is not None:
+        options = found["stream_options"]
+        known = StreamOptions.__struct_fields__
+        strict_json.check_names(options, known, STREAM_UNSUPPORTED, "stream_options.")
+        if not request.stream:
+            raise invalid_value("stream_options", "it needs a stream; set stream to true")
+    if request.stream and request.prompt_logprobs is not None:
+        raise invalid_value("prompt_logprobs", "not sent in a stream; set stream to false")
+
+
+# fields that mean the same in a request and in SamplingParams
+_SAME = tuple(
+    name
+    for name in GenerationRequest.__struct_fields__
+    if name in SamplingParams.__struct_fields__
+    and name not in ("stop", "max_tokens", "prompt_logprobs", "structured_outputs")
+)
+
+
+_WISHES = (*_SAME, "stop", *FormRequest.__struct_fields__)
+_wishes_of = attrgetter(*_WISHES)
+
+
+def sampling_of(
+    request: GenerationRequest,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """Checked once for all requests with the same wishes: clients seldom change them."""
+    wishes = _wishes_of(request)
+    try:
+        return _known_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
+    except TypeError:  # lists and forms cannot be looked up
+        return _checked_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
+
+
+def _checked_sampling(
+    wishes: tuple[Any, ...],
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    request = GenerationRequest(**dict(zip(_WISHES, wishes, strict=True)))
+    given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    stop = request.stop
+    return SamplingParams(
+        **given,
+        stop=[stop] if isinstance(stop, str) else stop or [],
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        structured_outputs=form_of(request),
+    )
+
+
+_known_sampling = lru_cache(256)(_checked_sampling)

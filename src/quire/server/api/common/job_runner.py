@@ -1,0 +1,130 @@
+"""Running a job: all of its prompts at once, their news joined into one stream or whole answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+from quire.core.request_output import RequestOutput
+from quire.server.api.common.generation_job import Job
+from quire.server.api.common.usage import UsageCounter
+from quire.server.engine_protocol import GenerateProtocol
+
+T = TypeVar("T")
+
+
+def run(job: Job, engine: GenerateProtocol) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Run all prompts at once; yields (prompt index, what is new) in the order it arrives.
+
+    Closing the generator aborts whatever still runs.
+    """
+    return merged([_start(job, index, engine) for index in range(len(job.prompts))])
+
+
+async def gather(job: Job, engine: GenerateProtocol, usage: UsageCounter) -> list[RequestOutput]:
+    """Run all prompts to their end; one whole output per prompt, its answers in order."""
+    if len(job.prompts) == 1:
+        item = await _complete(job, engine)
+        usage.add(0, item)
+        return [item]
+    whole: dict[int, RequestOutput] = {}
+    async with aclosing(run(job, engine)) as news:
+        async for place, item in news:
+            usage.add(place, item)
+            if place in whole:
+                whole[place].append(item)
+            else:
+                whole[place] = item
+    return [whole[place] for place in sorted(whole)]
+
+
+async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
+    """The usual single prompt, of which no news is wanted before the end."""
+    item = await engine.complete(
+        job.prompts[0],
+        job.sampling,
+        request_id=f"{job.reply_id}-0",
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        stop_when=job.stop_when,
+    )
+    if job.prompt_alone:
+        _clear_answers(item)
+    return item
+
+
+def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[RequestOutput, None]:
+    news = engine.generate(
+        job.prompts[index],
+        job.sampling,
+        request_id=f"{job.reply_id}-{index}",
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+        stream=job.stream,
+        stop_when=job.stop_when,
+    )
+    return _without_answers(news) if job.prompt_alone else news
+
+
+async def _without_answers(
+    news: AsyncGenerator[RequestOutput, None],
+) -> AsyncGenerator[RequestOutput, None]:
+    async with aclosing(news):
+        async for item in news:
+            _clear_answers(item)
+            yield item
+
+
+def _clear_answers(item: RequestOutput) -> None:
+    """Leave the prompt and its scores; an answer's one token is as if it had not been drawn."""
+    for output in item.outputs:
+        output.text, output.token_ids, output.stop_reason = "", [], None
+        output.logprobs = None if output.logprobs is None else []
+        if output.finish_reason == "stop":
+            output.finish_reason = "length"
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[T, None]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """Join generators, each item with its generator's index; closes them all at the end."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(len(streams))
+    pumps = [
+        asyncio.create_task(_pump(index, stream, queue)) for index, stream in enumerate(streams)
+    ]
+    try:
+        running = len(pumps)
+        while running:
+            match await queue.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case news:
+                    yield news
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    index: int,
+    stream: AsyncGenerator[T, None],
+    queue: asyncio.Queue[tuple[int, T] | Exception | None],
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put((index, item))
+    except Exception as error:  # handed to the reader, who raises it
+        await queue.put(error)
+    else:
+        await queue.put(None)

@@ -1,0 +1,172 @@
+"""Log-probabilities in OpenAI's two formats, and prompt log-probabilities in vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from quire.core.request_output import Logprob, PositionLogprobs
+from quire.server.engine_protocol import TokenizerProtocol
+from quire.tokenizer.detokenizer import Detokenizer
+
+LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Of /v1/completions. text_offset: where each token begins in the choice's text, if no stop
+    string cut it; tokens that share a character begin where it does.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TopLogprob(msgspec.Struct):
+    """One candidate at one position. bytes: its UTF-8, which may be half a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """One token of the answer, with the candidates it was drawn from."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Of /v1/chat/completions."""
+
+    content: list[ChatLogprob]
+
+
+class PromptLogprob(msgspec.Struct):
+    """One candidate at one position of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class TextOffsets:
+    """Where each token of a text begins, from the tokens' own bytes: a stream's text comes later.
+
+    before: the ids that the text follows. begin: the offset of the first token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerProtocol,
+        before: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        begin: int = 0,
+    ) -> None:
+        self._text = Detokenizer(tokenizer, before, skip_special_tokens=skip_special_tokens)
+        self._offset = begin
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets, in characters, of the text's next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._offset)
+            self._offset += len(self._text.push([token_id]))
+        return offsets
+
+
+def completion_logprobs(
+    positions: Sequence[PositionLogprobs | None],
+    token_ids: Sequence[int],
+    count: int,
+    offsets: list[int],
+    tokenizer: TokenizerProtocol,
+) -> CompletionLogprobs:
+    """Format positions for /v1/completions; the token itself is listed besides the top `count`.
+
+    positions: None where there is none, as for a prompt's first token. offsets: where each token
+    begins in the text.
+    """
+    shown = CompletionLogprobs([], [], [], offsets)
+    for token_id, position in zip(token_ids, positions, strict=True):
+        text, logprob, top = _spelled(token_id, tokenizer), None, None
+        if position is not None:
+            logprob = finite(position[token_id].logprob)
+            top = {text: logprob}
+            for candidate_id, candidate in _top(position, count).items():
+                top.setdefault(_spelled(candidate_id, tokenizer), finite(candidate.logprob))
+        shown.tokens.append(text)
+        shown.token_logprobs.append(logprob)
+        shown.top_logprobs.append(top)
+    return shown
+
+
+def chat_logprobs(
+    positions: Sequence[PositionLogprobs],
+    token_ids: Sequence[int],
+    count: int,
+    tokenizer: TokenizerProtocol,
+) -> ChatLogprobs:
+    """Format positions for /v1/chat/completions, with the top `count` candidates of each."""
+    content = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        own = position[token_id]
+        content.append(
+            ChatLogprob(
+                token=own.decoded_token,
+                logprob=finite(own.logprob),
+                bytes=list(tokenizer.token_bytes(token_id)),
+                top_logprobs=[
+                    TopLogprob(
+                        candidate.decoded_token,
+                        finite(candidate.logprob),
+                        list(tokenizer.token_bytes(candidate_id)),
+                    )
+                    for candidate_id, candidate in _top(position, count).items()
+                ],
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def prompt_logprobs(
+    positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], count: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """One map from token id to candidate per prompt token, None for the first."""
+    shown: list[dict[str, PromptLogprob] | None] = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        if position is None:
+            shown.append(None)
+            continue
+        wanted = {token_id: position[token_id]} | _top(position, count)
+        shown.append(
+            {
+                str(candidate_id): PromptLogprob(finite(c.logprob), c.rank, c.decoded_token)
+                for candidate_id, c in wanted.items()
+            }
+        )
+    return shown
+
+
+def finite(logprob: float) -> float:
+    """A number that JSON can say."""
+    return LOWEST if math.isnan(logprob) else max(logprob, LOWEST)
+
+
+def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:
+    """A token's text, or OpenAI's spelling `bytes:\\xNN` of what is no whole character."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _top(position: PositionLogprobs, count: int) -> dict[int, Logprob]:
+    """The `count` most probable candidates, best first."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank)
+    return {token_id: logprob for token_id, logprob in ranked[:count] if logprob.rank <= count}

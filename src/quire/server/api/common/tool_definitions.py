@@ -1,0 +1,185 @@
+"""The tools of a request: their form on the wire, their bounds, and what the caller wants of them.
+
+A tool's JSON schema is shown to the model and never run; it is bounded because the template and
+the grammar compiler work through all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from quire.errors import invalid_value
+from quire.server.http import strict_json
+from quire.server.http.field_bounds import FunctionKind, one_of
+
+MAX_TOOLS = 128
+MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
+MAX_SCHEMA_DEPTH = 32  # lists and objects in one another
+
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """What a tool is called, does and takes. parameters: a JSON schema of an object."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call; only those of type "function" are known."""
+
+    type: FunctionKind
+    function: Function
+
+
+class FunctionChoice(msgspec.Struct, kw_only=True):
+    """The one function to be called."""
+
+    name: FunctionName
+
+
+class NamedChoice(msgspec.Struct, kw_only=True):
+    """A tool_choice that names a tool."""
+
+    type: FunctionKind
+    function: FunctionChoice
+
+
+Tools = Annotated[list[Tool], msgspec.Meta(max_length=MAX_TOOLS)]
+ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
+
+
+class ToolUse(msgspec.Struct, frozen=True):
+    """What a request's tools and tool_choice come to. shown: the tools that the model sees.
+
+    allowed: tools that it may call. must_call: the answer is calls and nothing else. most_calls:
+    None is any number.
+    """
+
+    shown: Sequence[Tool] = ()
+    allowed: Sequence[Tool] = ()
+    must_call: bool = False
+    most_calls: int | None = None
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Name → JSON schema of the arguments, of the allowed tools."""
+        return {
+            tool.function.name: tool.function.parameters or NO_PARAMETERS for tool in self.allowed
+        }
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether arguments have to fit their schema."""
+        return self.must_call or any(tool.function.strict for tool in self.allowed)
+
+    @property
+    def enforced_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Like `schemas`, but only as far as arguments have to fit them."""
+        return {tool.function.name: self._enforced(tool.function) for tool in self.allowed}
+
+    def _enforced(self, function: Function) -> Mapping[str, Any]:
+        if not (self.must_call or function.strict):
+            return {"type": "object"}
+        return function.parameters or {**NO_PARAMETERS, "additionalProperties": False}
+
+    def for_template(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates read them; None if there are none."""
+        return [_described(tool.function) for tool in self.shown] or None
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse:
+    """Check tools and tool_choice. With "none" the model does not even see the tools.
+
+    Raises InvalidRequestError.
+    """
+    if not tools and choice is None:
+        return NO_TOOLS
+    tools = tools or ()
+    _check_tools(tools)
+    if isinstance(choice, NamedChoice):
+        return _named(tools, choice)
+    if choice not in (None, "none", "auto", "required"):
+        raise invalid_value(
+            "tool_choice", f"{choice[:64]!r}; give none, auto, required or a function"
+        )
+    if choice == "required" and not tools:
+        raise invalid_value("tool_choice", "a call is required, but there are no tools; give tools")
+    if choice == "none":
+        return NO_TOOLS
+    return ToolUse(tools, tools, must_call=choice == "required")
+
+
+def check_tool_names(tools: Any, choice: Any) -> None:
+    """Refuse fields of tools and tool_choice, as they were sent, that nobody knows."""
+    for place, tool in enumerate(tools or ()):
+        strict_json.check_names(tool, Tool.__struct_fields__, {}, f"tools[{place}].")
+        where = f"tools[{place}].function."
+        strict_json.check_names(tool["function"], Function.__struct_fields__, {}, where)
+    if isinstance(choice, dict):
+        strict_json.check_names(choice, NamedChoice.__struct_fields__, {}, "tool_choice.")
+        where = "tool_choice.function."
+        strict_json.check_names(choice["function"], FunctionChoice.__struct_fields__, {}, where)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether more than `levels` lists and objects stand in one another."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(is_deeper(item, levels - 1) for item in inner)
+
+
+def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
+    _check_type(choice.type, "tool_choice.type")
+    name = choice.function.name
+    allowed = [tool for tool in tools if tool.function.name == name]
+    if not allowed:
+        raise invalid_value("tool_choice.function.name", f"{name!r} is none of the tools; give one")
+    return ToolUse(tools, allowed, must_call=True, most_calls=1)
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    names = set[str]()
+    for place, tool in enumerate(tools):
+        where, function = f"tools[{place}]", tool.function
+        _check_type(tool.type, f"{where}.type")
+        if function.name in names:
+            raise invalid_value(
+                f"{where}.function.name", f"{function.name!r} is there twice; rename one"
+            )
+        names.add(function.name)
+        _check_schema(function.parameters or NO_PARAMETERS, f"{where}.function.parameters")
+    size = len(msgspec.json.encode(tools)) if tools else 0
+    if size > MAX_TOOLS_BYTES:
+        raise invalid_value("tools", f"{size} bytes; send at most {MAX_TOOLS_BYTES}")
+
+
+def _check_schema(schema: dict[str, Any], where: str) -> None:
+    if is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise invalid_value(where, f"nested more than {MAX_SCHEMA_DEPTH} deep; flatten it")
+    if schema.get("type", "object") != "object":
+        raise invalid_value(f"{where}.type", "arguments are always an object; give object")
+
+
+def _check_type(kind: str, where: str) -> None:
+    if kind != "function":
+        raise invalid_value(where, f"{kind[:64]!r} is not supported; give function")
+
+
+def _described(function: Function) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = function.description
+    described["parameters"] = function.parameters or NO_PARAMETERS
+    return {"type": "function", "function": described}

@@ -1,0 +1,152 @@
+"""/v1/chat/completions: from a body to a conversation, from its events to answers and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
+
+from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.server.api.common import chat_request, conversation
+from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
+from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.streaming import OpenAIDialect
+from quire.server.api.common.usage import Usage
+from quire.server.api.openai.chat_wire import (
+    ChatChoice,
+    ChatChunk,
+    ChatReply,
+    ChunkChoice,
+    Delta,
+    delta_of,
+    message_of,
+)
+from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.model_registry import ServedModels
+
+
+def prepare(body: bytes, models: ServedModels) -> Steps[ChatDialect]:
+    """Read a body, render and encode the conversation for the model that it names.
+
+    Raises InvalidRequestError or ContextLengthError.
+    """
+    request = chat_request.parse(body)
+    served = models.find(request.model)
+    yield
+    made = yield from conversation.prepare(request, served)
+    return ChatDialect(made, request, served.engine.tokenizer)
+
+
+class ChatDialect(OpenAIDialect):
+    """Speaks /v1/chat/completions for one conversation."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        request: ChatRequest,
+        tokenizer: TokenizerProtocol,
+    ) -> None:
+        self.job = conversation.job
+        self._conversation = conversation
+        self._num_logprobs = self.job.sampling.logprobs
+        self._num_prompt_logprobs = request.prompt_logprobs
+        self._metadata = request.metadata
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()  # choices whose role was sent
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
+        """The whole answer."""
+        (item,) = results
+        choices = [self._choice(output) for output in item.outputs]
+        reply = ChatReply(
+            id=self.job.reply_id,
+            created=self.job.created,
+            model=self.job.model,
+            choices=choices,
+            usage=self._conversation.counted(usage),
+        )
+        if self._metadata is not None:
+            reply.metadata = self._metadata
+        if self.job.return_token_ids:
+            reply.prompt_token_ids = item.prompt_token_ids
+        if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
+            reply.prompt_logprobs = prompt_logprobs(
+                item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
+            )
+        return reply
+
+    def chunks(self, _place: int, item: RequestOutput) -> Iterator[ChatChunk]:
+        """A stream's next chunks: the role first, then what comes, then why it ended."""
+        for output in item.outputs:
+            if output.index not in self._begun:
+                yield self._first_chunk(item, output.index)
+            for choice in self._parts(output):
+                yield self._chunk(choice)
+            if output.finish_reason is not None:
+                yield self._chunk(self._end(output))
+
+    def ending(self, usage: Usage) -> Iterator[ChatChunk]:
+        """The token counts, for those who asked for them."""
+        if self.job.include_usage:
+            chunk = self._chunk()
+            chunk.usage = self._conversation.counted(usage)
+            yield chunk
+
+    def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
+        self._begun.add(index)
+        chunk = self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+        if self.job.return_token_ids:
+            chunk.prompt_token_ids = item.prompt_token_ids
+        return chunk
+
+    def _chunk(self, *choices: ChunkChoice) -> ChatChunk:
+        job = self.job
+        return ChatChunk(
+            id=job.reply_id,
+            created=job.created,
+            model=job.model,
+            choices=list(choices),
+            usage=None if job.include_usage else UNSET,
+        )
+
+    def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:
+        """One part for each event; what is told of tokens goes with the first."""
+        deltas = [delta_of(event) for event in self._conversation.read(output)]
+        tells_tokens = self._num_logprobs is not None or self.job.return_token_ids
+        is_held = bool(output.text) or output.finish_reason is not None
+        if not deltas and (tells_tokens or not is_held):
+            deltas = [Delta(content="")]
+        parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
+        if parts:
+            parts[0].logprobs = self._logprobs(output)
+            if self.job.return_token_ids:
+                parts[0].token_ids = output.token_ids
+        return parts
+
+    def _end(self, output: CompletionOutput) -> ChunkChoice:
+        reason = self._conversation.finish_reason(output)
+        end = ChunkChoice(index=output.index, delta=Delta(), finish_reason=reason)
+        if output.stop_reason is not None:
+            end.stop_reason = output.stop_reason
+        return end
+
+    def _choice(self, output: CompletionOutput) -> ChatChoice:
+        choice = ChatChoice(
+            index=output.index,
+            message=message_of(self._conversation.read(output)),
+            logprobs=self._logprobs(output),
+            finish_reason=self._conversation.finish_reason(output),
+            stop_reason=output.stop_reason,
+        )
+        if self.job.return_token_ids:
+            choice.token_ids = output.token_ids
+        return choice
+
+    def _logprobs(self, output: CompletionOutput) -> ChatLogprobs | None:
+        if self._num_logprobs is None:
+            return None
+        return chat_logprobs(
+            output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer
+        )

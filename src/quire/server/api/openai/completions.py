@@ -1,0 +1,171 @@
+"""/v1/completions: from a body to a job, and from the engine's news to answers and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.server.api.common.generation_job import Job, make_job
+from quire.server.api.common.logprob_formats import (
+    CompletionLogprobs,
+    PromptLogprob,
+    TextOffsets,
+    completion_logprobs,
+    prompt_logprobs,
+)
+from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.streaming import OpenAIDialect
+from quire.server.api.common.usage import Usage
+from quire.server.api.openai import completions_protocol
+from quire.server.api.openai.completions_protocol import CompletionRequest
+from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.model_registry import ServedModels
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer, or in a stream its next part."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class CompletionReply(msgspec.Struct, kw_only=True):
+    """A whole answer, or one chunk of a stream; both have the same shape."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+def prepare(body: bytes, models: ServedModels) -> Steps[CompletionDialect]:
+    """Read a body and check what can be checked without the engine's work.
+
+    Raises InvalidRequestError.
+    """
+    request = completions_protocol.parse(body)
+    served = models.find(request.model)
+    yield
+    sampling = completions_protocol.sampling(request)
+    job = make_job("cmpl-", request, completions_protocol.prompts(request), sampling, served.name)
+    return CompletionDialect(job, request, served.engine.tokenizer)
+
+
+class CompletionDialect(OpenAIDialect):
+    """Speaks /v1/completions for one job. Choices are numbered prompt by prompt."""
+
+    def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
+        self.job = job
+        self._echo = bool(request.echo)
+        self._num_logprobs = request.logprobs
+        self._num_prompt_logprobs = request.prompt_logprobs
+        self._tokenizer = tokenizer
+        self._begun: set[int] = set()  # choices of which something was sent
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its scores are complete
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
+        """The whole answer."""
+        choices = [
+            self._choice(place, item, output)
+            for place, item in enumerate(results)
+            for output in item.outputs
+        ]
+        return self._reply(choices, usage)
+
+    def chunks(self, place: int, item: RequestOutput) -> Iterator[CompletionReply]:
+        """A stream's next chunks; none while the prompt to be echoed is still being scored."""
+        if place in self._waiting:
+            waiting = self._waiting.pop(place)
+            waiting.append(item)
+            item = waiting
+        num_scores = len(item.prompt_logprobs or ())
+        if self._scores_echo and num_scores < len(item.prompt_token_ids) and not item.finished:
+            self._waiting[place] = item
+            return
+        for output in item.outputs:
+            yield self._reply([self._choice(place, item, output)], self._no_usage)
+
+    def ending(self, usage: Usage) -> Iterator[CompletionReply]:
+        """The token counts, for those who asked for them."""
+        if self.job.include_usage:
+            yield self._reply([], usage)
+
+    @property
+    def _scores_echo(self) -> bool:
+        return self._echo and self._num_logprobs is not None
+
+    @property
+    def _no_usage(self) -> UnsetType | None:
+        return None if self.job.include_usage else UNSET
+
+    def _reply(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> CompletionReply:
+        job = self.job
+        return CompletionReply(
+            id=job.reply_id, created=job.created, model=job.model, choices=choices, usage=usage
+        )
+
+    def _choice(
+        self, place: int, item: RequestOutput, output: CompletionOutput
+    ) -> CompletionChoice:
+        index = place * self.job.sampling.n + output.index
+        choice = CompletionChoice(
+            index=index,
+            text=output.text,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+        )
+        begins = index not in self._begun
+        self._begun.add(index)
+        prompt = self._prompt_text(item) if begins and self._echo else ""
+        choice.text = prompt + choice.text
+        if self._num_logprobs is not None:
+            if begins:
+                self._offsets[index] = self._text_offsets(item.prompt_token_ids, begin=len(prompt))
+            offsets = self._offsets[index].of(output.token_ids)
+            choice.logprobs = self._logprobs(item, output, offsets, begins=begins)
+        if self.job.return_token_ids:
+            choice.token_ids = output.token_ids
+            if begins:
+                choice.prompt_token_ids = item.prompt_token_ids
+        if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(
+                item.prompt_logprobs, item.prompt_token_ids, self._num_prompt_logprobs
+            )
+        return choice
+
+    def _logprobs(
+        self, item: RequestOutput, output: CompletionOutput, offsets: list[int], *, begins: bool
+    ) -> CompletionLogprobs:
+        positions, token_ids = list(output.logprobs or ()), list(output.token_ids)
+        if begins and self._echo:
+            echoed = self._text_offsets([]).of(item.prompt_token_ids)
+            positions = [*(item.prompt_logprobs or ()), *positions]
+            token_ids = [*item.prompt_token_ids, *token_ids]
+            offsets = [*echoed, *offsets]
+        return completion_logprobs(
+            positions, token_ids, self._num_logprobs or 0, offsets, self._tokenizer
+        )
+
+    def _text_offsets(self, before: Sequence[int], *, begin: int = 0) -> TextOffsets:
+        skip = self.job.sampling.skip_special_tokens
+        return TextOffsets(self._tokenizer, before, skip_special_tokens=skip, begin=begin)
+
+    def _prompt_text(self, item: RequestOutput) -> str:
+        if item.prompt is not None:
+            return item.prompt
+        skip = self.job.sampling.skip_special_tokens
+        return self._tokenizer.decode(item.prompt_token_ids, skip_special_tokens=skip)

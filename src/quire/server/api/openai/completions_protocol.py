@@ -1,0 +1,105 @@
+"""The body of /v1/completions, field by field.
+
+max_tokens is 16 where it is absent or null.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import msgspec
+
+from quire.core.sampling_params import SamplingParams
+from quire.errors import invalid_value
+from quire.server.api.common.generation_request import (
+    ASKS_FOR_NOTHING,
+    MAX_CHOICES,
+    GenerationRequest,
+    check_request_names,
+    sampling_of,
+)
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import TokenId
+
+Prompts = str | list[TokenId | str | list[TokenId]]
+_PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
+_OneOrMore = msgspec.Meta(min_length=1)
+PROMPT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+    str,
+    Annotated[list[str], _PromptList],
+    Annotated[list[TokenId], _OneOrMore],
+    Annotated[list[Annotated[list[TokenId], _OneOrMore]], _PromptList],
+)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of /v1/completions. prompt: one or several texts or lists of token ids.
+
+    max_tokens: 0, with echo, for the prompt alone, such as to score it.
+    """
+
+    prompt: msgspec.Raw
+    max_tokens: field_bounds.TokenCountOrNone | None = None
+    echo: bool | None = None
+    logprobs: field_bounds.NumLogprobs | None = None
+
+
+COMPLETION_UNSUPPORTED: strict_json.NeutralValues = {
+    **ASKS_FOR_NOTHING,
+    "add_special_tokens": (None, True),
+    "metadata": (None, {}),
+    "prompt_embeds": (None,),
+    "suffix": (None, ""),
+}
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+_prompt_decoder: msgspec.json.Decoder[Prompts] = msgspec.json.Decoder(Prompts)
+_ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
+
+
+def parse(data: bytes) -> CompletionRequest:
+    """Read a body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _decoder)
+    found = strict_json.read_names(data, long=bytes(request.prompt))
+    check_request_names(found, request, COMPLETION_UNSUPPORTED)
+    return request
+
+
+def prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """Bring the four forms of `prompt` into one: a list of texts or lists of token ids."""
+    data = bytes(request.prompt)
+    try:  # there may be very many ids: those are gone through once
+        return [_ids_decoder.decode(data)]
+    except msgspec.DecodeError:
+        given = strict_json.decode(data, _prompt_decoder, path="prompt")
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if kinds not in ({str}, {list}):
+        forms = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise invalid_value("prompt", forms)
+    return cast(list[str | list[int]], given)
+
+
+def sampling(request: CompletionRequest) -> SamplingParams:
+    """The caller's wishes. Raises InvalidRequestError."""
+    logprobs = request.logprobs
+    prompt_logprobs = request.prompt_logprobs
+    if request.echo and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+    max_tokens = 16 if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0:
+        _check_prompt_alone(request)
+        max_tokens = (
+            1  # each request draws a token at the end of its prompt; job_runner.py drops it
+        )
+    return sampling_of(request, max_tokens, logprobs, prompt_logprobs)
+
+
+def _check_prompt_alone(request: CompletionRequest) -> None:
+    field, problem = "max_tokens", "0 leaves nothing to tell without echo; set echo, or give 1"
+    if request.echo and request.min_tokens:
+        field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
+    elif request.echo:
+        return
+    raise invalid_value(field, problem)

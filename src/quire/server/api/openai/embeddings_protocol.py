@@ -1,0 +1,81 @@
+"""The body of /v1/embeddings, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, cast
+
+import msgspec
+
+from quire.core.pooling_params import Pooling
+from quire.errors import invalid_value
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import Int32, ShortText, TokenId
+
+MAX_INPUTS = 2048  # in one request, as OpenAI has it
+MAX_DIMENSIONS = 1 << 20
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
+_InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
+INPUT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+    Text,
+    Annotated[list[Text], _InputList],
+    TokenIds,
+    Annotated[list[TokenIds], _InputList],
+)
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/embeddings. input: one or several texts or lists of token ids.
+
+    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: keep only so many of
+    the first numbers. pooling, normalize: how states become a vector, where not as the model says.
+    user: accepted, and without any effect. priority, cache_salt, timeout: as for completions.
+    """
+
+    model: str | None = None
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=MAX_DIMENSIONS)] | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    user: ShortText | None = None
+    priority: Int32 | None = None
+    cache_salt: ShortText | None = None
+    timeout: field_bounds.Seconds | None = None
+
+
+EMBEDDING_UNSUPPORTED: strict_json.NeutralValues = {
+    "add_special_tokens": (None, True),
+    "extra_body": (None, {}),
+    "truncate_prompt_tokens": (None,),
+}
+
+_decoder = msgspec.json.Decoder(EmbeddingRequest)
+_input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
+
+
+def parse(data: bytes) -> EmbeddingRequest:
+    """Read a body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _decoder)
+    found = strict_json.read_names(data, long=bytes(request.input))
+    strict_json.check_names(found, request.__struct_fields__, EMBEDDING_UNSUPPORTED)
+    return request
+
+
+def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
+    """Bring the four forms of `input` into one. Raises InvalidRequestError."""
+    given = strict_json.decode(bytes(request.input), _input_decoder, path="input")
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if kinds not in ({str}, {list}):
+        text = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise invalid_value("input", text)
+    if len(given) > MAX_INPUTS:
+        problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"
+        raise invalid_value("input", problem)
+    return cast(list[str] | list[list[int]], given)

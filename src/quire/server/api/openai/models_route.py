@@ -1,0 +1,175 @@
+"""/v1/models and /version: what is served, by which version.
+
+Whoever names a version of Anthropic's API is answered as its clients expect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.engine.processes.control_channel import ModelState
+from quire.errors import invalid_value
+from quire.server.http.http_errors import ANTHROPIC_VERSION
+from quire.server.model_registry import Entry, ServedModels
+from quire.version import __version__
+
+
+class ModelCard(msgspec.Struct):
+    """A served model, as /v1/models lists it. created: start of the server, Unix seconds.
+
+    state: whether it is in memory; one that is not is loaded by a request. max_model_len: None
+    before it was loaded for the first time.
+    """
+
+    id: str
+    created: int
+    max_model_len: int | None
+    state: ModelState
+    object: str = "model"
+    owned_by: str = "quire"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All served models."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class AnthropicModel(msgspec.Struct, kw_only=True):
+    """A served model in Anthropic's words. created_at: start of the server.
+
+    max_input_tokens, max_tokens: what prompt and answer may have, None before it was loaded.
+    """
+
+    type: str = "model"
+    id: str
+    display_name: str
+    created_at: datetime
+    lifecycle: str = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class AnthropicModels(msgspec.Struct, kw_only=True):
+    """A page of the served models. has_more: in the direction in which was asked."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class VersionReply(msgspec.Struct):
+    """The server's version."""
+
+    version: str
+
+
+class Models:
+    """The routes."""
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+        self._created = int(time.time())
+
+    @property
+    def routes(self) -> list[Route]:
+        """All three paths."""
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/version", self.version),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        """All models."""
+        entries = self._models.entries()
+        if ANTHROPIC_VERSION in request.headers:
+            return _json(_page([self._anthropic(e) for e in entries], request.query_params))
+        return _json(ModelList(data=[self._card(entry) for entry in entries]))
+
+    async def model(self, request: Request) -> Response:
+        """One model by its name."""
+        entry = self._models.entry(request.path_params["name"])
+        is_anthropic = ANTHROPIC_VERSION in request.headers
+        return _json(self._anthropic(entry) if is_anthropic else self._card(entry))
+
+    async def version(self, _request: Request) -> Response:
+        """The version."""
+        return _json(VersionReply(__version__))
+
+    def _card(self, entry: Entry) -> ModelCard:
+        return ModelCard(entry.name, self._created, _longest(entry), entry.condition.state)
+
+    def _anthropic(self, entry: Entry) -> AnthropicModel:
+        longest = _longest(entry)
+        return AnthropicModel(
+            id=entry.name,
+            display_name=entry.name,
+            created_at=datetime.fromtimestamp(self._created, UTC),
+            max_input_tokens=longest,
+            max_tokens=longest and longest - 1,  # a prompt has at least one
+        )
+
+
+class _Wish(msgspec.Struct, kw_only=True):
+    """Which part of a list is asked for; the names are Anthropic's."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def _page(models: list[AnthropicModel], query: QueryParams) -> AnthropicModels:
+    """The part of the list that is asked for. Raises InvalidRequestError."""
+    wish = _wish(query)
+    stages = query.getlist("lifecycle") + query.getlist("lifecycle[]")
+    if stages and "active" not in stages:
+        models = []
+    ids = [model.id for model in models]
+    if wish.before_id is not None:
+        models = models[: _place(ids, "before_id", wish.before_id)]
+        data = models[-wish.limit :]
+    else:
+        if wish.after_id is not None:
+            models = models[_place(ids, "after_id", wish.after_id) + 1 :]
+        data = models[: wish.limit]
+    ends = (data[0].id, data[-1].id) if data else (None, None)
+    return AnthropicModels(
+        data=data, has_more=len(data) < len(models), first_id=ends[0], last_id=ends[1]
+    )
+
+
+def _wish(query: Mapping[str, str]) -> _Wish:
+    try:
+        wish = msgspec.convert(dict(query), _Wish, strict=False)
+    except msgspec.ValidationError:
+        raise invalid_value("limit", "it is no integer from 1 to 1000; give one") from None
+    if wish.after_id is not None and wish.before_id is not None:
+        raise invalid_value("before_id", "it does not go with after_id; give one of them")
+    return wish
+
+
+def _place(ids: list[str], field: str, model_id: str) -> int:
+    if model_id not in ids:
+        raise invalid_value(field, f"{model_id[:128]!r} is no model of the list; give its name")
+    return ids.index(model_id)
+
+
+def _longest(entry: Entry) -> int | None:
+    return None if entry.served is None else entry.served.engine.info.limits.max_model_len
+
+
+def _json(content: msgspec.Struct) -> Response:
+    headers = {"vary": ANTHROPIC_VERSION}
+    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)

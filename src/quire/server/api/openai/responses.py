@@ -1,0 +1,202 @@
+"""OpenAI's /v1/responses: from a body to a conversation, from its events to output items."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+
+from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.server.api.common import conversation
+from quire.server.api.common.conversation import Conversation
+from quire.server.api.common.field_names import FieldNames
+from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.usage import Usage
+from quire.server.api.openai import responses_protocol
+from quire.server.api.openai import responses_wire as wire
+from quire.server.api.openai.responses_protocol import ResponsesRequest
+from quire.server.api.openai.responses_to_chat import to_chat
+from quire.server.http.http_errors import ErrorReply
+from quire.server.model_registry import ServedModels
+from quire.server.parsing.parsed_events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+
+_NAMES = FieldNames(
+    {
+        ".function": "",
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+        "response_format.json_schema": "text.format",
+        "response_format": "text.format",
+    }
+)
+
+
+def prepare(data: bytes, models: ServedModels) -> Steps[ResponsesDialect]:
+    """Read a body, render and encode the conversation. Raises InvalidRequestError."""
+    request = responses_protocol.parse(data)
+    served = models.find(request.model)
+    chat = to_chat(request)
+    yield
+    made = yield from conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
+    return ResponsesDialect(made, request)
+
+
+class ResponsesDialect:
+    """Speaks /v1/responses for one conversation. A whole answer is its stream's end."""
+
+    last_words = b""
+
+    def __init__(self, conversation: Conversation, request: ResponsesRequest) -> None:
+        self.job = conversation.job
+        self._conversation = conversation
+        self._request = request
+        self._output: list[wire.OutputItem] = []
+        self._is_open = False  # whether more may come of the last item
+        self._number = 0  # of the next event
+        self._reason: str | None = None
+
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> wire.Response:
+        """The whole answer."""
+        ((output,),) = (item.outputs for item in results)
+        for _ in self._read(output):
+            pass
+        for _ in self._close():
+            pass
+        return self._response(self._conversation.counted(usage))
+
+    def chunks(self, _place: int, item: RequestOutput) -> Iterator[wire.StreamEvent]:
+        """A stream's next events."""
+        if not self._number:
+            yield self._numbered(wire.Created(response=self._response(None)))
+            yield self._numbered(wire.InProgress(response=self._response(None)))
+        for output in item.outputs:
+            for event in self._read(output):
+                yield self._numbered(event)
+
+    def ending(self, usage: Usage) -> Iterator[wire.StreamEvent]:
+        """The last events."""
+        for event in self._close():
+            yield self._numbered(event)
+        response = self._response(self._conversation.counted(usage))
+        if response.status == "incomplete":
+            yield self._numbered(wire.Incomplete(response=response))
+        else:
+            yield self._numbered(wire.Completed(response=response))
+
+    def failure(self, reply: ErrorReply) -> wire.StreamEvent:
+        """The last event of a stream that broke."""
+        error = reply.error
+        return self._numbered(
+            wire.Failure(code=error.code, message=error.message, param=error.param)
+        )
+
+    def _read(self, output: CompletionOutput) -> Iterator[wire.StreamEvent]:
+        for event in self._conversation.read(output):
+            yield from self._told(event)
+        if output.finish_reason is not None:
+            self._reason = output.finish_reason
+
+    def _numbered(self, event: wire.StreamEvent) -> wire.StreamEvent:
+        event.sequence_number = self._number
+        self._number += 1
+        return event
+
+    def _told(self, event: Event) -> Iterator[wire.StreamEvent]:
+        match event:
+            case TextDelta(text):
+                yield from self._open(wire.OutputMessage(id=_new_id("msg"), content=[]))
+                yield from self._add_text(text, wire.TextPiece)
+            case ReasoningDelta(text):
+                yield from self._open(wire.OutputReasoning(id=_new_id("rs"), content=[]))
+                yield from self._add_text(text, wire.ThoughtPiece)
+            case ToolCallBegin(_, call_id, name):
+                call = wire.OutputCall(id=_new_id("fc"), call_id=call_id, name=name)
+                yield from self._open(call)
+            case ToolCallArguments(_, text):
+                item = self._output[-1]
+                assert isinstance(item, wire.OutputCall), "arguments follow their call"
+                item.arguments += text
+                yield wire.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
+
+    @property
+    def _index(self) -> int:
+        return len(self._output) - 1
+
+    def _open(self, item: wire.OutputItem) -> Iterator[wire.StreamEvent]:
+        """Begin an item, unless one that takes more of the same is open."""
+        is_call = isinstance(item, wire.OutputCall)
+        if self._is_open and type(item) is type(self._output[-1]) and not is_call:
+            return
+        yield from self._close()
+        self._output.append(item)
+        self._is_open = True
+        yield wire.ItemAdded(output_index=self._index, item=wire.copy_of(item))
+        if not isinstance(item, wire.OutputCall):
+            part = item.begin_part()
+            yield wire.PartAdded(item_id=item.id, output_index=self._index, part=part)
+
+    def _add_text(
+        self, text: str, piece: type[wire.TextPiece] | type[wire.ThoughtPiece]
+    ) -> Iterator[wire.StreamEvent]:
+        item = self._output[-1]
+        assert not isinstance(item, wire.OutputCall), "the item has just been opened"
+        item.content[0].text += text
+        yield piece(item_id=item.id, output_index=self._index, delta=text)
+
+    def _close(self) -> Iterator[wire.StreamEvent]:
+        """Complete the open item; the one in which an answer breaks off is incomplete."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, index = self._output[-1], self._index
+        item.status = "incomplete" if self._reason == "length" else "completed"
+        match item:
+            case wire.OutputCall():
+                yield wire.ArgumentsDone(
+                    item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
+                )
+            case wire.OutputMessage():
+                yield wire.TextDone(item_id=item.id, output_index=index, text=item.content[0].text)
+            case wire.OutputReasoning():
+                text = item.content[0].text
+                yield wire.ThoughtDone(item_id=item.id, output_index=index, text=text)
+        if not isinstance(item, wire.OutputCall):
+            yield wire.PartDone(item_id=item.id, output_index=index, part=item.content[0])
+        yield wire.ItemDone(output_index=index, item=item)
+
+    def _response(self, usage: Usage | None) -> wire.Response:
+        request, job = self._request, self.job
+        status = "in_progress"
+        if usage is not None:
+            status = "incomplete" if self._reason == "length" else "completed"
+        return wire.Response(
+            id=job.reply_id,
+            created_at=job.created,
+            status=status,
+            incomplete_details=wire.Details() if status == "incomplete" else None,
+            model=job.model,
+            output=list(self._output) if usage is not None else [],
+            usage=wire.ResponsesUsage.of(usage) if usage is not None else None,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            metadata=request.metadata or {},
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            temperature=job.sampling.temperature,
+            top_p=job.sampling.top_p,
+            tool_choice=request.tool_choice or "auto",
+            tools=request.tools or [],
+            text=request.text or responses_protocol.PLAIN_TEXT,
+            reasoning=request.reasoning or responses_protocol.Reasoning(),
+            user=request.user,
+        )
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

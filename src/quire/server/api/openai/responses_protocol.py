@@ -1,0 +1,193 @@
+"""OpenAI's Responses API: its body. What it comes to is said by responses_to_chat.py.
+
+Nothing is stored, so a request must bring its whole conversation. Names that nobody knows are
+refused wherever they stand.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from quire.server.api.common.chat_request import IMPLICIT_CACHE, MAX_MESSAGES, Metadata
+from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
+from quire.server.http import field_bounds, strict_json
+from quire.server.http.field_bounds import ShortText
+from quire.server.http.strict_json import Strict
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(Strict):
+    """A part of a message. annotations and logprobs: as an answer had them; without effect."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class InputMessage(Strict, tag_field="type", tag="message"):
+    """A message. id and status: as an answer had them; without effect."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputPart]
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+class InputCall(Strict, tag_field="type", tag="function_call"):
+    """A call that the assistant made earlier."""
+
+    call_id: ShortText
+    name: FunctionName
+    arguments: str
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+class InputResult(Strict, tag_field="type", tag="function_call_output"):
+    """What came of a call."""
+
+    call_id: ShortText
+    output: str | list[InputPart]
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+class ReasoningPart(Strict):
+    """A part of the thoughts."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Strict, tag_field="type", tag="reasoning"):
+    """What the assistant thought earlier; summary is always empty."""
+
+    summary: Annotated[list[Any], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
+    content: list[ReasoningPart] | None = None
+    encrypted_content: None = None
+    id: ShortText | None = None
+    status: Status | None = None
+
+
+InputItem = InputMessage | InputCall | InputResult | InputReasoning
+
+
+class ResponsesTool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesToolChoice(Strict):
+    """The one function to be called."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class Reasoning(Strict):
+    """effort: how long to think, where the template has such a variable."""
+
+    effort: ShortText | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class TextFormat(Strict, omit_defaults=True):
+    """The form of the answer. name, description and strict, of a schema, have no effect."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: ShortText | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+TEXT_FORMAT_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+    {
+        "required": ["schema"],
+        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+    },
+    {"properties": {"type": {"enum": ["text", "json_object"]}, "schema": {"type": "null"}}},
+)
+
+
+class TextWish(Strict, omit_defaults=True):
+    """What the text is to be like."""
+
+    format: TextFormat | None = None
+    verbosity: None = None
+
+
+PLAIN_TEXT = TextWish(format=TextFormat(type="text"))
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/responses. metadata: given back as it is. user: without effect."""
+
+    model: str | None = None
+    input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: field_bounds.TokenCount | None = None
+    temperature: field_bounds.Temperature | None = None
+    top_p: field_bounds.TopP | None = None
+    stream: bool | None = None
+    tools: Annotated[list[ResponsesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextWish | None = None
+    metadata: Metadata | None = None
+    user: ShortText | None = None
+
+
+RESPONSES_UNSUPPORTED: strict_json.NeutralValues = {
+    "access_programs": (None, {}),
+    "background_options": (None, {}),
+    "background": (None, False),
+    "context_management": (None, []),
+    "conversation": (None,),
+    "image": (None, {}),
+    "include": (None, []),
+    "max_tool_calls": (None,),
+    "moderation": (None,),
+    "previous_response_id": (None,),
+    "prompt": (None,),
+    "prompt_cache_key": (None,),
+    "prompt_cache_options": IMPLICIT_CACHE,
+    "prompt_cache_retention": (None, "in_memory"),
+    "safety_identifier": (None,),
+    "service_tier": (None, "auto", "default"),
+    "store": (None, False),
+    "stream_options": (None, {}, {"include_obfuscation": False}),
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+}
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)
+
+
+def parse(data: bytes) -> ResponsesRequest:
+    """Read a body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _decoder)
+    strict_json.check_names(
+        strict_json.read_names(data), request.__struct_fields__, RESPONSES_UNSUPPORTED
+    )
+    return request
+
+
+def read_item(raw: msgspec.Raw, where: str) -> InputItem:
+    """An item of the input; one without a type is a message. Raises InvalidRequestError."""
+    data = bytes(raw)
+    if data.startswith(b"{") and (names := strict_json.read_names(data)) and "type" not in names:
+        data = b'{"type":"message",' + data[1:]
+    return strict_json.decode(data, _item_decoder, path=where)

@@ -1,0 +1,249 @@
+"""What /v1/responses sends: the response with its output items, and the events of its stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
+from quire.server.api.openai.responses_protocol import (
+    Reasoning,
+    ResponsesTool,
+    ResponsesToolChoice,
+    TextWish,
+)
+
+
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str = ""
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class ThoughtText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """The text of thoughts."""
+
+    text: str = ""
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the assistant says; content has one part."""
+
+    id: str
+    role: str = "assistant"
+    content: list[OutputText]
+    status: str = "in_progress"
+
+    def begin_part(self) -> OutputText:
+        """Begin the one part; returns it as it is now, empty."""
+        self.content = [OutputText()]
+        return OutputText()
+
+
+class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """What the assistant thinks; content has one part."""
+
+    id: str
+    summary: list[Any] = []
+    content: list[ThoughtText]
+    status: str = "in_progress"
+
+    def begin_part(self) -> ThoughtText:
+        """Begin the one part; returns it as it is now, empty."""
+        self.content = [ThoughtText()]
+        return ThoughtText()
+
+
+class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A tool call. arguments: the text of a JSON object."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str = ""
+    status: str = "in_progress"
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+def copy_of(item: OutputItem) -> OutputItem:
+    """The item as it is now, whatever becomes of it."""
+    return msgspec.structs.replace(item)
+
+
+class ResponsesUsage(msgspec.Struct, kw_only=True):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: PromptTokensDetails
+    output_tokens: int
+    output_tokens_details: CompletionTokensDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, usage: Usage) -> ResponsesUsage:
+        """The same counts in the words of this API."""
+        details = usage.completion_tokens_details
+        return cls(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=usage.prompt_tokens_details,
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=CompletionTokensDetails() if details is UNSET else details,
+            total_tokens=usage.total_tokens,
+        )
+
+
+class Details(msgspec.Struct):
+    """Why an answer is incomplete."""
+
+    reason: str = "max_output_tokens"
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """An answer, whole or begun, and what was asked for."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    status: str
+    background: bool = False
+    error: None = None
+    incomplete_details: Details | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponsesUsage | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning
+    store: bool = False
+    temperature: float
+    text: TextWish
+    tool_choice: str | ResponsesToolChoice
+    tools: list[ResponsesTool]
+    top_p: float
+    truncation: str = "disabled"
+    user: str | None
+
+
+class StreamEvent(msgspec.Struct, kw_only=True):
+    """One event; sequence_number counts them from 0."""
+
+    sequence_number: int = 0
+
+
+class Created(StreamEvent, kw_only=True, tag_field="type", tag="response.created"):
+    """The stream begins."""
+
+    response: Response
+
+
+class InProgress(StreamEvent, kw_only=True, tag_field="type", tag="response.in_progress"):
+    """The model has begun."""
+
+    response: Response
+
+
+class Completed(StreamEvent, kw_only=True, tag_field="type", tag="response.completed"):
+    """The answer is complete."""
+
+    response: Response
+
+
+class Incomplete(StreamEvent, kw_only=True, tag_field="type", tag="response.incomplete"):
+    """The answer was cut at its greatest length."""
+
+    response: Response
+
+
+class Failure(StreamEvent, kw_only=True, tag_field="type", tag="error"):
+    """The stream breaks."""
+
+    code: str | None
+    message: str
+    param: str | None
+
+
+class ItemAdded(StreamEvent, kw_only=True, tag_field="type", tag="response.output_item.added"):
+    """An item begins."""
+
+    output_index: int
+    item: OutputItem
+
+
+class ItemDone(StreamEvent, kw_only=True, tag_field="type", tag="response.output_item.done"):
+    """An item is complete."""
+
+    output_index: int
+    item: OutputItem
+
+
+class _OfItem(StreamEvent, kw_only=True):
+    item_id: str
+    output_index: int
+
+
+class _OfPart(_OfItem, kw_only=True):
+    content_index: int = 0
+
+
+class PartAdded(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.added"):
+    """An item's part begins."""
+
+    part: OutputText | ThoughtText
+
+
+class PartDone(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.done"):
+    """An item's part is complete."""
+
+    part: OutputText | ThoughtText
+
+
+class TextPiece(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.delta"):
+    """More of a message."""
+
+    delta: str
+    logprobs: list[Any] = []
+
+
+class TextDone(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.done"):
+    """The text of a message."""
+
+    text: str
+    logprobs: list[Any] = []
+
+
+class ThoughtPiece(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):
+    """More of the thoughts."""
+
+    delta: str
+
+
+class ThoughtDone(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.done"):
+    """The text of the thoughts."""
+
+    text: str
+
+
+class ArgumentsPiece(
+    _OfItem, kw_only=True, tag_field="type", tag="response.function_call_arguments.delta"
+):
+    """More of a call's arguments."""
+
+    delta: str
+
+
+class ArgumentsDone(
+    _OfItem, kw_only=True, tag_field="type", tag="response.function_call_arguments.done"
+):
+    """A call's arguments."""
+
+    name: str
+    arguments: str

@@ -1,0 +1,132 @@
+"""/tokenize and /detokenize: what the model would see, and what token ids say. Runs no model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import invalid_value
+from quire.server.api.common import chat_request, conversation
+from quire.server.api.common.chat_messages import check_message_names
+from quire.server.api.common.tool_definitions import Tools, check_tool_names
+from quire.server.http import field_bounds, strict_json
+from quire.server.model_registry import Served, ServedModels
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /tokenize: a prompt, or messages.
+
+    add_special_tokens: those around a prompt, such as a BOS; a conversation has those that its
+    template writes. return_token_strs: tell each token's text, too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: chat_request.Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+
+
+class TokenizeReply(msgspec.Struct, kw_only=True):
+    """Token ids and their number. token_strs: U+FFFD stands for parts of characters."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[field_bounds.TokenId]
+
+
+class DetokenizeReply(msgspec.Struct):
+    """The text of the ids, control tokens included."""
+
+    prompt: str
+
+
+TOKENIZE_UNSUPPORTED: strict_json.NeutralValues = {
+    "chat_template": (None,),
+    "continue_final_message": (None, False),
+    "mm_processor_kwargs": (None, {}),
+}
+
+_CHAT_FIELDS = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
+TOKENIZE_FORMS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
+    {
+        "required": ["prompt"],
+        "properties": {"prompt": {"type": "string"}}
+        | {name: {"type": "null"} for name in _CHAT_FIELDS},
+    },
+    {
+        "required": ["messages"],
+        "properties": {
+            "prompt": {"type": "null"},
+            "messages": {"type": "array"},
+            "add_special_tokens": {"enum": [None, False]},
+        },
+    },
+)
+_tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def tokenize(data: bytes, models: ServedModels) -> TokenizeReply:
+    """Answer a body. Raises InvalidRequestError."""
+    request = strict_json.decode(data, _tokenize_decoder)
+    _check_names(data, request)
+    served = models.find(request.model)
+    tokens = _tokens(request, served)
+    spelled = served.engine.tokenizer.token_text
+    return TokenizeReply(
+        count=len(tokens),
+        max_model_len=served.engine.info.limits.max_model_len,
+        tokens=tokens,
+        token_strs=list(map(spelled, tokens)) if request.return_token_strs else None,
+    )
+
+
+def detokenize(data: bytes, models: ServedModels) -> DetokenizeReply:
+    """Answer a body. Raises InvalidRequestError, also for an id without a token."""
+    request = strict_json.decode(data, _detokenize_decoder)
+    strict_json.check_names(strict_json.read_names(data), request.__struct_fields__, {})
+    tokenizer = models.find(request.model).engine.tokenizer
+    for place, token_id in enumerate(request.tokens):
+        if not tokenizer.is_token(token_id):
+            size = tokenizer.vocab_size
+            problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
+            raise invalid_value(f"tokens[{place}]", problem)
+    text = tokenizer.decode(request.tokens, skip_special_tokens=False)
+    return DetokenizeReply(text)
+
+
+def _check_names(data: bytes, request: TokenizeRequest) -> None:
+    found = strict_json.read_names(data)
+    strict_json.check_names(found, request.__struct_fields__, TOKENIZE_UNSUPPORTED)
+    for place, message in enumerate(found.get("messages") or ()):
+        check_message_names(message, f"messages[{place}].")
+    check_tool_names(found.get("tools"), None)
+
+
+def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid_value("prompt", "give either this or messages")
+    special = request.add_special_tokens
+    if request.prompt is not None:
+        for name in _CHAT_FIELDS:
+            if getattr(request, name) is not None:
+                raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
+        tokenizer = served.engine.tokenizer
+        return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
+    if special:
+        raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
+    chat = chat_request.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
+    return conversation.encode(chat, served)

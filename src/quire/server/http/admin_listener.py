@@ -1,0 +1,56 @@
+"""The admin endpoints' own server, beside the public one on the same event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from functools import partial
+from typing import cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.server.http.http_protocol import BoundedProtocol, WireLimits
+
+
+class AdminListener:
+    """Serves `app` from `start` to `stop`. sock: bound (listen_address.py), or None if not served."""
+
+    def __init__(self, app: ASGIApp, sock: socket.socket | None) -> None:
+        self._app = app
+        self._sock = sock
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to accept connections."""
+        if self._sock is None:
+            return
+        config = uvicorn.Config(
+            self._app,
+            http=cast(type[asyncio.Protocol], partial(BoundedProtocol, WireLimits())),
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+
+    async def stop(self) -> None:
+        """Close it."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+
+class _Server(uvicorn.Server):
+    """Signals are the public server's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,53 @@
+"""Whole responses as bytes of HTTP/1.1, which go to the wire in one write."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from quire.server.http.http_errors import id_headers, send_in_two
+from quire.server.http.request_record import RequestRecord
+
+
+def send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
+    """As the cycle's own `send`; a whole response, most of all, is one write."""
+    is_whole = message["type"] == "http.response.start" and "body" in message
+    return _send_whole(cycle, message) if is_whole else cycle.send(message)  # type: ignore[arg-type]
+
+
+async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
+    headers = message["headers"]
+    if (
+        cycle.flow.write_paused
+        or cycle.disconnected
+        or not cycle.keep_alive
+        or cycle.scope["method"] == "HEAD"
+        or (b"connection", b"close") in headers
+    ):
+        await send_in_two(cycle.send, message)  # type: ignore[arg-type]
+        return
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    headers = [*cycle.default_headers, *headers]
+    cycle.transport.write(_response(message["status"], headers, message["body"]))
+    cycle.message_event.set()
+    cycle.on_response()
+
+
+def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """A whole response, ready for the wire."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body)
+
+
+def refusal_bytes(status: int, record: RequestRecord, body: bytes) -> bytes:
+    """The response to a request that no application answers."""
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *id_headers(record.path, record.request_id),
+        (b"connection", b"close"),
+    ]
+    return _response(status, headers, body)

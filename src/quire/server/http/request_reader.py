@@ -1,0 +1,81 @@
+"""A request's headers and body as they come over the wire, within their bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from quire.server.http.http_errors import HttpError
+
+_BY_NAME = "quire.headers"  # in a scope
+STATE_KEY = "body"  # in a scope's state: the body, if our own protocol had all of it at once
+
+_USUAL_TYPE = b"application/json"
+_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
+
+
+def first_headers(scope: Scope) -> dict[bytes, bytes]:
+    """A request's headers by name; of several with one name, the first."""
+    found: dict[bytes, bytes] | None = scope.get(_BY_NAME)
+    if found is None:  # whoever asks next has it from here
+        found = scope[_BY_NAME] = dict(reversed(scope["headers"]))
+    return found
+
+
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None] = lambda _: None
+) -> bytes:
+    """Read a JSON body of at most `limit` bytes, counted as they arrive.
+
+    hold: told how many have come so far; may raise. Raises HttpError 413 or 415, ClientDisconnect
+    if the client leaves meanwhile.
+    """
+    headers = first_headers(scope)
+    _check_media_type(headers)
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
+        raise _too_large(limit)
+    whole: bytes | None = scope["state"].get(STATE_KEY)
+    if whole is not None:
+        if len(whole) > limit:
+            raise _too_large(limit)
+        hold(len(whole))
+        return whole
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise _too_large(limit)
+        hold(len(body))
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    if headers.get(b"content-type") == _USUAL_TYPE and b"content-encoding" not in headers:
+        return
+    given = headers.get(b"content-type", b"").decode("latin-1")
+    media_type = given.partition(";")[0].strip().lower()
+    if not _JSON_TYPE.fullmatch(media_type):
+        text = "the body must be JSON; send it with the header Content-Type: application/json"
+        raise HttpError(415, text, code="unsupported_media_type")
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.strip().lower() != "identity":
+        text = "compressed bodies are not read; send it without Content-Encoding"
+        raise HttpError(415, text, code="unsupported_media_type")
+
+
+def _too_large(limit: int) -> HttpError:
+    text = (
+        f"the body is larger than {limit} bytes; send a shorter one, or start the server with a "
+        "larger --max-body-bytes"
+    )
+    # the rest of the body is not read, so the connection cannot serve another request
+    return HttpError(413, text, code="body_too_large", headers={"connection": "close"})

@@ -1,0 +1,79 @@
+"""Uvicorn run on sockets that were taken before the model was loaded (listen_address.py)."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from asyncio import Protocol
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import cast
+
+import uvicorn
+from starlette.applications import Starlette
+
+from quire.server.admission.drain import Drain
+from quire.server.http.admin_listener import AdminListener
+from quire.server.http.http_protocol import BoundedProtocol, WireLimits
+from quire.server.settings import ServerSettings
+
+KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that they end it
+LAST_SECONDS = 1  # for connections to close after the drain
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our settings, that says when it is ready and leaves in good order.
+
+    `await serve(sockets=[...])` runs until a signal comes; then running requests get their time
+    while new ones are refused. A second signal ends that time. app: made by build_app. admin: the
+    bound socket of its admin endpoints.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        settings: ServerSettings,
+        on_ready: Callable[[], None],
+        limits: WireLimits | None = None,
+        admin: socket.socket | None = None,
+    ) -> None:
+        limits = limits or WireLimits(stall_seconds=settings.slow_reader_timeout)
+        config = uvicorn.Config(
+            app,
+            http=cast(type[Protocol], partial(BoundedProtocol, limits, app.state.note_end)),
+            lifespan="on",
+            ws="none",
+            access_log=False,
+            proxy_headers=False,  # nothing here depends on who the client says that it is
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=LAST_SECONDS,
+        )
+        super().__init__(config)
+        self._on_ready = on_ready
+        self._grace = settings.shutdown_timeout
+        self._drain: Drain = app.state.drain
+        self._admin = AdminListener(app.state.admin, admin)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections."""
+        self._admin.start()
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """A signal came. Only Ctrl-C is raised again afterwards, as shells expect."""
+        if self.should_exit:
+            self._drain.hurry()
+        elif sig == signal.SIGINT:
+            self._captured_signals.append(sig)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what runs, still telling new requests that they come too late; then close."""
+        await self._drain.run(self._grace)
+        await self._admin.stop()
+        await super().shutdown(sockets=sockets)

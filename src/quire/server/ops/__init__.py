@@ -1,0 +1,1 @@
+"""What operators look at: metrics, health, the live page, admin endpoints, OpenAPI."""

@@ -1,0 +1,85 @@
+"""Three questions that orchestrators ask, answered without asking the engine.
+
+`/health` (and `/ping`): does it get on with its work, or should it be killed? `/ready`: should it
+be sent requests? A server that drains, or whose engine is being restarted, is healthy but not
+ready.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.server.admission.drain import Drain
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.model_registry import ServedModels
+
+RETRY_AFTER = "5"
+
+
+class HealthReply(msgspec.Struct, omit_defaults=True):
+    """status: ok or unavailable. reason: why not."""
+
+    status: str
+    reason: str | None = None
+
+
+class Health:
+    """The endpoints. They need no key, so they tell nothing but these words.
+
+    patience: seconds for which an engine may give no sign of life; 0: for ever.
+    """
+
+    def __init__(self, models: ServedModels, drain: Drain, patience: float) -> None:
+        self._patience = patience
+        self._models = models
+        self._drain = drain
+
+    @property
+    def routes(self) -> list[Route]:
+        """All three paths."""
+        return [
+            Route("/health", self.health),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/ready", self.ready),
+        ]
+
+    async def health(self, _request: Request) -> Response:
+        """200 while the engine gets on with its work, or is being helped to."""
+        return _answer(self._failure())
+
+    async def ready(self, _request: Request) -> Response:
+        """200 while requests are welcome."""
+        return _answer(self._failure() or self._obstacle())
+
+    def _failure(self) -> str | None:
+        for engine in self._engines():
+            if not engine.is_alive and not engine.is_restarting:
+                return "the engine has stopped"
+            if self._patience and engine.silent_seconds > self._patience:
+                return "the engine gives no sign of life"
+        return None
+
+    def _obstacle(self) -> str | None:
+        if self._drain.is_draining:
+            return "draining"
+        for entry in self._models.entries():
+            found = entry.condition
+            is_wanted = found.at_start and not entry.is_usable
+            if is_wanted and (found.state != "unloaded" or found.failure):
+                return f"model {entry.name} is {entry.state}"
+        is_restarting = any(engine.is_restarting for engine in self._engines())
+        return "the engine is being restarted" if is_restarting else None
+
+    def _engines(self) -> list[EngineProtocol]:
+        return [served.engine for served in self._models.loaded()]
+
+
+def _answer(reason: str | None) -> Response:
+    body = HealthReply("ok") if reason is None else HealthReply("unavailable", reason)
+    status, headers = (200, {}) if reason is None else (503, {"retry-after": RETRY_AFTER})
+    headers["cache-control"] = "no-store"
+    content = msgspec.json.encode(body)
+    return Response(content, status, headers, media_type="application/json")

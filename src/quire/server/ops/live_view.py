@@ -1,0 +1,201 @@
+"""`GET /live`: what the page draws of the engine, as one JSON object that is polled.
+
+The map of blocks and the steps are asked of the engine only when somebody looks.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.histogram import Histogram
+from quire.core.messages import EngineView, StepSummary
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.model_registry import ServedModels
+from quire.server.ops.server_metrics import Metrics
+
+MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
+RATE_SECONDS = 2.0  # the time over which tokens/s are taken
+
+
+class LiveStep(msgspec.Struct):
+    """One step. age: seconds since its end. decode_tokens: requests that computed one token."""
+
+    id: int
+    age: float
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    requests: int
+    sampled_tokens: int
+
+
+class LiveBlocks(msgspec.Struct):
+    """The KV cache, in blocks. shared ones are used ones that several requests hold.
+
+    cells: base64 of one byte per cell: 0 free, 1 cached (unused, but it holds a prefix), 2 used,
+    3 shared; of blocks_per_cell neighbours, the busiest. Empty until the engine has answered.
+    """
+
+    total: int
+    free: int
+    cached: int
+    used: int
+    shared: int
+    block_size: int
+    bytes_per_block: int
+    blocks_per_cell: int
+    cells: str
+
+
+class LiveHistogram(msgspec.Struct):
+    """Counts since the start: counts[i] values were at most bounds[i], and above the one before.
+
+    counts has one more entry than bounds, for all that was larger. Seconds.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+    count: int
+
+
+class LivePrefixCache(msgspec.Struct):
+    """Tokens that were looked up in the prefix cache, found, and not found by reason."""
+
+    queries: int
+    hits: int
+    hit_rate: float
+    misses: dict[str, int]
+
+
+class LiveState(msgspec.Struct):
+    """The engine as it is. time: Unix seconds of this answer; steps: latest ones, oldest first.
+
+    age: seconds since the engine told its figures. tokens_per_second: of answers, lately.
+    """
+
+    model: str
+    time: float
+    age: float
+    is_alive: bool
+    running: int
+    waiting: int
+    num_steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    preemptions: int
+    recomputed_tokens: int
+    tokens_per_second: float
+    prefix_cache: LivePrefixCache
+    blocks: LiveBlocks
+    steps: list[LiveStep]
+    ttft: LiveHistogram
+    itl: LiveHistogram
+
+
+class Live:
+    """The endpoint."""
+
+    def __init__(self, models: ServedModels, metrics: Metrics) -> None:
+        self._models = models
+        self._metrics = metrics
+
+    async def answer(self, request: Request) -> Response:
+        """The state of the model that the query names, or of the first, as JSON."""
+        served = self._models.find(request.query_params.get("model"))
+        view = await served.engine.view()
+        requests = self._metrics.requests(served.name)
+        state = live_state(served.engine, requests, view, time.monotonic())
+        headers = {"cache-control": "no-store"}
+        return Response(msgspec.json.encode(state), media_type="application/json", headers=headers)
+
+
+def live_state(
+    engine: EngineProtocol, requests: RequestMetrics, view: EngineView | None, now: float
+) -> LiveState:
+    """Join figures and view. now: seconds of the monotonic clock."""
+    stats = engine.stats
+    queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+    steps = [] if view is None else view.steps
+    return LiveState(
+        model=engine.info.model_name,
+        time=time.time(),
+        age=max(0.0, now - stats.time) if stats.time else 0.0,
+        is_alive=engine.is_alive,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        num_steps=stats.num_steps,
+        prompt_tokens=stats.num_prompt_tokens,
+        generation_tokens=stats.num_generation_tokens,
+        preemptions=stats.num_preemptions,
+        recomputed_tokens=stats.num_recomputed_tokens,
+        tokens_per_second=_rate(steps, now),
+        prefix_cache=LivePrefixCache(
+            queries, hits, hits / queries if queries else 0.0, stats.prefix_cache_misses
+        ),
+        blocks=_blocks(engine, view),
+        steps=[_step(step, now) for step in steps],
+        ttft=_histogram(requests.time_to_first_token),
+        itl=_histogram(requests.inter_token_latency),
+    )
+
+
+def block_cells(states: bytes) -> tuple[int, bytes]:
+    """Blocks to at most MAX_CELLS cells: (blocks per cell, the busiest state in each).
+
+    The busiest, so that a few blocks in use are seen in a large cache.
+    """
+    per_cell = max(1, -(-len(states) // MAX_CELLS))
+    if per_cell == 1:
+        return 1, states
+    return per_cell, bytes(max(states[i : i + per_cell]) for i in range(0, len(states), per_cell))
+
+
+def _blocks(engine: EngineProtocol, view: EngineView | None) -> LiveBlocks:
+    stats, info = engine.stats, engine.info
+    per_cell, cells = block_cells(b"" if view is None else view.block_states)
+    return LiveBlocks(
+        total=info.num_blocks,
+        free=stats.num_free_blocks,
+        cached=stats.num_cached_blocks,
+        used=info.num_blocks - stats.num_free_blocks - stats.num_cached_blocks,
+        shared=stats.num_shared_blocks,
+        block_size=info.block_size,
+        bytes_per_block=info.kv_cache_bytes // max(1, info.num_blocks),
+        blocks_per_cell=per_cell,
+        cells=base64.b64encode(cells).decode(),
+    )
+
+
+def _step(step: StepSummary, now: float) -> LiveStep:
+    return LiveStep(
+        id=step.step_id,
+        age=max(0.0, now - step.time),
+        seconds=step.seconds,
+        prefill_tokens=step.num_prefill_tokens,
+        decode_tokens=step.num_decode_tokens,
+        requests=step.num_requests,
+        sampled_tokens=step.num_sampled,
+    )
+
+
+def _rate(steps: list[StepSummary], now: float) -> float:
+    """Tokens of answers per second, of the steps that ended lately."""
+    lately = [step for step in steps if now - step.time <= RATE_SECONDS]
+    if not lately:
+        return 0.0
+    # when the list is too short to reach back so far, the time that it does cover counts
+    begun = lately[0].time - lately[0].seconds
+    covered = now - begun if len(lately) == len(steps) else RATE_SECONDS
+    return sum(step.num_sampled for step in lately) / max(covered, 1e-3)
+
+
+def _histogram(histogram: Histogram) -> LiveHistogram:
+    counts = histogram.counts
+    return LiveHistogram(list(histogram.bounds), counts.copy(), histogram.sum, sum(counts))

@@ -1,0 +1,287 @@
+"""`GET /metrics` in Prometheus' text format.
+
+Owns the names of the series: vLLM's where it has one, so that dashboards fit, else `quire:`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.histogram import Histogram
+from quire.engine.processes.control_channel import ModelCondition
+from quire.server.model_registry import ServedModels
+from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
+from quire.version import __version__
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"  # one engine per model
+
+# name, help, field of EngineStats
+ENGINE_GAUGES = (
+    ("vllm:num_requests_running", "Requests in the batch.", "num_running"),
+    ("vllm:num_requests_waiting", "Requests in line.", "num_waiting"),
+)
+ENGINE_COUNTERS = (
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "prefix_cache_hits"),
+    ("vllm:num_preemptions", "Requests taken out of the batch for want of blocks.",
+     "num_preemptions"),
+    ("vllm:prompt_tokens", "Prompt tokens of requests that began to run.", "num_prompt_tokens"),
+    ("vllm:generation_tokens", "Tokens of answers.", "num_generation_tokens"),
+    ("vllm:corrupted_requests", "Requests for which the model computed non-finite numbers.",
+     "num_corrupted_requests"),
+    ("quire:recomputed_tokens", "Tokens computed again after preemptions.",
+     "num_recomputed_tokens"),
+    ("quire:steps", "Engine steps.", "num_steps"),
+    ("quire:graph_steps", "Engine steps that replayed a CUDA graph.", "num_graph_steps"),
+    ("quire:bad_frames", "Frames to or from the engine that made no sense.", "num_bad_frames"),
+)  # fmt: skip
+
+# name, help, field of RequestMetrics
+REQUEST_HISTOGRAMS = (
+    ("vllm:time_to_first_token_seconds", "From arrival to the first token.", "time_to_first_token"),
+    ("vllm:inter_token_latency_seconds", "Between one token and the next.", "inter_token_latency"),
+    ("vllm:request_time_per_output_token_seconds", "Mean time between a request's tokens.",
+     "time_per_output_token"),
+    ("vllm:e2e_request_latency_seconds", "From arrival to the end.", "e2e_latency"),
+    ("vllm:request_queue_time_seconds", "In line.", "queue_time"),
+    ("vllm:request_prefill_time_seconds", "From beginning to run to the first token.",
+     "prefill_time"),
+    ("vllm:request_decode_time_seconds", "From the first token to the last.", "decode_time"),
+    ("vllm:request_inference_time_seconds", "From beginning to run to the last token.",
+     "inference_time"),
+    ("vllm:request_prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
+    ("vllm:request_generation_tokens", "Tokens of answers.", "num_generation_tokens"),
+    ("vllm:request_params_n", "Answers asked for.", "params_n"),
+    ("vllm:request_params_max_tokens", "max_tokens asked for.", "params_max_tokens"),
+)  # fmt: skip
+
+
+class MetricsPage:
+    """The endpoint that Prometheus scrapes. gpu_hour_cost: what an hour of the server costs."""
+
+    def __init__(self, metrics: Metrics, models: ServedModels, gpu_hour_cost: float | None) -> None:
+        self._metrics = metrics
+        self._models = models
+        self._gpu_hour_cost = gpu_hour_cost
+
+    async def answer(self, request: Request) -> Response:
+        """The text, summed over all processes."""
+        accept = request.headers.get("accept", "")
+        conditions = [entry.condition for entry in self._models.entries()]
+        # What is told of this process is in its file first: whoever is asked next, another process
+        # perhaps, tells no less of it, or counters would seem to begin anew.
+        self._metrics.share()
+        total = self._metrics.total()
+        content, media_type = expose(total, self._gpu_hour_cost, accept, conditions)
+        return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})
+
+
+def expose(
+    total: Total,
+    gpu_hour_cost: float | None,
+    accept: str,
+    conditions: Sequence[ModelCondition] = (),
+) -> tuple[bytes, str]:
+    """The text and its media type, in the form that the Accept header asks for.
+
+    conditions: how all models are now, loaded or not.
+    """
+    encode, media_type = choose_encoder(accept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Once(total, gpu_hour_cost, conditions))
+    return encode(registry), media_type
+
+
+class _Once(Collector):
+    """One scrape's families."""
+
+    def __init__(
+        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelCondition]
+    ) -> None:
+        self._total = total
+        self._gpu_hour_cost = gpu_hour_cost
+        self._conditions = conditions
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, each once, with the values of all engines."""
+        engines = list(self._total.engines.items())
+        yield from _models(self._conditions)
+        yield from _engine_gauges(engines)
+        yield from _engine_counters(engines)
+        yield from _requests(engines)
+        yield from _http(self._total)
+        if self._gpu_hour_cost is not None:
+            yield from _cost(self._total, self._gpu_hour_cost)
+
+
+Engines = list[tuple[str, EngineTotal]]
+
+
+def _models(conditions: Sequence[ModelCondition]) -> Iterator[Metric]:
+    """Which models are there; one that is being loaded or unloaded takes its memory already."""
+    loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
+    yield _gauge("quire:model_loaded", "1 for a model that requests can come to.", loaded)
+    sizes = [
+        ((model.name,), 0 if model.state == "unloaded" else model.num_bytes)
+        for model in conditions
+        if model.num_bytes is not None
+    ]
+    text = "Memory of a model's process, as counted before loading; 0 while it is unloaded."
+    yield _gauge("quire:model_bytes", text, sizes)
+
+
+def _engine_gauges(engines: Engines) -> Iterator[Metric]:
+    for name, text, key in ENGINE_GAUGES:
+        yield _gauge(name, text, [((model,), getattr(e.latest, key)) for model, e in engines])
+    text = "Share of the KV blocks that requests use; 1 is all."
+    usage = [((model,), _used(e) / max(1, e.num_blocks)) for model, e in engines]
+    yield _gauge("vllm:kv_cache_usage_perc", text, usage)
+    config = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "How the KV cache is cut.",
+        labels=[*LABELS, "block_size", "num_gpu_blocks"],
+    )
+    for model, engine in engines:
+        config.add_metric([model, ENGINE, str(engine.block_size), str(engine.num_blocks)], 1)
+    yield config
+    states = [((model, state), n) for model, e in engines for state, n in _blocks(e)]
+    yield _gauge("quire:kv_blocks", "KV blocks; shared ones are used ones.", states, "state")
+    sizes = [
+        ((model, state), n * e.kv_cache_bytes // max(1, e.num_blocks))
+        for model, e in engines
+        for state, n in _blocks(e)
+    ]
+    yield _gauge("quire:kv_bytes", "Bytes of these blocks.", sizes, "state")
+
+
+def _engine_counters(engines: Engines) -> Iterator[Metric]:
+    for name, text, key in ENGINE_COUNTERS:
+        yield _counter(name, text, [((model,), getattr(e.counted, key)) for model, e in engines])
+    misses = [
+        ((model, why), n)
+        for model, e in engines
+        for why, n in sorted(e.counted.prefix_cache_misses.items())
+    ]
+    text = "Tokens looked up but not found in the prefix cache."
+    yield _counter("quire:prefix_cache_misses", text, misses, "reason")
+    restarts = [((model,), e.latest.num_restarts) for model, e in engines]
+    yield _counter(
+        "quire:engine_restarts", "Engine processes that took over from dead ones.", restarts
+    )
+    # dashboards ask for it; there is no speculative decoding yet, so none were
+    accepted = [((model,), 0) for model, _ in engines]
+    yield _counter("vllm:spec_decode_num_accepted_tokens", "Guessed tokens accepted.", accepted)
+    tokens = [((model,), e.step_tokens) for model, e in engines]
+    yield _histogram("vllm:iteration_tokens_total", "Tokens of a step.", tokens)
+    seconds = [((model,), e.step_seconds) for model, e in engines]
+    yield _histogram("quire:step_seconds", "Time of a step.", seconds)
+
+
+def _requests(engines: Engines) -> Iterator[Metric]:
+    sent = [((model,), e.requests.num_sent) for model, e in engines]
+    yield _counter("quire:requests_sent", "Answers asked of the engine.", sent)
+    ended = [
+        ((model, reason), e.requests.finished[reason])
+        for model, e in engines
+        for reason in ("stop", "length", "abort", "error")
+    ]
+    yield _counter("vllm:request_success", "Answers that ended.", ended, "finished_reason")
+    for name, text, key in REQUEST_HISTOGRAMS:
+        values = [((model,), getattr(e.requests, key)) for model, e in engines]
+        yield _histogram(name, text, values)
+    # the name that older dashboards have for the latency between tokens
+    values = [((model,), e.requests.inter_token_latency) for model, e in engines]
+    yield _histogram("vllm:time_per_output_token_seconds", "Between tokens (older name).", values)
+
+
+def _http(total: Total) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "quire:http_requests", "HTTP requests answered.", labels=["path", "method", "status"]
+    )
+    for (path, method, status), count in sorted(total.http_requests.items()):
+        requests.add_metric([path, method, str(status)], count)
+    yield requests
+    errors = CounterMetricFamily(
+        "quire:rejections", "HTTP requests that got an error, by its code.", labels=["reason"]
+    )
+    for reason, count in sorted(total.errors.items()):
+        errors.add_metric([reason], count)
+    yield errors
+    build = GaugeMetricFamily("quire:build_info", "The version.", labels=["version"])
+    build.add_metric([__version__], 1)
+    yield build
+
+
+def _cost(total: Total, per_hour: float) -> Iterator[Metric]:
+    """Money since the start; over other times, divide rates of the counters."""
+    spent = per_hour * max(0.0, time.time() - total.started) / 3600
+    yield CounterMetricFamily("quire:cost", "What the server has cost.", value=spent)
+    generated = sum(e.counted.num_generation_tokens for e in total.engines.values())
+    prompt = sum(e.counted.num_prompt_tokens for e in total.engines.values())
+    family = GaugeMetricFamily(
+        "quire:cost_per_million_tokens", "Cost since the start by tokens.", labels=["tokens"]
+    )
+    for kind, count in (("generated", generated), ("all", generated + prompt)):
+        if count:
+            family.add_metric([kind], spent / count * 1e6)
+    yield family
+
+
+def _used(engine: EngineTotal) -> int:
+    stats = engine.latest
+    return engine.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+
+
+def _blocks(engine: EngineTotal) -> list[tuple[str, int]]:
+    stats = engine.latest
+    return [
+        ("free", stats.num_free_blocks),
+        ("cached", stats.num_cached_blocks),
+        ("used", _used(engine)),
+        ("shared", stats.num_shared_blocks),
+    ]
+
+
+Values = Sequence[tuple[tuple[str, ...], float]]  # (model name, other label values), value
+
+
+def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[*LABELS, *labels])
+    for (model, *others), value in values:
+        family.add_metric([model, ENGINE, *others], value)
+    return family
+
+
+def _counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[*LABELS, *labels])
+    for (model, *others), value in values:
+        family.add_metric([model, ENGINE, *others], value)
+    return family
+
+
+def _histogram(name: str, text: str, values: Sequence[tuple[tuple[str], Histogram]]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=list(LABELS))
+    for (model,), histogram in values:
+        family.add_metric([model, ENGINE], _cumulative(histogram), histogram.sum)
+    return family
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    total, buckets = 0, []
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+    return buckets

@@ -1,0 +1,152 @@
+"""What all processes of this server count, together.
+
+Owns the sums over processes and over the epochs of an engine. What the series are called is in
+prometheus_page.py; who counts is in engine/frontend/request_metrics.py, engine/core/step_log.py and
+the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogram
+from quire.core.messages import EngineStats
+from quire.engine.frontend.request_metrics import RequestMetrics
+from quire.server.engine_protocol import EngineProtocol
+from quire.server.http.request_record import RequestRecord
+from quire.server.ops.metric_snapshots import (
+    KEPT_EPOCHS,
+    EngineFigures,
+    Snapshot,
+    SnapshotFolder,
+    summed,
+)
+
+SHARE_SECONDS = 0.5
+OTHER = "other"  # the path of requests that no endpoint answers: clients choose it, series do not
+
+
+class EngineTotal:
+    """One engine, over all processes. latest: its newest figures, for gauges; counted: its counters
+    over all epochs."""
+
+    def __init__(self, figures: EngineFigures) -> None:
+        self.num_blocks, self.block_size = figures.num_blocks, figures.block_size
+        self.kv_cache_bytes = figures.kv_cache_bytes
+        self.requests = RequestMetrics()
+        self.requests.add(figures.requests)
+        epochs = figures.stats
+        self.latest = epochs[max(epochs)] if epochs else EngineStats()
+        self.counted = summed(epochs.values())
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
+        self.step_tokens.add(self.counted.step_tokens)
+        self.step_seconds = Histogram(STEP_SECONDS_BOUNDS)
+        self.step_seconds.add(self.counted.step_seconds)
+
+
+@dataclass(slots=True)
+class Total:
+    """All processes together. started: when the first one did, in Unix seconds."""
+
+    started: float
+    engines: dict[str, EngineTotal]
+    http_requests: dict[tuple[str, str, int], int]
+    errors: dict[str, int]
+
+    @classmethod
+    def of(cls, snapshots: Iterable[Snapshot]) -> Total:
+        """Add up one or more."""
+        whole = Snapshot.joined(snapshots)
+        engines = {model: EngineTotal(figures) for model, figures in whole.engines.items()}
+        return cls(whole.started, engines, whole.http_requests, whole.errors)
+
+
+class Metrics:
+    """This process's figures, and the way to all others'.
+
+    folder: shared with the server's other processes, or None. endpoints: paths that have series of
+    their own. templates: paths with a part that varies, and what stands for all that match.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.endpoints: frozenset[str] = frozenset()
+        self.templates: list[tuple[re.Pattern[str], str]] = []
+        self._folder = None if folder is None else SnapshotFolder(folder)
+        self._started = time.time()
+        self._engines: dict[str, EngineProtocol] = {}
+        self._stats: dict[str, dict[int, EngineStats]] = {}
+        self._http_requests: Counter[tuple[str, str, int]] = Counter()
+        self._errors: Counter[str] = Counter()
+
+    def add_engine(self, engine: EngineProtocol) -> None:
+        """Tell of this engine, too."""
+        name = engine.info.model_name
+        self._engines[name] = engine
+        self._stats.setdefault(name, {})
+
+    def count(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        path = record.path if record.path in self.endpoints else self._template(record.path)
+        self._http_requests[path, record.method, record.status] += 1
+        if record.error_code is not None:
+            self._errors[record.error_code] += 1
+
+    def _template(self, path: str) -> str:
+        return next((name for known, name in self.templates if known.match(path)), OTHER)
+
+    def snapshot(self) -> Snapshot:
+        """This process's figures as of now."""
+        return Snapshot(
+            started=self._started,
+            engines={name: self._figures(name, e) for name, e in self._engines.items()},
+            http_requests=dict(self._http_requests),
+            errors=dict(self._errors),
+        )
+
+    async def keep_sharing(self) -> None:
+        """Tell the other processes now and then, until cancelled."""
+        while True:
+            self.share()
+            await asyncio.sleep(SHARE_SECONDS)
+
+    def fold_dead(self) -> None:
+        """Join what processes that are no more have left, so that it does not grow."""
+        if self._folder is not None:
+            self._folder.fold_dead()
+
+    def share(self) -> None:
+        """Tell the other processes. Epochs are too many now and then, and become one sum."""
+        if self._folder is None:
+            return
+        self._folder.write(self.snapshot())
+        if max(map(len, self._stats.values()), default=0) > 2 * KEPT_EPOCHS:
+            settled = self._folder.settle(self.snapshot())
+            for name, known in self._stats.items():
+                last = settled.get(name, -1)
+                self._stats[name] = {epoch: s for epoch, s in known.items() if epoch > last}
+
+    def requests(self, model: str) -> RequestMetrics:
+        """What became of a model's requests, over all processes."""
+        return self.total().engines[model].requests
+
+    def total(self) -> Total:
+        """The whole server's figures."""
+        others = [] if self._folder is None else self._folder.read_others()
+        return Total.of([*others, self.snapshot()])
+
+    def _figures(self, name: str, engine: EngineProtocol) -> EngineFigures:
+        info, stats = engine.info, engine.stats
+        self._stats[name][stats.epoch] = stats
+        return EngineFigures(
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
+            kv_cache_bytes=info.kv_cache_bytes,
+            requests=engine.metrics.figures(),
+            stats=self._stats[name],
+        )

@@ -1,0 +1,302 @@
+"""The loop, with a runner made of arithmetic: what goes in comes out, whatever breaks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from quire.config import SchedulerConfig
+from quire.core.messages import (
+    AbortRequests,
+    AddRequest,
+    ErrorKind,
+    RequestDelta,
+    ResetPrefixCache,
+    Watch,
+)
+from quire.core.request_limits import RequestLimits
+from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
+from quire.core.structured_outputs import StructuredOutputs
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.executor import Executor, UniprocExecutor
+from quire.engine.core.grammar_matchers import Grammars
+from quire.engine.core.queue_deadlines import QueueDeadlines
+from quire.grammar.grammar_matcher import Matcher
+from quire.kvcache.block_pool import BlockState
+from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+
+LIMITS = RequestLimits(max_model_len=64, max_kv_tokens=256, vocab_size=1000, max_num_seqs=8)
+
+
+class CountingRunner:
+    """The next token is always the length of the text so far."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[str, int] = {}
+        self.breaks_at: set[int] = set()
+        self.failure = "planted"
+        self.not_finite: set[str] = set()
+        self.exhausted: set[str] = set()
+
+    def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        for request in plan.new_requests:
+            self.lengths[request.request_id] = len(request.token_ids)
+        if plan.step_id in self.breaks_at:
+            raise RuntimeError(self.failure)
+        return ModelRunnerOutput(results=[self.result(entry) for entry in plan.scheduled])
+
+    def result(self, entry) -> SampleResult:
+        if entry.request_id in self.not_finite:
+            return SampleResult(failed=True)
+        if entry.request_id in self.exhausted:
+            return SampleResult(exhausted=True)
+        if not entry.samples:
+            return SampleResult()
+        token_id = self.lengths[entry.request_id]
+        self.lengths[entry.request_id] += 1
+        return SampleResult(token_id=token_id)
+
+
+class LateExecutor(UniprocExecutor):
+    """Lets the engine plan a step ahead of the results, as a GPU does."""
+
+    max_in_flight = 2
+
+
+def make_core(
+    executor_type: type = UniprocExecutor, grammars: Grammars | None = None
+) -> tuple[EngineCore, CountingRunner]:
+    runner = CountingRunner()
+    executor: Executor = executor_type(runner)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
+    scheduler = Scheduler(config, KVCacheManager(64, 4), LIMITS.max_model_len)
+    return EngineCore(scheduler, executor, LIMITS, grammars), runner
+
+
+def add(
+    core: EngineCore,
+    request_id: str,
+    prompt_len: int = 5,
+    queue_timeout: float | None = None,
+    **sampling: object,
+) -> None:
+    core.handle(
+        AddRequest(
+            request_id=request_id,
+            prompt_token_ids=list(range(1, prompt_len + 1)),
+            sampling=SamplingParams(**({"max_tokens": 6} | sampling)),
+            eos_token_ids=[999],
+            queue_timeout=queue_timeout,
+        )
+    )
+
+
+def run_until_idle(core: EngineCore) -> dict[str, list[RequestDelta]]:
+    told: dict[str, list[RequestDelta]] = {}
+    for _ in range(1000):
+        if not core.has_work:
+            return told
+        for delta in core.step().deltas:
+            told.setdefault(delta.request_id, []).append(delta)
+    raise AssertionError("the engine never came to rest")
+
+
+def tokens(deltas: list[RequestDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def ends(deltas: list[RequestDelta]) -> list[str]:
+    return [delta.finish_reason for delta in deltas if delta.finish_reason is not None]
+
+
+@pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
+class TestLoop:
+    def test_answers_every_request_once(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(20):
+            add(core, f"r{number}", prompt_len=3 + number)
+        told = run_until_idle(core)
+        for number in range(20):
+            deltas = told[f"r{number}"]
+            assert tokens(deltas) == list(range(3 + number, 9 + number))
+            assert ends(deltas) == ["length"]
+        assert core.stats.num_running == core.stats.num_waiting == 0
+
+    def test_stops_at_a_stop_token_without_surplus(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "r", stop_token_ids=[7])
+        deltas = run_until_idle(core)["r"]
+        assert tokens(deltas) == [5, 6, 7]
+        assert ends(deltas) == ["stop"]
+        assert deltas[-1].stop_token_id == 7
+
+    def test_a_broken_step_ends_its_requests_and_not_the_engine(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.breaks_at = {1}
+        add(core, "unlucky")
+        told = run_until_idle(core)
+        assert ends(told["unlucky"]) == ["error"]
+        assert told["unlucky"][-1].error is not None
+        assert "planted" not in told["unlucky"][-1].error
+        add(core, "lucky")
+        assert tokens(run_until_idle(core)["lucky"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_a_lost_device_ends_the_engine_for_another_to_go_on(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.breaks_at = {1}
+        runner.failure = "CUDA error: an illegal memory access was encountered"
+        add(core, "unlucky")
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            run_until_idle(core)
+
+    def test_non_finite_logits_end_one_request(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.not_finite = {"sick"}
+        add(core, "sick", prompt_len=9)
+        add(core, "well")
+        told = run_until_idle(core)
+        assert ends(told["sick"]) == ["error"]
+        assert tokens(told["well"]) == [5, 6, 7, 8, 9, 10]
+
+    def test_abort_is_told_once_and_frees_the_blocks(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "r", max_tokens=50)
+        core.step()
+        core.step()
+        core.handle(AbortRequests(request_ids=["r", "unknown"]))
+        core.handle(AbortRequests(request_ids=["r"]))
+        assert ends(run_until_idle(core)["r"]) == ["abort"]
+        stats = core.stats
+        assert stats.num_free_blocks + stats.num_cached_blocks == stats.num_blocks
+
+    def test_what_can_never_run_is_refused_with_numbers(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        add(core, "long", prompt_len=60, max_tokens=20)
+        add(core, "empty", prompt_len=0)
+        told = run_until_idle(core)
+        assert "80" in str(told["long"][0].error)
+        assert "64" in str(told["long"][0].error)
+        assert ends(told["empty"]) == ["error"]
+        assert told["long"][0].error_kind is told["empty"][0].error_kind is ErrorKind.REQUEST
+
+    def test_wishes_that_ban_every_token_are_the_callers_fault(self, executor_type: type) -> None:
+        core, runner = make_core(executor_type)
+        runner.exhausted = {"r"}
+        add(core, "r")
+        (delta,) = run_until_idle(core)["r"]
+        assert delta.error_kind is ErrorKind.REQUEST
+        assert "logit_bias" in str(delta.error)
+
+    def test_who_waits_too_long_is_given_up_and_who_runs_is_not(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(8):  # all rows
+            add(core, f"runs{number}", max_tokens=20)
+        while core.stats.num_running < 8:
+            core.step()
+        core._deadlines = QueueDeadlines(lambda: 0.0)
+        core._deadlines.add("runs0", 0.0)
+        add(core, "waits", queue_timeout=0.0)
+        add(core, "patient")
+        told = run_until_idle(core)
+        (delta,) = told["waits"]
+        assert delta.error_kind is ErrorKind.OVERLOAD
+        assert ends(told["runs0"]) == ends(told["patient"]) == ["length"]
+
+    def test_blocks_run_out_among_requests_that_share_a_prefix(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for number in range(8):
+            add(core, f"r{number}", max_tokens=40)
+        told = run_until_idle(core)
+        assert core.stats.num_preemptions > 0
+        assert all(tokens(deltas) == list(range(5, 45)) for deltas in told.values())
+
+    def test_a_reset_prefix_cache_finds_nothing(self, executor_type: type) -> None:
+        core, _ = make_core(executor_type)
+        for request_id, num_cached in (("a", 0), ("b", 8), ("c", 0)):
+            if request_id == "c":
+                core.handle(ResetPrefixCache())
+            add(core, request_id, prompt_len=9)
+            assert run_until_idle(core)[request_id][-1].num_cached_tokens == num_cached
+
+
+def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None:
+    core, _ = make_core()
+    core.handle(Watch())
+    assert core.has_work
+    view = core.step().view
+    assert view is not None
+    assert view.block_states == bytes(64)
+    assert not core.has_work
+    add(core, "a")
+    assert core.step().view is None
+    core.handle(Watch())
+    view = core.step().view
+    assert view is not None
+    assert set(view.block_states) == {BlockState.FREE, BlockState.USED}
+    assert [step.num_prefill_tokens for step in view.steps] == [5, 0]
+    assert [step.num_decode_tokens for step in view.steps] == [0, 1]
+
+
+@pytest.mark.parametrize("executor_type", [UniprocExecutor, LateExecutor])
+def test_each_last_delta_says_when_the_request_had_its_turns(executor_type: type) -> None:
+    core, _ = make_core(executor_type)
+    add(core, "a", max_tokens=3)
+    deltas = []
+    while core.has_work:
+        deltas += core.step().deltas
+    assert [delta.timing is not None for delta in deltas] == [True, False, True]
+    timing = deltas[-1].timing
+    assert timing.queued <= timing.started <= timing.first_token <= timing.last_token
+    stats = core.stats
+    assert sum(stats.step_tokens.counts) == sum(stats.step_seconds.counts) == stats.num_steps
+    assert stats.step_tokens.sum == 5 + 2
+
+
+def test_a_request_that_never_ran_has_only_been_queued() -> None:
+    core, _ = make_core()
+    add(core, "a")
+    core.handle(AbortRequests(request_ids=["a"]))
+    (delta,) = core.step().deltas
+    assert delta.timing is not None
+    assert delta.timing.started is None
+
+
+class SlowCompiler:
+    """Makes no matcher before it is let."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+
+    def matcher(self, wish: StructuredOutputs) -> Matcher:
+        self.may_go_on.wait(10)
+        raise wish.wrong("planted")
+
+
+@pytest.mark.parametrize("begun", [[], [7]])
+def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(begun: list[int]) -> None:
+    compiler = SlowCompiler()
+    core, _ = make_core(grammars=Grammars(compiler))
+    form = StructuredOutputs(regex="a")
+    message = AddRequest(
+        request_id="a",
+        prompt_token_ids=[1],
+        output_token_ids=begun,
+        sampling=SamplingParams(structured_outputs=form),
+        queue_timeout=0.0,
+    )
+    core.handle(message)
+    assert core.stats.num_waiting == 1
+    deltas = core.step().deltas
+    if begun:  # another engine gave a part of it: it is not given up
+        assert deltas == []
+        core.handle(AbortRequests(request_ids=["a"]))
+        deltas = core.step().deltas
+    assert [(d.finish_reason, d.error_kind) for d in deltas] == [
+        ("abort", ErrorKind.ENGINE) if begun else ("error", ErrorKind.OVERLOAD)
+    ]
+    assert core.stats.num_waiting == 0
+    assert not core.has_work
+    compiler.may_go_on.set()

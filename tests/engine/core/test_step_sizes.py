@@ -1,0 +1,148 @@
+"""The sizes that steps on a GPU are padded to, and the recordings that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.engine.core.input_batch import InputBatch
+from quire.engine.core.step_sizes import StepSize, StepSizes
+from quire.engine.gpu.device_batch import DeviceBatch
+from quire.engine.gpu.step_graphs import StepGraphs, StepTensors
+from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.kernels.dispatch import kernels_for
+
+CPU = torch.device("cpu")
+LIMITS = [(1, 1), (1, 40), (3, 300), (64, 64), (100, 256), (256, 2048), (2000, 2000), (256, 9000)]
+
+
+@pytest.mark.parametrize("pads_mixed", [False, True])
+@pytest.mark.parametrize(("max_num_seqs", "max_num_tokens"), LIMITS)
+def test_a_size_holds_its_step_and_no_more_than_any_step_may_have(
+    max_num_seqs: int, max_num_tokens: int, pads_mixed: bool
+) -> None:
+    sizes = StepSizes(max_num_seqs, max_num_tokens, pads_mixed=pads_mixed)
+    assert sizes.mixed == sorted(set(sizes.mixed))
+    for count in range(1, max_num_tokens + 1):
+        drawn = min(count, max_num_seqs)
+        mixed = sizes.of(count, drawn, True)
+        assert count <= mixed.num_tokens <= max_num_tokens
+        assert mixed.num_tokens == count or mixed.num_tokens in sizes.mixed
+        assert drawn <= mixed.num_samples <= max_num_seqs
+        if count <= max_num_seqs:
+            decode = sizes.of(count, count, False)
+            assert count <= decode.num_tokens == decode.num_samples <= max_num_seqs
+
+
+def test_padding_is_a_small_part_of_a_large_step() -> None:
+    sizes = StepSizes(256, 8192, pads_mixed=True)
+    shares = [sizes.of(n, 1, True).num_tokens / n - 1.0 for n in range(512, 8193)]
+    assert sum(shares) / len(shares) < 0.07
+    assert max(shares) < 0.25
+    assert sizes.of(8192, 0, True) == StepSize(8192, 0, has_prefills=True)
+
+
+class Work:
+    """Notes what it is asked; hidden states are the number of tokens."""
+
+    def __init__(self) -> None:
+        self.rehearsed: list[int] = []
+        self.launched: list[tuple[str, int]] = []
+
+    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+        if is_rehearsal:
+            self.rehearsed.append(size.num_tokens)
+        else:
+            self.launched.append(("forward", size.num_tokens))
+        return torch.full((size.num_tokens, 1), size.num_tokens)
+
+    def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
+        self.launched.append(("finish", num_samples))
+        return StepTensors(hidden, None, torch.empty(2 * num_samples + len(hidden)))
+
+
+class Recorded:
+    """Stands for a CUDA graph: launches nothing when it is replayed, but what was recorded."""
+
+    def __init__(self, launch: Callable[[], StepTensors | None]) -> None:
+        self.replay = launch
+
+
+def test_a_step_is_replayed_in_parts_that_fit_it() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=True)
+    cleared: list[int] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    mixed, decode = sizes.of(130, 3, True), sizes.of(5, 5, False)
+    assert not graphs.replays(mixed)
+    graphs.record_all(lambda size: cleared.append(size.num_tokens))
+    layers = [200, 192, 128, 64, 32, 16]  # each for any prompts and for short ones
+    assert work.rehearsed == cleared == [*sorted(2 * layers, reverse=True), 8, 4, 2, 1]
+    work.launched.clear()
+    assert graphs.replays(mixed)
+    tensors = graphs.run(mixed, lambda: work.launched.append(("wishes", 0)))
+    assert work.launched == [("forward", 192), ("wishes", 0), ("finish", 8)]
+    assert tensors.hidden[:192].eq(192).all()
+    work.launched.clear()
+    assert len(graphs.run(decode, lambda: work.launched.append(("wishes", 0))).hidden) == 8
+    assert work.launched == [("wishes", 0), ("forward", 8), ("finish", 8)]
+
+
+def test_steps_that_share_prefixes_have_recordings_of_their_own() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=True, shares_prefixes=True)
+    cleared: list[StepSize] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    graphs.record_all(cleared.append)
+    assert [size.num_tokens for size in cleared if size.has_shared] == [8, 4]
+    assert len(graphs._recordings) == sizes.num_graphs
+    assert graphs.replays(sizes.of(5, 5, False, has_shared=True))
+    assert graphs.replays(sizes.of(5, 5, False))
+    assert not any(size.has_shared for size in cleared if size.has_prefills)
+
+
+def test_short_prompts_have_recordings_of_their_own_in_some_sizes() -> None:
+    work, sizes = Work(), StepSizes(8, 1600, pads_mixed=True)
+    cleared: list[StepSize] = []
+    graphs = StepGraphs(work, sizes, Recorded)
+    graphs.record_all(cleared.append)
+    assert {size.num_tokens for size in cleared if size.has_few_keys} == set(sizes.short_mixed)
+    assert len(graphs._recordings) == sizes.num_graphs
+    few, any_other = sizes.of(130, 3, True, has_few_keys=True), sizes.of(130, 3, True)
+    assert few.has_few_keys
+    assert few.num_tokens == any_other.num_tokens == 192
+    assert graphs.replays(few)
+    assert sizes.of(1400, 3, True, has_few_keys=True) == sizes.of(1400, 3, True)
+    assert not sizes.of(5, 5, False, has_few_keys=True).has_few_keys
+
+
+def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
+    work, sizes = Work(), StepSizes(8, 200, pads_mixed=False)
+    graphs = StepGraphs(work, sizes, None)
+    graphs.record_all(lambda _: pytest.fail("nothing is to be recorded"))
+    size = sizes.of(130, 3, True)
+    assert not graphs.replays(size)
+    assert len(graphs.run(size).hidden) == 130
+    assert work.launched == [("forward", 130), ("finish", 8)]
+
+
+def test_rehearsed_layers_have_every_window_behind_another_layer() -> None:
+    assert layers_of_all_kinds([None]) == 1
+    assert layers_of_all_kinds([None] * 3) == 2
+    assert layers_of_all_kinds([None, None, 5, None, 5]) == 3
+    assert layers_of_all_kinds([5, None, None, 5]) == 4
+
+
+@pytest.mark.parametrize("max_num_tokens", [1, 100, 300])
+def test_a_step_without_requests_of_the_largest_size_touches_no_block(max_num_tokens: int) -> None:
+    batch = InputBatch(max_num_seqs=1, max_model_len=32, block_size=16)
+    device_batch = DeviceBatch(batch, max_num_tokens, kernels_for("meta"), CPU)
+    size = StepSize(max_num_tokens, 1, has_prefills=max_num_tokens > 1)
+    device_batch.clear(size)
+    step = device_batch.build(size)
+    assert len(step.input_ids) == size.num_tokens
+    assert (step.layout.slot_mapping == -1).all()
+    assert step.layout.query_start_loc.tolist() == [0, 0]
+    samples = device_batch.samples(1)
+    assert (samples.rows.tolist(), samples.step_len.tolist()) == ([-1], [0])

@@ -1,0 +1,115 @@
+"""The forms that prompts, conversations and wishes may come in, and how wrong ones are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.input_processor import told_of
+from quire.engine.frontend.prompt_inputs import one_for_each, read_conversations, read_prompts
+from quire.errors import ContextLengthError, InvalidRequestError
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ((1, 2), [[1, 2]]),
+        ([(1, 2), "a"], [[1, 2], "a"]),
+        (np.array([1, 2]), [[1, 2]]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([np.array([1, 2], dtype=np.int32)], [[1, 2]]),
+        ([np.int64(1), np.int64(2)], [[1, 2]]),
+        ([], []),
+    ],
+)
+def test_prompts(given: Any, read: list[Any]) -> None:
+    found = read_prompts(given)
+    assert found == read
+    assert all(type(i) is int for prompt in found if isinstance(prompt, list) for i in prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (None, "prompt: NoneType is not text, token ids or a list of them; give one"),
+        ({"a": 1}, "prompt: dict is not text"),
+        (["a", 1.5], r"prompt\[1\]: float is not text or a list of token ids; give either"),
+        ([1, "a"], r"prompt\[0\]: int is not text"),
+    ],
+)
+def test_wrong_prompts(given: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        read_prompts(given)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ([USER], [[USER]]),
+        ((USER, USER), [[USER, USER]]),
+        ([[USER], (USER,)], [[USER], [USER]]),
+        ([], []),
+    ],
+)
+def test_conversations(given: Any, read: list[Any]) -> None:
+    assert read_conversations(given) == read
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (USER, r"messages: one message is no list; put it into one: \[message\]"),
+        ("hello", r"messages: text is no conversation; give a list of messages, such as"),
+        (None, "messages: NoneType is not a conversation; give a list of messages, such as"),
+        (5, "messages: int is not a conversation; give a list"),
+        ([[USER], "hi"], r"messages\[1\]: str is neither a message nor a list of messages; give"),
+    ],
+)
+def test_wrong_conversations(given: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        read_conversations(given)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"n": 1}, r"sampling_params: dict is no SamplingParams; give SamplingParams\(\.\.\.\)"),
+        ([SamplingParams(), None], r"sampling_params\[1\]: NoneType is no SamplingParams; give"),
+        ([SamplingParams()], "sampling_params: 1 given for 2 prompts; give one, or one each"),
+    ],
+)
+def test_wrong_wishes(given: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        one_for_each(given, 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "count", "told"),
+    [
+        ("prompt", 0, 1, "prompt: 9 tokens; shorten the prompt"),
+        ("prompt", 1, 2, "prompt[1]: 9 tokens; shorten the prompt"),
+        ("messages", 0, 1, "messages: 9 tokens; shorten them"),
+        ("messages", 2, 3, "messages[2]: 9 tokens; shorten them"),
+    ],
+)
+def test_errors_name_the_argument_and_the_entry(
+    field: str, place: int, count: int, told: str
+) -> None:
+    with pytest.raises(ContextLengthError) as caught, told_of(field, place, count):
+        raise ContextLengthError("prompt: 9 tokens; shorten the prompt")
+    assert (str(caught.value), caught.value.param) == (told, field)
+
+
+def test_errors_about_other_fields_stay() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^n: wrong$"), told_of("prompt", 1, 2):
+        raise InvalidRequestError("n: wrong", param="n")

@@ -1,0 +1,129 @@
+"""Whether models fit is told before any of them is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from test_keepers import INFO
+
+from quire.config import EngineConfig
+from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.processes.control_channel import (
+    Control,
+    LeaveModel,
+    LoadModel,
+    ModelCondition,
+    ModelLeft,
+    UnloadModel,
+)
+from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.model_fleet import Fleet, FleetSettings
+from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
+from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
+from quire.logs import LogOptions
+
+MIB = 1 << 20
+SETTINGS = SupervisorSettings(
+    worker_module="none",
+    worker_settings=b"",
+    num_workers=0,
+    hang_timeout=0.0,
+    log=LogOptions("error", "text"),
+)
+
+
+def plan(
+    name: str, model: str = "quire-tiny", *, at_start: bool = True, tokenizer: str | None = None
+) -> ModelPlan:
+    config = EngineConfig.from_options(model=model, tokenizer=tokenizer, load_format="null")
+    return ModelPlan(name=name, config=config, at_start=at_start)
+
+
+def start(*plans: ModelPlan, limit: int | None) -> None:
+    async def run() -> None:
+        with socket.socket() as listener:
+            async with Supervisor(SETTINGS, listener) as supervisor:
+                await Fleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("plans", "limit", "failure", "problem"),
+    [
+        ([plan("a")], 100 * MIB, ConfigError, "model a takes 268,435,456 bytes"),
+        ([plan("a", at_start=False)], 100 * MIB, ConfigError, "raise it, or lower"),
+        ([plan("a"), plan("b")], 300 * MIB, ConfigError, "models of the start take 536,870,912"),
+        ([plan("a", "./nowhere", at_start=False)], None, CheckpointError, "nowhere"),
+        (
+            [plan("a", tokenizer=str(Path(__file__).parent))],
+            None,
+            CheckpointError,
+            "tokenizer.json",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told_at_the_start(
+    plans: list[ModelPlan], limit: int, failure: type[QuireError], problem: str
+) -> None:
+    with pytest.raises(failure, match=problem):
+        start(*plans, limit=limit)
+
+
+class Deathbed:
+    """In the supervisor's place: an engine that dies for good while processes are asked of it."""
+
+    clients = ("0",)
+
+    def __init__(self) -> None:
+        self.fleet: Fleet
+        self.states: list[str] = []
+        self.jobs: list[asyncio.Task[None]] = []
+        self._on_end: Callable[[BaseException], None]
+
+    def begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.jobs.append(asyncio.create_task(job))
+        return self.jobs[-1]
+
+    def start_engine(
+        self, _name: str, _config: EngineConfig, on_end: Callable[[BaseException], None]
+    ) -> object:
+        self._on_end = on_end
+        return object()
+
+    async def until_started(self, _keeper: object) -> EngineInfo:
+        return INFO
+
+    async def stop_engine(self, name: str, _why: str) -> None:
+        raise KeyError(name)  # as the supervisor does with one that it does not have
+
+    def tell_workers(self, news: Control) -> None:
+        if isinstance(news, ModelCondition):
+            self.states.append(news.state)
+        if isinstance(news, LeaveModel):
+            self._on_end(EngineError("it died again and again"))
+            self.fleet.on_message("0", ModelLeft(name=news.name, agreed=False))
+
+
+@pytest.mark.parametrize("grace", [0.0, 1.0])
+def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float) -> None:
+    async def run() -> list[str]:
+        parent = Deathbed()
+        plans = [plan("a", at_start=False), plan("b", at_start=False)]
+        parent.fleet = Fleet(cast(Supervisor, parent), plans, FleetSettings())
+        model = parent.fleet._models["a"]
+        await parent.fleet._measure(model)
+        parent.fleet.on_message("0", LoadModel(name="a"))
+        await parent.jobs[-1]
+        async with model.changing:
+            await parent.fleet._unload(model, grace)
+        parent.fleet.on_message("0", UnloadModel(name="a", grace=1.0))  # and once more
+        await parent.jobs[-1]
+        return parent.states
+
+    assert asyncio.run(run()) == ["loading", "loaded", "unloading", "unloaded", "unloaded"]

@@ -1,0 +1,131 @@
+"""When an engine that dies is started again, and when the keeper gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.core.request_limits import RequestLimits
+from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.processes import process_supervisors
+from quire.engine.processes.control_channel import EngineDown, EngineStarted, EngineUp, StartEngine
+from quire.engine.processes.process_supervisors import MAX_DEATHS, EngineKeeper, EnginePlace
+from quire.engine.processes.status_page import StatusPage
+from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
+from quire.errors import EngineError
+from quire.logs import LogOptions
+
+
+class Mortal:
+    """In an engine process's place: starts, does a step, and dies."""
+
+    pid = 1
+
+    def __init__(self, first: StartEngine, num_steps: int, seconds: float) -> None:
+        self._page = Path(first.page_path)
+        self._num_steps = num_steps
+        self._seconds = seconds
+        self._replies: list[EngineStarted] = [EngineStarted(info=INFO)]
+
+    async def receive(self) -> EngineStarted | None:
+        if self._replies:
+            return self._replies.pop()
+        await asyncio.sleep(self._seconds)
+        page = StatusPage(self._page, writable=True)
+        page.beat(self._num_steps, has_work=True)
+        page.close()
+        return None
+
+    async def end(self) -> str:
+        return "killed"
+
+
+INFO = EngineInfo(
+    model_name="m",
+    limits=RequestLimits(max_model_len=8, max_kv_tokens=64, vocab_size=9, max_num_seqs=1),
+    eos_token_ids=[],
+    dtype="float32",
+    device="cpu",
+    num_blocks=4,
+    block_size=16,
+    kv_cache_bytes=0,
+)
+STEADY = 0.4
+
+
+@pytest.mark.parametrize(
+    ("lives", "count"),
+    [
+        ([], MAX_DEATHS),  # a step each time, and then death: nothing else will come of it
+        ([(1, 1.25 * STEADY)] * 2, 2 + MAX_DEATHS - 1),  # the last of these is the first in a row
+        ([(0, 1.25 * STEADY)] * MAX_DEATHS, MAX_DEATHS),  # it was there long, but did nothing
+    ],
+)
+def test_an_engine_that_is_of_no_use_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: list[tuple[int, float]], count: int
+) -> None:
+    spawned: list[StartEngine] = []
+
+    async def spawn(_module: str, first: StartEngine) -> Mortal:
+        num_steps, seconds = lives[len(spawned)] if len(spawned) < len(lives) else (1, 0.0)
+        spawned.append(first)
+        assert len(spawned) <= 2 * MAX_DEATHS, "it is started for ever"
+        return Mortal(first, num_steps, seconds)
+
+    news: list[EngineUp | EngineDown] = []
+    last_used: list[float] = []  # at each death
+
+    async def keep() -> None:
+        log = LogOptions(level="info", format="text")
+        place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
+
+        def note(message: EngineUp | EngineDown) -> None:
+            news.append(message)
+            if isinstance(message, EngineDown):
+                last_used.append(keeper.last_used)
+
+        keeper = EngineKeeper("m", EngineConfig(), place, note)
+        await keeper.run()
+
+    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
+    monkeypatch.setattr(process_supervisors, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
+    monkeypatch.setattr(process_supervisors, "STEADY_SECONDS", STEADY)
+    with pytest.raises(EngineError, match="5 times in a row"):
+        asyncio.run(keep())
+    assert len(spawned) == count
+    assert [first.num_restarts for first in spawned] == list(range(count))
+    downs = [message.will_return for message in news if isinstance(message, EngineDown)]
+    assert downs == [True] * (count - 1) + [False]
+    assert last_used == sorted(set(last_used))  # each process has worked: later than the last
+
+
+def test_an_engine_that_is_stopped_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models may be loaded and unloaded for months."""
+
+    async def spawn(_module: str, first: StartEngine) -> Mortal:
+        return Mortal(first, num_steps=1, seconds=60.0)
+
+    async def load_and_unload() -> tuple[int, int]:
+        settings = SupervisorSettings(
+            worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
+            log=LogOptions(level="info", format="text"),
+        )  # fmt: skip
+        with socket.socket() as listener:
+            async with Supervisor(settings, listener) as supervisor:
+                keeper = supervisor.start_engine("m", EngineConfig(), supervisor.give_up)
+                await supervisor.until_started(keeper)
+                folder = supervisor._folder
+                while_there = len(list(folder.glob("engine-*")))
+                await supervisor.stop_engine("m", "it is over")
+                return while_there, len(list(folder.glob("engine-*")))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
+    assert asyncio.run(load_and_unload()) == (1, 0)

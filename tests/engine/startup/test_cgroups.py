@@ -1,0 +1,78 @@
+"""What control groups allow, by files like those of the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.engine.startup.cgroups import UNLIMITED, cpu_quota, memory_left, own_groups
+from quire.engine.startup.footprint import available_bytes
+
+
+def write(group: Path, **texts: str) -> None:
+    """Files of a controller: an underscore in a name stands for the dot behind it."""
+    group.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (group / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+def test_quota_of_a_group_and_of_those_above_it(tmp_path: Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    assert cpu_quota("0::/outer/inner\n", tmp_path) > 1e6
+    (inner / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota("0::/outer/inner\n", tmp_path) > 1e6
+    (tmp_path / "outer" / "cpu.max").write_text("350000 100000\n")
+    assert cpu_quota("0::/outer/inner\n", tmp_path) == 3.5
+    (inner / "cpu.max").write_text("50000 100000\n")
+    assert cpu_quota("0::/outer/inner\n", tmp_path) == 0.5
+
+
+def test_quota_in_files_of_the_older_kind(tmp_path: Path) -> None:
+    group = tmp_path / "cpu" / "box"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("200000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota("4:memory:/box\n3:cpu,cpuacct:/box\n", tmp_path) == 2.0
+    (group / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu_quota("3:cpu,cpuacct:/box\n", tmp_path) > 1e6
+
+
+def test_memory_left_in_a_group_and_in_those_above_it(tmp_path: Path) -> None:
+    inner, stat = tmp_path / "outer" / "inner", "anon 700\ninactive_file 200\nactive_file 100"
+    write(inner, memory_max="max", memory_current="1000", memory_stat=stat)
+    assert memory_left("0::/outer/inner\n", tmp_path) == UNLIMITED
+    write(inner, memory_max="1500")
+    assert memory_left("0::/outer/inner\n", tmp_path) == 800
+    write(tmp_path / "outer", memory_max="1200", memory_current="1100", memory_stat=stat)
+    assert memory_left("0::/outer/inner\n", tmp_path) == 400
+    write(tmp_path / "outer", memory_current="9999")
+    assert memory_left("0::/outer/inner\n", tmp_path) == 0
+
+
+def test_memory_left_by_files_of_the_older_kind(tmp_path: Path) -> None:
+    write(
+        tmp_path / "memory" / "box",
+        memory_limit_in_bytes="1000",
+        memory_usage_in_bytes="900",
+        memory_stat="inactive_file 50",
+    )
+    assert memory_left("4:memory:/box\n3:cpu,cpuacct:/box\n", tmp_path) == 150
+    write(tmp_path / "memory" / "box", memory_limit_in_bytes="9223372036854771712")
+    assert memory_left("4:memory:/box\n", tmp_path) == UNLIMITED
+
+
+def test_a_container_is_not_given_the_memory_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, memory_max=str(3 << 20), memory_current="0", memory_stat="anon 0")
+    monkeypatch.setattr(
+        "quire.engine.startup.footprint.memory_left", lambda listed: memory_left(listed, tmp_path)
+    )
+    monkeypatch.setattr("quire.engine.startup.footprint.own_groups", lambda: "0::/\n")
+    assert available_bytes() == 3 << 20
+
+
+def test_this_machine() -> None:
+    assert memory_left(own_groups()) > 0

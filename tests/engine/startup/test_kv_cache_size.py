@@ -1,0 +1,192 @@
+"""The KV cache's size from what the largest step takes, and what is said when memory runs out."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from quire.engine.core.executor import UniprocExecutor
+from quire.engine.gpu import kv_cache_profiling
+from quire.engine.gpu.kv_cache_profiling import measured_bytes, run_largest_step
+from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.startup.kv_cache_size import choose_num_blocks
+from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
+from quire.engine.startup.out_of_memory import fitting_kv, fitting_step, told_of_step
+from quire.engine.startup.start_engine import host_backend, start_engine, torch_start
+from quire.errors import ConfigError
+from quire.hub import resolve_model
+from quire.kernels.batch_layout import BatchLayout
+from quire.layers.forward_context import ForwardContext
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.loading.loader import load_model
+
+SHAPE = ModelArchitecture.from_folder(resolve_model("quire-tiny-draft"))
+CPU, MIB = torch.device("cpu"), 2**20
+
+
+class WatchedModel:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        config = EngineConfig.from_options(model="quire-tiny-draft").model
+        folder = resolve_model(config.model)
+        self.model = load_model(config, SHAPE, folder, CPU, torch.float32)
+        self.layouts: list[BatchLayout] = []
+        self.num_logits = self.num_layers = 0
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        self.layouts.append(ctx.layout)
+        self.num_layers = len(ctx.kv)
+        return self.model.forward(input_ids, positions, ctx)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.num_logits = len(hidden)
+        return self.model.compute_logits(hidden)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "longest", "lens"),
+    [(64, 64, [64]), (64, 21, [1, 21, 21, 21]), (50, None, [50]), (20, 8, [4, 8, 8])],
+)
+def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int]) -> None:
+    config = EngineConfig.from_options(
+        model="quire-tiny-draft",
+        max_num_batched_tokens=num_tokens,
+        max_num_seqs=20,
+        max_model_len=longest,
+    )
+    model = WatchedModel()
+    run_largest_step(config, SHAPE, model, torch.float32, CPU)
+    assert [layout.query_lens_host for layout in model.layouts] == [lens]
+    assert model.num_logits == 20
+    assert model.num_layers == layers_of_all_kinds(SHAPE.sliding_windows)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
+    """A GPU as far as `measured_bytes` looks."""
+    told = SimpleNamespace(
+        is_available=lambda: False,  # no kernel has to be compiled
+        synchronize=lambda _: None,
+        reset_peak_memory_stats=lambda _: None,
+        max_memory_allocated=lambda _: peak,
+        memory_allocated=lambda _: kept,
+        empty_cache=lambda: None,
+        mem_get_info=lambda _: (free, total),
+    )
+    monkeypatch.setattr(torch, "cuda", told)
+    monkeypatch.setattr(kv_cache_profiling, "run_largest_step", lambda *_: None)
+
+
+def blocks(**options: Any) -> int:
+    config = EngineConfig.from_options(model="quire-tiny-draft", **options).settled("cuda")
+    left = partial(measured_bytes, config, SHAPE, None, torch.float32, torch.device("cuda"))  # type: ignore[arg-type]
+    return choose_num_blocks(config, SHAPE, MIB, left)
+
+
+def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, kept=30 * MIB)
+    config = EngineConfig.from_options(model="quire-tiny-draft").settled("cuda")
+    graphs = graph_bytes(config, SHAPE, 4) + token_count_bytes(config, SHAPE)
+    code = CODE_BYTES // MIB  # of kernels that are not loaded yet
+    assert blocks() == 3600 - 200 - 100 - code - -(-graphs // MIB)
+    assert blocks(gpu_memory_utilization=0.5) == 2000 - 200 - 100 - code - -(-graphs // MIB)
+    counts = token_count_bytes(config, SHAPE)
+    assert blocks(enforce_eager=True) == 3600 - 200 - 100 - code - -(-counts // MIB)
+    assert blocks(num_blocks=7) == 7
+    assert blocks(kv_cache_memory_bytes=9 * MIB) == 9
+
+
+def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, free=100 * MIB, total=1000 * MIB, peak=200 * MIB, kept=0)
+    with pytest.raises(ConfigError, match="raise gpu_memory_utilization, lower max_num_batched"):
+        blocks()
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
+        blocks(kv_cache_memory_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("torch_start.load_unsaved", "free memory, take a smaller model, or give quantization"),
+        ("startup.choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem"),
+        ("host_backend.HostBackend.allocate", "lower num_blocks, kv_cache_memory_bytes or max_num"),
+    ],
+)
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate"),
+    ],
+)
+def test_memory_that_runs_out_at_the_start_names_the_setting(
+    place: str, told: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(f"quire.engine.{place}", fail)
+    with pytest.raises(ConfigError, match=told):
+        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) -> None:
+    config = EngineConfig.from_options().settled(device)
+    for around in (fitting_step(config), fitting_kv(config, 5)):
+        with pytest.raises(ConfigError) as told, around:
+            raise MemoryError
+        assert ("gpu_memory_utilization" in str(told.value)) == (device == "cuda")
+    failure = torch.OutOfMemoryError("CUDA") if device == "cuda" else MemoryError()
+    assert ("gpu_memory_utilization" in str(told_of_step(failure))) == (device == "cuda")
+
+
+def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch_start, "load_unsaved", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+
+
+def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful:
+        def __init__(self, runner: Any) -> None:
+            self.runner, self.fails = runner, True
+
+        def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+            output: ModelRunnerOutput = self.runner.run(plan)
+            if self.fails:
+                self.fails = False
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return output
+
+    monkeypatch.setattr(
+        host_backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
+    )
+    core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+
+    def answer(request_id: str) -> tuple[str | None, str | None]:
+        request = AddRequest(request_id=request_id, prompt_token_ids=[5], sampling=sampling)
+        core.handle(request)
+        deltas = []
+        while core.has_work:
+            deltas += core.step().deltas
+        return deltas[-1].finish_reason, deltas[-1].error
+
+    reason, error = answer("a")
+    assert reason == "error"
+    assert "lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization" in str(error)
+    assert answer("b") == ("length", None)

@@ -1,0 +1,221 @@
+"""What is told before anything is allocated: against an engine that was started, and by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli import main
+from quire.config import EngineConfig
+from quire.engine.core.step_sizes import StepSizes
+from quire.engine.startup.footprint import BASE_BYTES
+from quire.engine.startup.memory_plan import (
+    GRAPH_BYTES,
+    DeviceMemory,
+    MemoryPlan,
+    activation_bytes,
+    plan_memory,
+)
+from quire.engine.startup.start_engine import start_engine
+from quire.errors import ConfigError
+from quire.kernels.batch_layout import SHARED_MEMBERS
+from quire.kernels.step_buffer import StepSections
+from quire.models.config.model_config import ModelArchitecture
+
+SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.1-8b"
+GIB = 2**30
+CPU = DeviceMemory("cpu", 16 * GIB, 16 * GIB)
+
+
+def plan_8b(gib: float, *, taken: int = 0, **options: Any) -> MemoryPlan:
+    config = EngineConfig.from_options(model=SHAPE, load_format="dummy", **options)
+    total = int(gib * GIB)
+    return plan_memory(config, DeviceMemory("cuda", total, total - taken, 0))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_blocks": 50},
+        {"num_blocks": 50, "block_size": 32, "dtype": "bfloat16"},
+        {"kv_cache_memory_bytes": 5_000_000, "max_num_seqs": 3},
+        {"max_num_seqs": 2, "max_model_len": 100},
+    ],
+)
+def test_an_engine_is_as_planned(options: dict[str, Any]) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
+    plan = plan_memory(config, CPU)
+    _, info = start_engine(config)
+    assert plan.problem is None
+    assert (plan.num_blocks, plan.kv_cache) == (info.num_blocks, info.kv_cache_bytes)
+    assert plan.max_model_len == info.limits.max_model_len
+    assert plan.weights.keys() == {info.dtype}
+
+
+def test_all_that_may_be_used_of_a_gpu_is_used() -> None:
+    plan = plan_8b(141, taken=2 * GIB)
+    left = plan.budget - 2 * GIB - plan.fixed - plan.kv_cache
+    assert 0 <= left < plan.block_bytes == 2 * 32 * 16 * 8 * 128 * 2
+    assert plan.budget == int(141 * GIB * 0.9)
+    assert plan.weights == {"bfloat16": pytest.approx(16.06e9, rel=0.001)}
+    assert plan.max_model_len == 131_072
+
+
+def test_quantized_weights_leave_room_for_the_cache() -> None:
+    plain, small = plan_8b(24), plan_8b(24, quantization="fp8")
+    assert small.weights["fp8"] == pytest.approx(plain.weights["bfloat16"] * 0.467, rel=0.01)
+    assert small.weights["bfloat16"] == 128_256 * 4096 * 2  # the embedding
+    saved = sum(plain.weights.values()) - sum(small.weights.values())
+    assert abs(small.kv_cache - plain.kv_cache - saved) < plain.block_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "bytes are missing before there is a KV cache; raise gpu_memory_utilization, lower"),
+        ({"gib": 17.5}, "but one block takes 2,097,152; raise gpu_memory_utilization, lower"),
+        ({"gib": 24, "kv_cache_memory_bytes": 9}, "9 bytes, but .*; raise kv_cache_memory_bytes"),
+        ({"gib": 24, "num_blocks": 9000}, "are left; lower num_blocks or kv_cache_memory_bytes"),
+        ({"gib": 24, "max_model_len": 131_072}, "max_model_len is 131072, .* or raise gpu_memory_"),
+    ],
+)
+def test_what_does_not_fit_names_the_setting(options: dict[str, Any], problem: str) -> None:
+    sizes = {"gib": 16.0, "gpu_memory_utilization": 0.95} | options
+    if sizes["gib"] == 17.5:  # all but a megabyte goes to what is not the cache
+        fixed = plan_8b(141).fixed
+        sizes["gib"], sizes["gpu_memory_utilization"] = (fixed + 2**20) / GIB, 1.0
+    plan = plan_8b(**sizes)
+    assert re.search(problem, str(plan.problem))
+    assert plan.max_model_len is None
+    assert plan.at_once() == {}
+
+
+def test_a_length_that_the_model_does_not_know_is_refused_as_at_a_start() -> None:
+    with pytest.raises(ConfigError, match="positions up to 131072; lower it"):
+        plan_8b(141, max_model_len=131_073)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_invariant": True},
+        {"max_model_len": 5000},
+        {"num_blocks": 2, "max_model_len": 100},
+        {"kv_cache_memory_bytes": 100},
+        {"enable_chunked_prefill": False},
+    ],
+)
+def test_a_plan_refuses_what_a_start_does_in_its_words(options: dict[str, Any]) -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", **options)
+    with pytest.raises(ConfigError) as told:
+        start_engine(config)
+    try:
+        problem = plan_memory(config, CPU).problem
+    except ConfigError as error:
+        problem = str(error)
+    assert problem == str(told.value)
+
+
+def test_a_plan_may_be_for_a_machine_with_more_cores() -> None:
+    config = EngineConfig.from_options(model="quire-tiny-draft", device="cpu", threads=100_000)
+    assert plan_memory(config, CPU).problem is None
+    with pytest.raises(ConfigError, match="threads is 100000; give at most"):
+        start_engine(config)
+
+
+def test_without_a_model_there_is_nothing_to_plan() -> None:
+    with pytest.raises(ConfigError, match="load_format is 'null'"):
+        plan_memory(EngineConfig.from_options(load_format="null"), CPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype is 'int8', which only a CPU's kernels read"),
+        ({"quantization": "int4"}, "quantization is 'int4'"),
+    ],
+)
+def test_what_a_gpu_cannot_is_refused_in_its_plan(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        plan_8b(141, **options)
+
+
+def test_a_cpus_plan_has_a_row_for_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", "--dry-run", "--device", "cpu", "--num-blocks", "9"]
+    assert main([*words, "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["context"] == BASE_BYTES
+    assert main(words) == 0
+    assert re.search(f"process +{BASE_BYTES:,} ", capsys.readouterr().out)
+
+
+def test_shared_prefixes_take_their_part_and_their_graphs() -> None:
+    alone, shared = (plan_8b(141, enable_prefix_caching=on) for on in (False, True))
+    num_graphs = sum(count >= 4 for count in StepSizes(256, 8192, pads_mixed=True).decodes)
+    places = StepSections(0, 256).num_shared_tiles * SHARED_MEMBERS
+    least = places * 32 * (128 + 2) * 4 + num_graphs * GRAPH_BYTES
+    assert least <= shared.graphs - alone.graphs <= 1.1 * least
+
+
+def test_how_many_requests_fit() -> None:
+    plan = replace(plan_8b(141), num_blocks=1000, max_model_len=8192, max_num_seqs=6)
+    assert plan.at_once() == {8192: 1, 2048: 6}
+
+
+def test_activations_grow_with_the_widest_part() -> None:
+    shape = ModelArchitecture.from_folder(SHAPE)
+    assert activation_bytes(shape, 2, 2) == 2 * activation_bytes(shape, 1, 2)
+    assert activation_bytes(shape, 1, 2) > (2 * 4096 + 3 * 14_336) * 2
+
+
+def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--gpu-memory-gib", "80"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    for row in ("weights, bfloat16", "activations", "logits", "graphs", "KV cache", "kept free"):
+        assert row in text
+    assert "131,072 tokens a request (max_model_len)" in text
+
+
+@pytest.mark.parametrize("columns", ["20", "40", "60", "80", "200"])
+def test_no_digit_is_cut_however_narrow_the_terminal(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--dry-run", "--gpu-memory-gib", "80"]
+    assert main(["serve", *options, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)[0]
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["serve", *options]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    for size in (plan["total"] - plan["budget"], plan["kv_cache"], *plan["weights"].values()):
+        assert f" {size:,}  " in text
+
+
+def test_dry_run_in_json_of_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["serve", str(SHAPE), "--load-format", "dummy", "--dry-run", "--json"]
+    assert main([*words, "--gpu-memory-gib", "8"]) == 1
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["max_model_len"] is None
+    assert "raise gpu_memory_utilization" in plan["problem"]
+    assert main([*words[:-1], "--gpu-memory-gib", "8"]) == 1
+    assert "raise --gpu-memory-utilization" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--json"], "--json is for --dry-run"),
+        (["--gpu-memory-gib", "80"], "--gpu-memory-gib is for --dry-run"),
+        (["--dry-run", "--gpu-memory-gib", "-1"], "--gpu-memory-gib is -1.0; give a positive"),
+        (["--dry-run", "--device", "cpu", "--gpu-memory-gib", "8"], "--device is 'cpu', so"),
+    ],
+)
+def test_mistakes(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *words]) == 2
+    assert told in capsys.readouterr().err

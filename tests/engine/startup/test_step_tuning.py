@@ -1,0 +1,141 @@
+"""What is measured at the start of an engine on a CPU, and what is made of it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.config import EngineConfig
+from quire.core.request_limits import RequestLimits
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup.compiled_model import CompiledModel
+from quire.engine.startup.start_engine import (
+    compiled_start,
+    host_backend,
+    start_engine,
+    step_tuning,
+    torch_start,
+)
+from quire.engine.startup.start_engine import thread_candidates as thread_choice
+from quire.engine.startup.step_tuning import (
+    StepTable,
+    choose_threads,
+    measure_steps,
+    with_token_budget,
+)
+from quire.engine.startup.thread_candidates import thread_candidates
+from quire.engine.startup.torch_model import with_cache
+from quire.hub import resolve_model
+from quire.kernels.cpu import native
+from quire.kernels.cpu.native import num_threads
+from quire.kvcache.host_kv_cache import HostCache
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.loading.loader import load_model
+from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
+from quire.models.runtimes.compiled_decoder import CompiledDecoder
+
+
+def table(prompts: dict[int, float]) -> StepTable:
+    return StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, prompts)
+
+
+@pytest.fixture
+def config() -> EngineConfig:
+    return EngineConfig.from_options(device="cpu", dtype="float32")
+
+
+def test_threads_are_those_asked_for_unless_fewer_are_clearly_faster() -> None:
+    assert choose_threads({8: 1.0, 4: 0.75, 1: 3.0}) == 8
+    assert choose_threads({8: 1.0, 4: 0.7, 1: 0.65}) == 1
+    assert choose_threads({3: 1.0}) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "budget"),
+    [({}, 2048), ({32: 0.01}, 2048), ({32: 0.5, 128: 0.2}, 1024), ({32: 1.0, 128: 9.0}, 256)],
+)
+def test_steps_of_prompts_end_in_time(prompts: dict[int, float], budget: int) -> None:
+    assert table(prompts).token_budget() == budget
+
+
+def test_a_budget_that_was_asked_for_stays() -> None:
+    slow = table({128: 9.0})
+    for options, budget in (
+        ({}, 256),
+        ({"max_num_seqs": 300}, 300),
+        ({"max_num_batched_tokens": 4096}, 4096),
+        ({"enable_chunked_prefill": False, "max_model_len": 2000}, 2048),
+    ):
+        asked = EngineConfig.from_options(**options)
+        found = with_token_budget(asked.settled("cpu"), asked, slow)
+        assert found.scheduler.max_num_batched_tokens == budget
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["modules", "compiled"])
+def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> None:
+    folder = resolve_model(config.model.model)
+    shape = ModelArchitecture.from_folder(folder)
+    model = load_model(config.model, shape, folder, torch.device("cpu"), torch.float32)
+    ready = partial(with_cache, model, shape, 16, torch.float32)
+    if is_compiled:
+        if native.library() is None:
+            pytest.skip("the kernels were not built")
+        decoder = CompiledDecoder(shape, arrays_of(kept_tensors(model)), 16)
+        rows = 16, shape.num_kv_heads, shape.head_dim, "float32"
+
+        def ready(num_layers: int, num_blocks: int) -> CompiledModel:
+            return CompiledModel(decoder, HostCache.allocate(num_layers, num_blocks, *rows))
+
+    found = measure_steps(ready, shape, 16, [1])
+    assert found.num_threads == num_threads() == 1
+    assert list(found.threads) == [1]
+    assert set(found.decodes) <= {1, 8}
+    assert 0.0 < found.decodes[1] < 10.0
+    assert list(found.prompts) == sorted(found.prompts)
+    assert found.observations[0] == (1, 0, found.decodes[1])
+    assert str(found).startswith("ms of a step by threads: 1: ")
+
+
+def test_an_engine_begins_with_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a model that is large enough; the figures are made up."""
+    config = EngineConfig.from_options(
+        device="cpu", dtype="float32", prepared_weights=str(tmp_path)
+    )
+    for way in (compiled_start, torch_start):
+        monkeypatch.setattr(way, "is_tiny", lambda _: False)
+    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
+    core, info = start_engine(config)
+    assert "tuning" in info.seconds
+    assert isinstance(core, EngineCore)
+    assert isinstance(core.limits, RequestLimits)
+    policy = core._scheduler._policy
+    assert policy.is_paced
+    assert policy.costs.predict(8, 0) == pytest.approx(0.12, rel=0.2)
+    assert policy.costs.predict(0, 128) == pytest.approx(2.0, rel=0.2)
+    assert core._scheduler._planner._config.max_num_batched_tokens == 256
+
+
+def test_a_tiny_model_starts_at_once_with_one_thread(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: pytest.fail("it was measured"))
+    core, info = start_engine(config)
+    assert num_threads() == 1
+    assert "tuning" not in info.seconds
+    assert not core._scheduler._policy.is_paced
+
+
+def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelArchitecture.from_folder(resolve_model(config.model.model))
+    monkeypatch.setattr(thread_choice, "usable_cores", lambda: 6)
+    assert thread_candidates(config, shape) == [1]
+    monkeypatch.setattr(thread_choice, "is_tiny", lambda _: False)
+    assert thread_candidates(config, shape) == [6, 3, 1]
+    asked = EngineConfig.from_options(threads=2)
+    assert thread_candidates(asked, shape) == [2]
+    assert 4 * shape.num_parameters < step_tuning.TINY_MODEL_BYTES

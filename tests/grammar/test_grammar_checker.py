@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from quire.core.structured_outputs import StructuredOutputs
+from quire.errors import InvalidRequestError, OverloadedError
+from quire.grammar.grammar_checker import GrammarChecker, Here
+from quire.grammar.grammar_compiler import GrammarCompiler
+from quire.grammar.grammar_matcher import Matcher
+from quire.grammar.grammar_subprocess import TOO_MUCH, Apart
+from quire.grammar.vocabulary import Vocabulary
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+class CountingCompiler:
+    """Takes what the real one takes; "slow" waits for `go`."""
+
+    def __init__(self, inner: GrammarCompiler) -> None:
+        self.inner = inner
+        self.asked: list[str] = []
+        self.go = threading.Event()
+
+    def matcher(self, wish: StructuredOutputs) -> Matcher:
+        self.asked.append(wish.text)
+        if wish.text.startswith("slow"):
+            self.go.wait(10)
+        return self.inner.matcher(wish)
+
+
+@pytest.fixture
+def compiler(byte_compiler: GrammarCompiler) -> CountingCompiler:
+    return CountingCompiler(byte_compiler)
+
+
+def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None:
+    checker = GrammarChecker(Here(compiler))
+    for _ in range(3):
+        checker.check(StructuredOutputs(regex="ab"))
+        with pytest.raises(InvalidRequestError) as caught:
+            checker.check(StructuredOutputs(regex="(", field="guided_regex"))
+        assert str(caught.value) == "guided_regex: unclosed group; mend it"
+        assert caught.value.param == "guided_regex"
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.regex: unclosed"):
+        checker.check(StructuredOutputs(regex="("))
+    assert compiler.asked == ["ab", "("]
+
+
+def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompiler) -> None:
+    checker = GrammarChecker(Here(byte_compiler))
+    for keyword in ('"not": {}', '"oneOf": [{"type": "object"}, {"minProperties": 0}]'):
+        text = 'start: a b\na: %json {"type": "object"}\nb: %json {' + keyword + "}\n"
+        wish = StructuredOutputs(grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"})
+        with pytest.raises(InvalidRequestError, match=r"^y: (?!at)") as caught:
+            checker.check(wish)
+        assert caught.value.param == "y"
+
+
+def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> None:
+    checker = GrammarChecker(Here(compiler), cache_bytes=1200)  # two entries of little text
+    for pattern in ("a", "b", "a", "c", "a", "b"):
+        checker.check(StructuredOutputs(regex=pattern))
+    assert compiler.asked == ["a", "b", "c", "b"]
+
+
+def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> None:
+    checker = GrammarChecker(Here(compiler), seconds=0.05)
+    slow = threading.Thread(target=checker.check, args=[StructuredOutputs(regex="slow")])
+    slow.start()
+    while not compiler.asked:
+        time.sleep(0.001)
+    with pytest.raises(OverloadedError, match="too many"):
+        checker.check(StructuredOutputs(regex="a"))
+    compiler.go.set()
+    slow.join()
+    checker.check(StructuredOutputs(regex="a"))
+
+
+def test_slow_forms_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
+    """On an event loop, whose helper threads have other work to do."""
+    checker = GrammarChecker(Here(compiler), seconds=0.05)
+
+    async def crowd() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await checker.check_beside(StructuredOutputs(regex="a"))
+        slow = asyncio.create_task(checker.check_beside(StructuredOutputs(regex="slow")))
+        others = [
+            asyncio.create_task(checker.check_beside(StructuredOutputs(regex=f"b{i}")))
+            for i in range(5)
+        ]
+        while "slow" not in compiler.asked:
+            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(lambda: 1) == 1
+        await checker.check_beside(StructuredOutputs(regex="a"))
+        refused = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(error) for error in refused] == [OverloadedError] * 5
+        compiler.go.set()
+        await slow
+        with pytest.raises(InvalidRequestError):
+            await checker.check_beside(StructuredOutputs(regex="("))
+        await checker.check_beside(StructuredOutputs(regex="b0"))
+
+    asyncio.run(crowd())
+    checker.close()
+
+
+# the library's own limits do not bound the work for a conjunction of many large patterns
+ENDLESS = {"allOf": [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in range(60)]}
+
+
+@pytest.fixture
+def apart(byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Apart]:
+    """One that waits long for its process: here the machine may well be busy with others."""
+    monkeypatch.setattr("quire.grammar.grammar_subprocess.BUSY_FACTOR", 200)
+    size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
+    assert eos is not None
+    judge = Apart(lambda: Vocabulary(byte_tokenizer, size, [eos]), seconds=0.4)
+    yield judge
+    judge.close()
+
+
+def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Apart) -> None:
+    checker = GrammarChecker(apart, seconds=0.4)
+    checker.check(StructuredOutputs(regex="ab"))
+    first, begin = apart.pid, time.process_time()
+    assert first is not None
+    for _ in range(2):  # the second time it is known
+        with pytest.raises(InvalidRequestError, match=r"json: it takes more than 0.4 s"):
+            checker.check(StructuredOutputs(json=ENDLESS))
+    assert time.process_time() - begin < 0.3
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    checker.check(StructuredOutputs(regex="abc"))
+    assert apart.pid not in (None, first)
+    with pytest.raises(InvalidRequestError, match=r"regex: unclosed group"):
+        checker.check(StructuredOutputs(regex="("))
+
+
+def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
+    apart: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = GrammarChecker(apart, seconds=0.4)
+    checker.check(StructuredOutputs(regex="a"))
+    assert apart.pid is not None
+    os.kill(apart.pid, signal.SIGSTOP)  # a machine that is busy with others
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.grammar.grammar_subprocess.BUSY_FACTOR", 2)
+        with pytest.raises(OverloadedError, match="at the moment"):
+            checker.check(StructuredOutputs(regex="ab"))
+    checker.check(StructuredOutputs(regex="ab"))
+
+
+def test_a_process_that_dies_is_replaced(apart: Apart) -> None:
+    assert apart.problem(StructuredOutputs(regex="a")) == ""
+    assert apart.pid is not None
+    os.kill(apart.pid, signal.SIGKILL)  # by somebody else, which says nothing of the form
+    with pytest.raises(OverloadedError, match="at the moment"):
+        apart.problem(StructuredOutputs(regex="a"))
+    assert apart.problem(StructuredOutputs(regex="a")) == ""
+    os.kill(apart.pid, signal.SIGABRT)  # as when memory runs out
+    assert apart.problem(StructuredOutputs(regex="a")) == TOO_MUCH
+
+
+def test_it_says_the_same_as_the_compiler_itself(
+    apart: Apart, byte_compiler: GrammarCompiler
+) -> None:
+    here = Here(byte_compiler)
+    for wish in (
+        StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
+        StructuredOutputs(json={"not": {}}),
+        StructuredOutputs(json={"type": "string", "enum": [1]}, field="response_format"),
+        StructuredOutputs(choice=["ü", "b"]),
+        StructuredOutputs(grammar="start: missing"),
+        StructuredOutputs(json_object=True),
+    ):
+        assert apart.problem(wish) == here.problem(wish)
+
+
+def test_a_process_without_a_parent_ends(apart: Apart) -> None:
+    apart.problem(StructuredOutputs(regex="a"))
+    child = apart._child
+    assert child is not None
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(10) == 0

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.core.structured_outputs import StructuredOutputs
+from quire.errors import InvalidRequestError
+from quire.grammar.grammar_compiler import FORM_BYTES, GrammarCompiler
+from quire.grammar.grammar_matcher import Matcher
+from quire.grammar.vocabulary import Vocabulary
+from quire.tokenizer.tokenizer import Tokenizer
+
+
+def allowed_ids(matcher: Matcher) -> list[int]:
+    allowed = np.frombuffer(matcher.allowed(), np.uint8)
+    return np.flatnonzero(np.unpackbits(allowed, bitorder="little")).tolist()
+
+
+def walk(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, longest: int = 400) -> str:
+    """A random answer that keeps to the form, in a hurry to end."""
+    answer: list[int] = []
+    while not matcher.is_whole:
+        ids = allowed_ids(matcher)
+        assert ids, matcher.problem
+        if tokenizer.eos_token_id in ids and (len(answer) > 20 or rng.random() < 0.3):
+            break
+        ids = [token_id for token_id in ids if token_id != tokenizer.eos_token_id]
+        quotes = [i for i in ids if tokenizer.token_bytes(i) in (b'"', b"}", b"]")]
+        answer.append(rng.choice(quotes if quotes and rng.random() < 0.5 else ids))
+        matcher.follow(answer)
+        assert len(answer) < longest, tokenizer.decode(answer)[:200]
+    before = tokenizer.encode_inside("no")  # at the very start of a text a space may be dropped
+    return tokenizer.decode([*before, *answer]).removeprefix("no")
+
+
+REGEXES = [r"\d{3}-[a-c]{2,5}", "(ab|bc)*no", "[^x]{4}", "é+|ü", r"a(b(c)?)?", "(?i)yes{2}"]
+
+
+@pytest.mark.parametrize("pattern", REGEXES)
+def test_answers_match_the_regex(
+    pattern: str, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    for seed in range(5):
+        matcher = compiler.matcher(StructuredOutputs(regex=pattern))
+        answer = walk(matcher, tokenizer, random.Random(seed))
+        assert re.fullmatch(pattern, answer), answer
+
+
+CHOICES = ["yes", "no", "yes and no", 'a "quote"\n', "é|(", "\\d{3}", "ab", "abc"]
+
+
+def test_answers_are_one_of_the_choices(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    seen = set()
+    for seed in range(60):
+        matcher = compiler.matcher(StructuredOutputs(choice=CHOICES))
+        seen.add(walk(matcher, tokenizer, random.Random(seed)))
+    assert seen <= set(CHOICES)
+    assert len(seen) > 5
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: "ab" start | "no"', 'root ::= "ab" root | "no"', "start: A\nA: /(ab)*no/"],
+)
+def test_answers_are_derived_from_the_grammar(
+    grammar: str, byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    for seed in range(5):
+        matcher = byte_compiler.matcher(StructuredOutputs(grammar=grammar))
+        assert re.fullmatch("(ab)*no", walk(matcher, byte_tokenizer, random.Random(seed)))
+
+
+def test_a_json_object_is_one(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    for seed in range(5):
+        matcher = compiler.matcher(StructuredOutputs(json_object=True))
+        answer = walk(matcher, tokenizer, random.Random(seed), longest=3000)
+        assert isinstance(json.loads(answer), dict)
+
+
+names = st.sampled_from(["a", "b", "long name", "é", 'quo"te'])
+schemas = st.recursive(
+    st.one_of(
+        st.just({"type": "boolean"}),
+        st.just({"type": "null"}),
+        st.builds(
+            lambda low, span: {"type": "integer", "minimum": low, "maximum": low + span},
+            st.integers(-200, 200),
+            st.integers(0, 50),
+        ),
+        st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 6)),
+        st.builds(
+            lambda values: {"enum": values},
+            st.lists(st.one_of(st.integers(-9, 9), st.text(max_size=3)), min_size=1, max_size=4),
+        ),
+        st.just({"type": "string", "pattern": "^[a-c]{1,3}$"}),
+    ),
+    lambda inner: st.one_of(
+        st.builds(
+            lambda items, n: {"type": "array", "items": items, "minItems": n, "maxItems": n + 2},
+            inner,
+            st.integers(0, 2),
+        ),
+        st.builds(
+            lambda members, extra: {
+                "type": "object",
+                "properties": members,
+                "required": sorted(members)[: len(members) - extra],
+                "additionalProperties": False,
+            },
+            st.dictionaries(names, inner, max_size=3),
+            st.integers(0, 1),
+        ),
+        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(schema=schemas, seed=st.integers(0, 2**32))
+def test_answers_parse_and_validate(
+    schema: dict[str, Any], seed: int, byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    matcher = byte_compiler.matcher(StructuredOutputs(json=schema))
+    answer = walk(matcher, byte_tokenizer, random.Random(seed), longest=5000)
+    jsonschema.validate(json.loads(answer), schema)
+
+
+COMPACT = '{"a":[1,2],"b":{"c":3}}'
+SPACED = '{"a": [1, 2], "b": {"c": 3}}'
+MIXED = '{"a": [1,2],"b":{"c": 3}}'
+LINES = json.dumps(json.loads(COMPACT), indent=2)
+WIDE = '{"a":  [1,\t2], "b":{"c":3}}'
+STYLES: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, {COMPACT, SPACED, MIXED}),
+    ({"disable_any_whitespace": True}, {COMPACT}),
+    ({"whitespace_pattern": r"[\n ]{1,8}"}, {COMPACT, SPACED, MIXED, LINES}),
+    ({"whitespace_pattern": r"[ \n\t]*"}, {COMPACT, SPACED, MIXED, LINES, WIDE}),
+    ({"whitespace_pattern": r"\n"}, {COMPACT}),
+]
+NESTED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"type": "integer"}},
+        "b": {"const": {"c": 3}},
+    },
+}
+
+
+@pytest.mark.parametrize(("style", "taken"), STYLES, ids=range(len(STYLES)))
+@pytest.mark.parametrize("form", [{"json": NESTED}, {"json_object": True}], ids=str)
+def test_white_space_stands_where_the_wish_has_it(
+    form: dict[str, Any],
+    style: dict[str, Any],
+    taken: set[str],
+    byte_compiler: GrammarCompiler,
+    byte_tokenizer: Tokenizer,
+) -> None:
+    def is_taken(text: str) -> bool:
+        matcher = byte_compiler.matcher(StructuredOutputs(**form, **style))
+        for place, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
+            if token_id not in allowed_ids(matcher):
+                return False
+            matcher.follow(ids[: place + 1])
+        return matcher.is_accepting
+
+    assert {text for text in (COMPACT, SPACED, MIXED, LINES, WIDE) if is_taken(text)} == taken
+
+
+DEEP: dict[str, Any] = {"type": "integer"}
+for _ in range(80):
+    DEEP = {"type": "array", "items": DEEP}
+NODE = {"$ref": "#/$defs/n"}
+ENDLESS = {"type": "object", "properties": {"x": NODE}, "required": ["x"]}
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"$ref": "#"}}, "no text has this form"),
+    ({"json": {"$defs": {"n": NODE}, **NODE}}, "no text"),
+    ({"json": {"$ref": "https://example.com/schema"}}, "does not fetch"),
+    ({"json": {"$ref": "#/$defs/missing"}}, "missing"),
+    ({"json": {"type": "string", "enum": [1]}}, "Unsatisfiable"),
+    ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
+    ({"json": {"type": "text"}}, "text"),
+    ({"json": {"type": 3}}, ""),
+    ({"json": {"not": {"type": "string"}}}, "not"),
+    ({"json": {"type": "string", "format": "colour"}}, "colour"),
+    ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
+    ({"json": {"type": "integer", "multipleOf": 1_000_003}}, "multipleOf"),
+    ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "not"),
+    ({"json": {"oneOf": [{"type": "object"}, {"type": "object"}]}}, "oneOf: two of its schemas"),
+    ({"json": DEEP}, "deep"),
+    ({"json": '{"type": "object"'}, "JSON"),
+    ({"json": "[]"}, "object"),
+    ({"regex": r"(?=a)b"}, "look-around"),
+    ({"regex": r"(?<!a)b"}, "look-around"),
+    ({"regex": r"(a)\1"}, "backreferences"),
+    ({"regex": "(a"}, "unclosed"),
+    ({"regex": "(" * 2000 + "a" + ")" * 2000}, ""),
+    ({"regex": r"[^\s\S]"}, "no text"),
+    ({"grammar": "start: missing"}, "missing"),
+    ({"grammar": "no grammar at all"}, ""),
+    ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "nested"),
+    ({"grammar": 'start: %json {"type": "integer", "multipleOf": 1000003}'}, "multipleOf"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD, ids=lambda case: str(case)[:50])
+def test_a_bad_form_is_refused_with_its_reason_at_once(
+    fields: dict[str, Any], reason: str, byte_compiler: GrammarCompiler
+) -> None:
+    (kind,) = fields
+    begin = time.process_time()
+    with pytest.raises(InvalidRequestError) as caught:
+        byte_compiler.matcher(StructuredOutputs(**fields))
+    assert time.process_time() - begin < 1.0
+    assert caught.value.param == f"structured_outputs.{kind}"
+    assert str(caught.value).startswith(f"structured_outputs.{kind}: ")
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_one_of_several_kinds_is_taken(compiler: GrammarCompiler) -> None:
+    def kind(name: str) -> dict[str, Any]:
+        tag = {"kind": {"const": name}}
+        return {"type": "object", "properties": tag, "required": ["kind"]}
+
+    compiler.matcher(StructuredOutputs(json={"oneOf": [kind("a"), kind("b")]}))
+
+
+COSTLY: list[dict[str, Any]] = [
+    {"regex": "(a+)+b"},
+    {"regex": "a{1,100000}"},
+    {"regex": "((a{1,100}){1,100}){1,100}"},
+    {"regex": "(a|b)*a(a|b){200}"},
+    {"regex": ".*a.{50}b.*c.{50}"},
+    {"regex": "(" + "|".join(f".*{c}.{{{20 + i}}}" for i, c in enumerate("abcdefghij")) + ")+"},
+    {"regex": r"(\p{L}\w\d){1,500}"},
+    {"json": {"enum": [f"value {i}" for i in range(3000)]}},
+    {"json": {"type": "string", "minLength": 1_000_000}},
+    {"json": {"type": "array", "minItems": 1_000_000_000}},
+    {"json": {"type": "integer", "multipleOf": 9973}},
+    {"json": {"$defs": {"n": {"properties": {"n": NODE}}}, **NODE}},
+    {"json": {"$defs": {"n": ENDLESS}, **NODE}},
+    {"choice": [f"choice number {i}" for i in range(1000)]},
+    {"grammar": 'start: a a\na: a a | "x" | a "x" | '},
+    {"grammar": 'start: "' + "abc" * 5000 + '"'},
+]
+
+
+@pytest.mark.parametrize("fields", COSTLY, ids=lambda fields: str(fields)[:50])
+def test_a_costly_form_costs_little_or_is_given_up(
+    fields: dict[str, Any], byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    begin = time.process_time()
+    matcher = byte_compiler.matcher(StructuredOutputs(**fields))
+    assert time.process_time() - begin < 1.0
+    rng, answer = random.Random(1), []
+    for _ in range(40):
+        begin = time.process_time()
+        ids = allowed_ids(matcher)
+        assert time.process_time() - begin < 0.25
+        if matcher.problem is not None:
+            assert not ids
+            return
+        answer.append(rng.choice([i for i in ids if i != byte_tokenizer.eos_token_id]))
+        matcher.follow(answer)
+        if matcher.is_whole:
+            return
+
+
+def test_a_second_request_copies_what_the_first_compiled(byte_tokenizer: Tokenizer) -> None:
+    made = []
+
+    def vocabulary() -> Vocabulary:
+        made.append(1)
+        return Vocabulary(byte_tokenizer, byte_tokenizer.vocab_size, [1])
+
+    compiler = GrammarCompiler(vocabulary, cache_bytes=2 * FORM_BYTES + 1000)
+    first = compiler.matcher(StructuredOutputs(regex="ab"))
+    first.follow([byte_tokenizer.encode("a")[0]])
+    second = compiler.matcher(StructuredOutputs(regex="ab"))
+    assert allowed_ids(first) == byte_tokenizer.encode("b")
+    assert allowed_ids(second) == byte_tokenizer.encode("a")
+    assert made == [1]
+    for pattern in "cdef":
+        compiler.matcher(StructuredOutputs(regex=pattern))
+    assert compiler.num_cached_bytes <= 2 * FORM_BYTES + 1000
+
+
+WORDS = ["aab", "ab", "abc", "abcc", "no", "yes", "ye", "noaa", "bcab"]
+
+
+@pytest.mark.parametrize("words", [WORDS, WORDS[:3], WORDS[3:5], ["yes no", "yes  12"]])
+def test_the_tokens_allowed_are_all_that_lead_somewhere(
+    words: list[str], compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """Against trying every token at every place. Where all texts go on alike, which tokens spell
+    the common part is the tokenizer's choice, so that the model sees what it was trained on.
+    """
+    spelled = [word.encode() for word in words]
+    pieces = {
+        token_id: tokenizer.token_bytes(token_id)
+        for token_id in range(tokenizer.vocab_size)
+        if not tokenizer.is_special(token_id) and tokenizer.token_bytes(token_id)
+    }
+
+    def explore(answer: list[int], text: bytes) -> None:
+        matcher = compiler.matcher(StructuredOutputs(choice=words))
+        matcher.follow(answer)
+        found = set(allowed_ids(matcher))
+        expected = {
+            token_id
+            for token_id, piece in pieces.items()
+            if any(word.startswith(text + piece) for word in spelled)
+        }
+        ends = {tokenizer.eos_token_id} if text in spelled else set()
+        rests = {word[len(text) :][:1] for word in spelled if word.startswith(text)}
+        if len(rests) > 1 or not expected:
+            assert found == expected | ends
+        else:
+            assert found
+            assert found <= expected
+        assert matcher.is_accepting == (text in spelled)
+        assert matcher.is_whole == (not expected)
+        for token_id in found - ends:
+            explore([*answer, token_id], text + pieces[token_id])
+
+    explore([], b"")
+
+
+def test_a_matcher_may_start_in_the_middle(
+    byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    wish = StructuredOutputs(regex="[a-f]{3}-[0-9]{3}")
+    text = byte_tokenizer.encode("abc-123")
+    stepwise = byte_compiler.matcher(wish)
+    for end in range(len(text) + 1):
+        at_once = byte_compiler.matcher(wish)
+        at_once.follow(text[:end])
+        stepwise.follow(text[:end])
+        assert allowed_ids(at_once) == allowed_ids(stepwise)
+        assert allowed_ids(at_once.copy()) == allowed_ids(stepwise)
+    assert at_once.is_whole
+
+
+def test_a_token_that_does_not_fit_ends_it(
+    byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
+) -> None:
+    matcher = byte_compiler.matcher(StructuredOutputs(regex="abc"))
+    matcher.follow(byte_tokenizer.encode("ax"))
+    assert matcher.problem
+    assert allowed_ids(matcher) == []
+    assert not matcher.is_whole
+    assert not matcher.is_accepting
+
+
+def test_end_tokens_are_no_text_and_a_model_may_have_none(byte_tokenizer: Tokenizer) -> None:
+    """An ordinary token that ends answers does not stand inside one."""
+    size = byte_tokenizer.vocab_size
+    (letter,) = byte_tokenizer.encode("a")
+    with_letter = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, size, [letter, size + 3]))
+    with_none = GrammarCompiler(lambda: Vocabulary(byte_tokenizer, size, []))
+    wish = StructuredOutputs(regex="[ab]{1,2}")
+    (other,) = byte_tokenizer.encode("b")
+    for compiler, end in ((with_letter, letter), (with_none, size)):
+        matcher = compiler.matcher(wish)
+        before = [i for i in allowed_ids(matcher) if i < size]
+        matcher.follow([other])
+        assert end not in before
+        assert end in allowed_ids(matcher)
+        matcher.follow([other, other])
+        assert matcher.is_whole
+
+
+def test_tokens_that_the_model_does_not_have_are_not_offered(tokenizer: Tokenizer) -> None:
+    eos = tokenizer.eos_token_id
+    assert eos is not None
+    size = tokenizer.vocab_size - 5
+    compiler = GrammarCompiler(lambda: Vocabulary(tokenizer, size, [eos]))
+    for pattern in (".*", "yes|no", "yes", '"  12'):
+        assert max(allowed_ids(compiler.matcher(StructuredOutputs(regex=pattern)))) < size

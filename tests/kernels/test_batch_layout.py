@@ -1,0 +1,71 @@
+"""BatchLayout.build against a token-by-token reading of what it promises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.cpu.torch_attention import first_slots
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[int], list[int], np.ndarray, int]:
+    """Requests with their query and sequence lengths, and random blocks."""
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    queries = sorted(
+        draw(st.lists(st.integers(1, 20), min_size=1, max_size=6)), key=lambda n: n > 1
+    )
+    lens = [n + draw(st.integers(0, 40)) for n in queries]
+    most = max(-(-n // block_size) for n in lens)
+    ids = draw(st.permutations(range(len(lens) * most)))
+    if draw(st.booleans()):
+        ids = sorted(ids)  # consecutive blocks
+    table = np.array(ids, dtype=np.int32).reshape(len(lens), most)
+    return queries, lens, table, block_size
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches())
+def test_every_token_gets_its_slot(batch: tuple[list[int], list[int], np.ndarray, int]) -> None:
+    queries, lens, table, size = batch
+    layout = BatchLayout.build(queries, lens, table, size)
+    slots = [
+        int(table[row, position // size]) * size + position % size
+        for row, (n, length) in enumerate(zip(queries, lens, strict=True))
+        for position in range(length - n, length)
+    ]
+    assert layout.slot_mapping.tolist() == slots
+    assert layout.query_start_loc.tolist() == [0, *np.cumsum(queries).tolist()]
+    assert layout.seq_lens.tolist() == layout.seq_lens_host == lens
+    assert layout.query_lens_host == queries
+    assert layout.has_decodes == (1 in queries)
+    assert layout.has_prefills == (max(queries) > 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches())
+def test_first_slot_is_told_for_consecutive_blocks_only(
+    batch: tuple[list[int], list[int], np.ndarray, int],
+) -> None:
+    queries, lens, table, size = batch
+    layout = BatchLayout.build(queries, lens, table, size)
+    for row, first in enumerate(first_slots(layout, size)):
+        used = table[row, : -(-lens[row] // size)].tolist()
+        consecutive = used == list(range(used[0], used[0] + len(used)))
+        assert first == (used[0] * size if consecutive else None)
+
+
+def test_decodes_come_first() -> None:
+    with pytest.raises(AssertionError, match="decodes come first"):
+        BatchLayout.build([2, 1], [2, 1], np.zeros((2, 1), dtype=np.int32), 16)
+
+
+def test_what_was_worked_out_is_dropped_for_the_next_pass() -> None:
+    layout = BatchLayout.build([1], [1], np.zeros((1, 1), dtype=np.int32), 16)
+    answers = iter([1, 2])
+    assert [layout.once("key", lambda: next(answers)) for _ in range(2)] == [1, 1]
+    layout.forget()
+    assert layout.once("key", lambda: next(answers)) == 2

@@ -1,0 +1,90 @@
+"""Linear layers: which rows a tensor fills, and what is left after loading."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.dispatch import kernels_for
+from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from quire.layers.linear_layers import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
+
+OPTIONS = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"))
+
+
+def load(param: object, tensor: Tensor, part: str | None = None) -> None:
+    assert isinstance(param, Weight)
+    param.weight_loader(param, tensor, part)
+
+
+def test_parts_stand_one_below_the_other() -> None:
+    layer = QKVParallelLinear(12, 4, 3, 1, OPTIONS, bias=True)
+    weights = {"q": torch.randn(12, 12), "k": torch.randn(4, 12), "v": torch.randn(4, 12)}
+    biases = {"q": torch.randn(12), "k": torch.randn(4), "v": torch.randn(4)}
+    for part in ("v", "q", "k"):  # in any order
+        load(layer.weight, weights[part], part)
+        load(layer.bias, biases[part], part)
+    layer.process_after_load()
+    x = torch.randn(5, 12)
+    expected = [F.linear(x, weights[part], biases[part]) for part in "qkv"]
+    torch.testing.assert_close(layer(x), torch.cat(expected, -1), atol=1e-5, rtol=0)
+
+
+def test_a_fused_tensor_fills_all_parts() -> None:
+    layer = MergedColumnParallelLinear(6, {"gate": 4, "up": 4}, OPTIONS)
+    fused = torch.randn(8, 6)
+    load(layer.weight, fused)
+    layer.process_after_load()
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(layer(x), F.linear(x, fused), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (1, 6), (4,), (4, 6, 1), ()])
+def test_a_wrong_shape_is_told_and_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
+    layer = MergedColumnParallelLinear(6, {"gate": 4, "up": 4}, OPTIONS)
+    with pytest.raises(WeightShapeError, match=r"the model needs \[4, 6\]"):
+        load(layer.weight, torch.zeros(shape), "up")
+
+
+def test_loading_converts_the_data_type() -> None:
+    layer = RowParallelLinear(4, 4, OPTIONS)
+    load(layer.weight, torch.eye(4, dtype=torch.bfloat16))
+    layer.process_after_load()
+    torch.testing.assert_close(layer(torch.ones(1, 4)), torch.ones(1, 4))
+
+
+def test_only_one_form_of_a_weight_stays() -> None:
+    layer = RowParallelLinear(4, 4, OPTIONS)
+    load(layer.weight, torch.eye(4))
+    layer.process_after_load()
+    assert [name for name, _ in layer.named_parameters()] == []
+    assert [name for name, _ in layer.named_buffers()] == ["weight"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("size", [11, 32])
+def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None:
+    embedding = VocabParallelEmbedding(size, 4, OPTIONS)
+    head = ParallelLMHead(size, 4, OPTIONS, embedding)
+    table = torch.randn(size, 4)
+    load(embedding.weight, table)
+    head.process_after_load()
+    hidden = torch.randn(rows, 4)
+    torch.testing.assert_close(head(hidden), hidden @ table.T)
+    assert torch.equal(embedding(torch.tensor([3, 0])), table[[3, 0]])
+    assert (embedding.weight is head.weight) == (not head.weight.is_mkldnn)
+
+
+def test_logits_come_in_the_type_of_the_model() -> None:
+    options = LayerOptions(torch.bfloat16, torch.device("cpu"), kernels_for("cpu"))
+    head = ParallelLMHead(11, 4, options, None)
+    load(head.weight, torch.randn(11, 4))
+    head.process_after_load()
+    assert head(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16

@@ -1,0 +1,98 @@
+"""Loading: data types, dummy weights, and the weight table of each model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import PagedModel, load_folder
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from quire.errors import CheckpointError
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.loading.loader import resolve_dtype, weight_targets
+
+PROMPT = list(range(3, 60))
+
+
+@pytest.mark.parametrize("name", ["llama_biased", "qwen3", "phi3"])
+def test_the_table_names_what_transformers_saves(checkpoint: Callable, name: str) -> None:
+    folder, _ = checkpoint(name)
+    model, _ = load_folder(folder, load_format="dummy")
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        # loading turned linear weights into buffers, so only the rest is left in the table
+        assert set(weight_targets(model)) < set(file.keys())
+
+
+def test_auto_takes_the_checkpoints_data_type(checkpoint: Callable) -> None:
+    shape = ModelArchitecture.from_folder(checkpoint("llama")[0])
+    assert resolve_dtype("auto", shape) == torch.float32
+    assert resolve_dtype("bfloat16", shape) == torch.bfloat16
+
+
+def test_an_unknown_data_type_is_refused(checkpoint: Callable, tmp_path: Path) -> None:
+    folder, _ = checkpoint("llama")
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = ModelArchitecture.from_folder(tmp_path)
+    with pytest.raises(CheckpointError, match="dtype is 'float8'; set dtype to one of"):
+        resolve_dtype("auto", shape)
+    assert resolve_dtype("float32", shape) == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_stays_close_to_32(checkpoint: Callable, dtype: str) -> None:
+    folder, _ = checkpoint("llama_tied_mha")
+    exact = PagedModel(*load_folder(folder)).prefill(PROMPT)
+    rounded = PagedModel(*load_folder(folder, dtype), dtype=getattr(torch, dtype))
+    logits = rounded.prefill(PROMPT)
+    assert logits.dtype == torch.float32
+    cosine = torch.nn.functional.cosine_similarity(logits, exact)
+    assert cosine.min() > 0.98
+    stepwise = rounded.prefill(PROMPT, 1)
+    assert torch.nn.functional.cosine_similarity(logits, stepwise).min() > 0.98
+
+
+def test_weights_are_converted_on_the_way(checkpoint: Callable, tmp_path: Path) -> None:
+    """float64 and float16 tensors in one file, run in float32."""
+    folder, _ = checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    mixed = {n: t.half() if "mlp" in n else t.double() for n, t in tensors.items()}
+    save_file(mixed, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    ours = PagedModel(*load_folder(tmp_path)).prefill(PROMPT)
+    exact = PagedModel(*load_folder(folder)).prefill(PROMPT)
+    assert (ours - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3_longrope"])
+def test_dummy_weights(checkpoint: Callable, tmp_path: Path, name: str) -> None:
+    """They need the config file only, are the same for the same seed, and give finite scores."""
+    folder, _ = checkpoint(name)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    first, again, other = (
+        PagedModel(*load_folder(tmp_path, load_format="dummy", seed=seed)).prefill(PROMPT)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    assert first.isfinite().all()
+    assert first.std(dim=-1).min() > 0
+
+
+def test_no_two_rows_of_a_dummy_embedding_are_equal(tmp_path: Path) -> None:
+    """The block that is repeated must not line up with the rows: 2048 divides 2^22."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 5000,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model, _ = load_folder(tmp_path, "auto", load_format="dummy")
+    table = model.model.embed_tokens.weight
+    assert table.dtype == torch.bfloat16
+    assert len(torch.unique(table.float(), dim=0)) == 5000

@@ -1,0 +1,275 @@
+"""Weights kept on disk in their run-time form: found again, made again, never half a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.config import ModelConfig
+from quire.hub import resolve_model
+from quire.kernels.cpu.native import set_num_threads
+from quire.kernels.dispatch import kernels_for
+from quire.layers.linear_layers import ColumnParallelLinear
+from quire.layers.parameter import LayerOptions
+from quire.models.checkpoints import safetensors_writer
+from quire.models.checkpoints.checkpoint import read_header
+from quire.models.checkpoints.mapped_file import MappedFile
+from quire.models.checkpoints.safetensors_writer import write_tensors
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.loading import loader
+from quire.models.prepared.prepared_files import (
+    make_room,
+    newest_file,
+    prepared_file,
+    product_bytes,
+)
+from quire.models.prepared.prepared_weights import PreparedWeights, _Ending, prepared_weights
+from quire.models.prepared.prepared_weights import prepared_weights as prepared
+from quire.processes import interrupted
+from quire.quantization.scheme import scheme_of
+
+PATH = resolve_model("quire-tiny-draft")
+SHAPE = ModelArchitecture.from_folder(PATH)
+
+
+@pytest.fixture(autouse=True)
+def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models are kept, too, and there is no waiting for the thread that writes."""
+    set_num_threads(1)
+    monkeypatch.setattr(prepared, "WORTH_BYTES", 0)
+    save_beside = PreparedWeights.save_beside
+
+    def save_now(self: PreparedWeights, model: torch.nn.Module) -> None:
+        thread = save_beside(self, model)
+        if thread is not None:
+            thread.join()
+
+    monkeypatch.setattr(PreparedWeights, "save_beside", save_now)
+
+
+def load(folder: Path, scheme: str = "int4", model: str = "quire-tiny-draft") -> LlamaForCausalLM:
+    path = resolve_model(model)
+    config = ModelConfig(model=str(path), quantization=scheme, prepared_weights=str(folder))  # type: ignore[arg-type]
+    shape = ModelArchitecture.from_folder(path)
+    return loader.load_model(config, shape, path, torch.device("cpu"), torch.float32)
+
+
+def outputs(model: LlamaForCausalLM) -> list[Tensor]:
+    x = torch.linspace(-1, 1, model.lm_head.in_features)[None]
+    layer = model.model.layers[0]
+    return [model.lm_head(x), layer.mlp.gate_up_proj(x), model.model.embed_tokens(torch.arange(9))]
+
+
+@pytest.mark.parametrize("scheme", ["none", "fp8", "int8", "int4"])
+def test_the_second_start_maps_what_the_first_one_made(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(tmp_path, scheme)
+    if not list(tmp_path.iterdir()):
+        pytest.skip("oneDNN's form of a weight is not kept")
+    monkeypatch.setattr(loader, "_fill", None)  # nothing is read from the checkpoint
+    for ours, theirs in zip(outputs(load(tmp_path, scheme)), outputs(first), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_each_choice_has_a_file_of_its_own() -> None:
+    files = {
+        found.file
+        for scheme in ("none", "int8", "int4")
+        for dtype in (torch.float32, torch.bfloat16)
+        if (found := prepared_weights(ModelConfig(quantization=scheme), SHAPE, PATH, dtype))  # type: ignore[arg-type]
+    }
+    assert len(files) == 6
+    for config in (ModelConfig(prepared_weights="none"), ModelConfig(load_format="dummy")):
+        assert prepared_weights(config, SHAPE, PATH, torch.float32) is None
+
+
+def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
+    """The angles' frequencies are kept with the weights."""
+    rope = dataclasses.replace(SHAPE.rope, kind="longrope", original_max_position=64)
+    shape = dataclasses.replace(SHAPE, rope=rope)
+    files = [
+        prepared_file(ModelConfig(max_model_len=length), shape, PATH, "float32")
+        for length in (50, 64, 65, None)
+    ]
+    assert files[0] == files[1] != files[2] == files[3]
+
+
+def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
+    load(tmp_path)
+    path = resolve_model("quire-tiny-draft")
+    config = ModelConfig(quantization="int4", prepared_weights=str(tmp_path))
+    assert newest_file(config, path) == next(tmp_path.glob("*.safetensors"))
+    assert newest_file(ModelConfig(prepared_weights=str(tmp_path)), path) is None
+
+
+def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"1")
+    before = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
+    os.utime(weights, ns=(1, 1))
+    after = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
+    assert before is not None
+    assert after is not None
+    assert before.file != after.file
+
+
+def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = prepared_weights(ModelConfig(), SHAPE, PATH, torch.float32)
+    assert found is not None
+    assert found.file.parent == tmp_path / "quire" / "prepared"
+
+
+@pytest.mark.parametrize("harm", ["cut", "header", "names", "empty", "zeros"])
+def test_a_broken_file_is_made_again(
+    harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = outputs(load(tmp_path))
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    broken = {
+        "cut": whole[:-100],
+        "header": whole[:9] + b"}" + whole[10:],
+        "names": whole.replace(b"layers.1.mlp", b"layers.9.mlp"),
+        "empty": b"",
+        "zeros": whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
+    }
+    file.write_bytes(broken[harm])
+    for ours, theirs in zip(outputs(load(tmp_path)), right, strict=True):
+        assert torch.equal(ours, theirs)
+    assert "it will be made again" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_costs_no_more_than_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    load(tmp_path / "file" / "folder")
+    assert "prepared weights cannot be kept" in caplog.text
+
+
+def test_the_oldest_leave(tmp_path: Path) -> None:
+    for age, name in enumerate(("old", "older", "oldest")):
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(bytes(1000))
+        os.utime(file, (1000 - age, 1000 - age))
+    abandoned = tmp_path / "half.123.tmp"
+    abandoned.write_bytes(bytes(1000))
+    os.utime(abandoned, (1, 1))
+    make_room(tmp_path, 2500)
+    assert {file.stem for file in tmp_path.iterdir()} == {"old", "older"}
+    make_room(tmp_path, -1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensors_are_written_as_they_are(tmp_path: Path) -> None:
+    """Those of 64 bytes' multiples lie at such places, where they can be multiplied."""
+    tensors = {
+        "odd": torch.arange(3, dtype=torch.int8),
+        "empty": torch.empty(5, 0),
+        "bytes": torch.arange(64, dtype=torch.uint8).view(4, 16),
+        "numbers": torch.randn(32, dtype=torch.bfloat16),
+        "turned": torch.randn(4, 8).T,
+    }
+    write_tensors(tmp_path / "file", tensors)
+    entries = read_header(tmp_path / "file")
+    mapped = MappedFile(tmp_path / "file")
+    assert {entry.name for entry in entries} == set(tensors)
+    for entry in entries:
+        assert torch.equal(mapped.tensor(entry), tensors[entry.name])
+        assert entry.num_bytes % 64 or entry.offset % 64 == 0
+        mapped.forget(entry)
+        assert torch.equal(mapped.tensor(entry), tensors[entry.name])
+
+
+def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"), scheme)
+            self.short, self.long = (ColumnParallelLinear(k, 8, options) for k in (48, 64))
+
+    scheme = scheme_of("int4")
+    assert scheme is not None
+    with caplog.at_level("INFO"):
+        loader._tell_exceptions(scheme, Odd())
+    assert "1 weights are kept as int8 in place of int4" in caplog.text
+
+
+def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Path) -> None:
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    old, new = (tmp_path / f"{name}.{gone.stdout.strip()}.tmp" for name in ("old", "new"))
+    mine = tmp_path / f"mine.{os.getpid()}.tmp"
+    for file in (old, new, mine):
+        file.touch()
+    for file in (old, mine):
+        os.utime(file, (time.time() - 100,) * 2)
+    make_room(tmp_path, 0)
+    assert set(tmp_path.iterdir()) == {new, mine}
+
+
+def file_of(folder: Path) -> PreparedWeights:
+    return PreparedWeights(folder / f"{'f' * 32}.safetensors")
+
+
+def test_a_process_that_ends_makes_a_file_whole_or_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    tensors, nobody = {"weight": torch.ones(4)}, threading.Thread(target=int)
+    nobody.start()
+    cut, hurried = _Ending(), _Ending()
+    interrupted.set()
+    cut.wait_for(nobody)
+    interrupted.clear()
+    file_of(tmp_path)._save(tensors, set(), cut)
+    assert not list(tmp_path.iterdir())
+    hurried.wait_for(nobody)
+    file_of(tmp_path)._save(tensors, set(), hurried)
+    assert list(tmp_path.iterdir()) == [file_of(tmp_path).file]
+
+
+def test_what_each_step_reads_is_written_in_whole_large_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table comes behind, so that a row of it brings no large page into memory."""
+    tensors = {
+        "table": torch.zeros(3, 64),
+        "odd": torch.zeros(7, dtype=torch.int8),
+        "first": torch.zeros(1000, 64),
+        "second": torch.zeros(1000, 64),
+    }
+    file, sizes, writev = tmp_path / "file", list[int](), os.writev
+    monkeypatch.setattr(safetensors_writer, "_PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(safetensors_writer, "_SMALL_BYTES", 1 << 9)
+
+    def noted(fd: int, parts: list[memoryview]) -> int:
+        sizes.append(sum(map(len, parts)))
+        return writev(fd, parts)
+
+    monkeypatch.setattr(os, "writev", noted)
+    assert write_tensors(file, tensors, {"table"})
+    entries = read_header(file)
+    assert [entry.name for entry in entries] == ["first", "second", "table", "odd"]
+    assert product_bytes(file) == entries[2].offset
+    whole = product_bytes(file) // (1 << 17)
+    assert sizes == [1 << 17] * whole + [product_bytes(file) % (1 << 17), 512, 256 + 7]
+    assert product_bytes(tmp_path / "none") == 0
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "writev", lambda *_: 3)
+    with pytest.raises(OSError, match="No space"):
+        write_tensors(tmp_path / "file", {"weight": torch.ones(4)})

@@ -1,0 +1,186 @@
+"""Decoders of compiled code: the bits of a model's modules, layer by layer; what is not served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness import PagedModel, PagedRequest, load_folder
+from torch import Tensor
+
+from quire.hub import resolve_model
+from quire.kernels.cpu import native
+from quire.kernels.cpu.array_ops import embedding
+from quire.kernels.cpu.native_linear import pack
+from quire.kernels.cpu.row_ops import in_float32
+from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kvcache.host_kv_cache import HostCache
+from quire.kvcache.kv_sizes import kv_name
+from quire.kvcache.kv_storage import kv_dtype
+from quire.models.config.model_config import ModelArchitecture
+from quire.models.families.llama import LlamaForCausalLM
+from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
+from quire.models.runtimes import compiled_decoder
+from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
+from quire.models.runtimes.compiled_weights import NotServedError
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+
+FAMILIES = [
+    *("llama_biased_d16", "llama_yarn_d16", "llama_mqa_d80", "llama_d96"),
+    *("phi3_partial", "qwen3_windows"),
+]
+FEW = (1, 1, 9, 20)  # tokens of a step: of two decodes, and of parts of prompts
+MANY = (1, 1, 30, 50)
+Model = tuple[LlamaForCausalLM, ModelArchitecture]
+
+
+class PagedDecoder(PagedModel):
+    """The compiled decoder over a model's weights, with the angles that the model has.
+
+    NumPy's cos and sin differ from PyTorch's in the last bit, now and then.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, shape: ModelArchitecture, kv: str = "auto") -> None:
+        super().__init__(model, shape)
+        arrays = arrays_of(kept_tensors(model))
+        self.decoder = CompiledDecoder(shape, arrays, self.block_size)
+        vars(self.decoder)["_rotary"] = self
+        dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
+        sizes = shape.num_layers, len(self.free), self.block_size
+        self.cache = HostCache.allocate(*sizes, shape.num_kv_heads, shape.head_dim, dtype)
+        self.beats = 0
+
+    def up_to(self, end: int) -> tuple[Any, Any]:
+        """As `RotaryTable` does it."""
+        cos, sin = self.model.model.rotary(torch.arange(end))
+        angles = arrays_of({"cos": cos, "sin": sin})
+        return angles["cos"], angles["sin"]
+
+    def run(self, input_ids: Ints, batch: RaggedBatch) -> Tensor:
+        """See `PagedModel`."""
+        states = self.decoder.forward(input_ids, batch, self.cache, self.beat)
+        return torch.from_numpy(in_float32(self.decoder.logits(states)))
+
+    def beat(self) -> None:
+        self.beats += 1
+
+
+def logits(paged: PagedModel, paces: tuple[int, ...] = FEW) -> list[Tensor]:
+    """Of three steps of requests that advance together."""
+    requests = [PagedRequest([(7 * i + 3 * n) % 500 + 3 for i in range(3 * n)]) for n in paces]
+    return [part for _ in range(3) for part in paged.step(list(zip(requests, paces, strict=True)))]
+
+
+def assert_same_bits(model: Model, kv: str = "auto", paces: tuple[int, ...] = FEW) -> None:
+    modules = PagedModel(*model, dtype=kv_dtype(kv, model[0].model.norm.weight.dtype))
+    ours, theirs = logits(PagedDecoder(*model, kv), paces), logits(modules, paces)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(
+    family: str, dtype: str, checkpoint: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_folder(checkpoint(family)[0], dtype=dtype)
+    assert sum(FEW) <= FEW_TOKENS < sum(MANY)
+    assert_same_bits(model, paces=MANY)
+    assert_same_bits(model)
+    monkeypatch.setattr(
+        compiled_decoder, "_TOGETHER", 1
+    )  # so that the second is another call's first
+    assert_same_bits(model)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("kv", ["auto", "fp8", "int8"])
+@pytest.mark.parametrize("paces", [FEW, MANY], ids=["few", "many"])
+def test_forms_of_weights_and_cache(quantization: str, kv: str, paces: tuple[int, ...]) -> None:
+    """The head is tied: rows are looked up in another copy of its weight."""
+    folder = resolve_model("quire-tiny")
+    assert_same_bits(load_folder(folder, "bfloat16", quantization=quantization), kv, paces)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_biases_beside_forms_of_weights(quantization: str, checkpoint: Callable) -> None:
+    assert_same_bits(load_folder(checkpoint("llama_biased_d16")[0], quantization=quantization))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> None:
+    """With its own angles."""
+    folder, theirs = checkpoint(family)
+    model, shape = load_folder(folder)
+    paged = PagedDecoder(model, shape)
+    paged.decoder = CompiledDecoder(shape, arrays_of(kept_tensors(model)), paged.block_size)
+    prompt = [(7 * i * i + 3) % 500 for i in range(150)]
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
+    assert (paged.prefill(prompt, chunk=40) - expected).abs().max().item() <= 1e-4
+
+
+def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
+    """As they are when steps are timed. And there is a sign of life for each call."""
+    model, shape = load_folder(checkpoint("qwen3_windows")[0])
+    ours, theirs = PagedDecoder(model, shape), PagedModel(model, shape)
+    whole = logits(ours)
+    assert ours.beats == 3
+    first = PagedDecoder(model, shape)
+    del first.cache.layers[1:], theirs.kv[1:]
+    found = logits(first)
+    assert all(torch.equal(a, b) for a, b in zip(found, logits(theirs), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(found, whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "block_size", "reason"),
+    [
+        ("llama", 16, "heads of 8 "),
+        ("llama_d96", 12, "heads of 96 in blocks of 12"),
+        ("llama_dynamic", 16, "depend on a sequence's length"),
+    ],
+)
+def test_shapes_that_are_left_to_the_modules(
+    family: str, block_size: int, reason: str, checkpoint: Callable
+) -> None:
+    shape = ModelArchitecture.from_folder(checkpoint(family)[0])
+    with pytest.raises(NotServedError, match=reason):
+        CompiledDecoder(shape, {}, block_size)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quantization": "fp8"}, "qkv_proj is not packed"),
+        ({"dtype": "float16"}, "activations of float16"),
+    ],
+)
+def test_forms_that_are_left_to_the_modules(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(NotServedError, match=reason):
+        PagedDecoder(*load_folder(resolve_model("quire-tiny"), **options))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_head_of_an_odd_size_is_padded(quantization: str, checkpoint: Callable) -> None:
+    options = {"quantization": quantization, "dtype": "bfloat16"}
+    model, shape = load_folder(checkpoint("llama_biased_d16")[0], **options)
+    paged = PagedDecoder(model, shape)
+    head = paged.decoder._weights.head
+    assert head is not None
+    assert (shape.vocab_size, head.outputs) == (509, 512)
+    assert_same_bits((model, shape), paces=FEW)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_found_in_a_packed_table(dtype: torch.dtype) -> None:
+    weight = torch.randn(48, 10).to(dtype)
+    arrays = arrays_of({"plain": weight, "packed": pack(weight)})
+    ids = np.array([0, 47, 16, 15, 16])
+    rows = embedding(ids, arrays["packed"])
+    assert rows.flags.c_contiguous
+    assert np.array_equal(rows, embedding(ids, arrays["plain"]))
+    assert np.array_equal(rows, arrays["plain"][ids])

@@ -1,0 +1,115 @@
+"""Wishes as a device draws for them, steps in a row, against the host's sampler."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.core.sampling_params import SamplingParams
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.reference_step import MOST_COUNTED
+from quire.sampling import Sampler, SamplingState
+from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, FAILED, WishingRows
+from quire.sampling.device_logprobs import score
+from quire.sampling.host_logits import History
+from quire.sampling.token_logprobs import token_logprobs
+
+VOCAB = 40
+ROWS = 6
+TWINS = kernels_for("meta")
+
+
+def greedy(logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    assert rows.dtype == positions.dtype == torch.int32
+    peaks, ids = logits.max(dim=1)
+    return ids.int(), (~peaks.isfinite()).int()
+
+
+class Table:
+    """Rows with histories; the host knows all their tokens, the device those it needs."""
+
+    def __init__(self, wishes: list[SamplingParams], bad_words: list[list[int]]) -> None:
+        rng = random.Random(len(wishes))
+        self.state = SamplingState(ROWS, VOCAB)
+        self.history = History(
+            np.zeros((ROWS, 64), np.int32), np.zeros(ROWS, np.int32), np.zeros(ROWS, np.int32)
+        )
+        for row, wish in enumerate(wishes):
+            self.state.set_row(row, wish, seed=row, eos_token_ids=[2], bad_words_ids=bad_words)
+            known, prompt = rng.randint(4, 20), rng.randint(1, 4)
+            self.history.token_ids[row, :known] = rng.choices(range(VOCAB), k=known)
+            self.history.num_tokens[row], self.history.num_prompt_tokens[row] = known, prompt
+        device = torch.device("cpu")
+        self.rows = WishingRows(self.state, ROWS, greedy, TWINS, device)
+        self.rows.enter(range(len(wishes)), self.history)
+
+    def append(self, rows: list[int], drawn: list[int]) -> None:
+        self.history.token_ids[rows, self.history.num_tokens[rows]] = drawn
+        self.history.num_tokens[rows] += 1
+
+
+PENALISED = [
+    SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.3),
+    SamplingParams(temperature=0.0, repetition_penalty=1.7),
+    SamplingParams(temperature=0.0, repetition_penalty=0.6, frequency_penalty=-0.4),
+    SamplingParams(temperature=0.0, logit_bias={5: 3.5, 7: -100.0}, presence_penalty=-1.0),
+    SamplingParams(temperature=0.0, min_tokens=20, max_tokens=64, stop_token_ids=[3, 4]),
+]
+
+
+@pytest.mark.parametrize("bad_words", [[], [[4, 9], [11]]])
+def test_steps_in_a_row_are_the_hosts(bad_words: list[list[int]]) -> None:
+    table = Table(PENALISED, bad_words)
+    numbers = np.array([4, 0, 3, 1, 2])
+    assert table.rows.among(np.array([*numbers, 5])).tolist() == [True] * 5 + [False]
+    assert table.rows.read_answers(numbers) == bool(bad_words)
+    sampler = Sampler(table.state)
+    for step in range(25):
+        torch.manual_seed(step)
+        logits = torch.randn(5, VOCAB).mul_(2.0)  # few tokens stand out, so penalties decide
+        some = numbers[step % 3 :]
+        expected = sampler.sample(
+            logits[: len(some)].clone().numpy(), some.tolist(), *table.history
+        )
+        tokens, status = table.rows.draw(logits[: len(some)].clone(), some, table.history)
+        assert tokens.tolist() == expected.token_ids
+        assert status.tolist() == [DRAWN] * len(some)
+        table.append(some.tolist(), expected.token_ids)
+
+
+def test_a_count_ends_where_its_bits_do() -> None:
+    wish = SamplingParams(temperature=0.0, frequency_penalty=1e-9, presence_penalty=-2.0)
+    table = Table([wish], [])
+    table.rows._counts[0, 8] = MOST_COUNTED - 1
+    for _ in range(3):
+        logits = torch.zeros(1, VOCAB)
+        logits[0, 8] = 1.0
+        assert table.rows.draw(logits, np.array([0]), table.history)[0].item() == 8
+    assert table.rows._counts[0, 8].item() == MOST_COUNTED
+
+
+def test_what_failed_and_what_wishes_left_nothing_of() -> None:
+    banned = SamplingParams(temperature=0.0, logit_bias={0: -100.0})
+    table = Table([banned] * 3, [[token] for token in range(VOCAB)])
+    logits = torch.zeros(3, VOCAB)
+    logits[1, 4] = torch.nan
+    _, status = table.rows.draw(logits, np.arange(3), table.history)
+    assert status.tolist() == [EXHAUSTED, FAILED, EXHAUSTED]
+
+
+@pytest.mark.parametrize("width", [0, 3, 500])
+def test_scores_are_the_hosts_log_probabilities(width: int) -> None:
+    logits = torch.randn(90, 300, generator=torch.Generator().manual_seed(1)).mul_(4).round_()
+    logits[7, :50], logits[8, 3] = -0.0, -torch.inf
+    rows = torch.arange(89, 10, -1)
+    drawn = torch.arange(len(rows), dtype=torch.int32) * 3 % 300
+    counts = [min(width, place % 7 * 50) for place in range(len(rows))]
+    expected = token_logprobs(logits[rows].numpy(), drawn.tolist(), counts)
+    found = score(logits, rows, drawn, width).on_host().report(counts)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine.token_ids, mine.rank) == (theirs.token_ids, theirs.rank)
+        assert mine.logprobs == pytest.approx(theirs.logprobs, rel=1e-6, abs=2e-6)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.messages import AddRequest
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
+from quire.scheduler.waiting_queue import WaitingQueue
+
+
+def make_request(arrival: int, priority: int = 0) -> Request:
+    message = AddRequest(
+        request_id=f"r{arrival}",
+        prompt_token_ids=[1],
+        sampling=SamplingParams(),
+        priority=priority,
+    )
+    return Request(message, arrival=arrival, max_model_len=100)
+
+
+def pop_all(queue: WaitingQueue) -> list[str]:
+    order = []
+    while (request := queue.peek()) is not None:
+        assert queue.pop() is request
+        order.append(request.request_id)
+    return order
+
+
+def test_first_come_first_served() -> None:
+    queue = WaitingQueue("fcfs")
+    for arrival, priority in [(1, 5), (2, 0), (3, -1)]:
+        queue.push(make_request(arrival, priority))
+    assert pop_all(queue) == ["r1", "r2", "r3"]
+
+
+def test_the_lowest_priority_number_comes_first() -> None:
+    queue = WaitingQueue("priority")
+    for arrival, priority in [(1, 5), (2, 0), (3, -1), (4, 0)]:
+        queue.push(make_request(arrival, priority))
+    assert pop_all(queue) == ["r3", "r2", "r4", "r1"]
+
+
+def test_who_was_preempted_keeps_its_place() -> None:
+    queue = WaitingQueue("fcfs")
+    first = make_request(1)
+    for request in (first, make_request(2)):
+        queue.push(request)
+    queue.pop()
+    queue.push(make_request(3))
+    queue.push(first)
+    assert pop_all(queue) == ["r1", "r2", "r3"]
+
+
+def test_removed_requests_are_skipped_wherever_they_stand() -> None:
+    queue = WaitingQueue("fcfs")
+    requests = [make_request(arrival) for arrival in range(5)]
+    for request in requests:
+        queue.push(request)
+    for request in (requests[0], requests[2], requests[4], requests[2], make_request(9)):
+        queue.remove(request)
+    assert pop_all(queue) == ["r1", "r3"]
+
+
+def test_equal_arrivals_keep_the_order_of_their_coming() -> None:
+    queue = WaitingQueue("fcfs")
+    requests = [make_request(7) for _ in range(3)]
+    for number, request in enumerate(requests):
+        request.request_id = f"twin{number}"
+        queue.push(request)
+    assert pop_all(queue) == ["twin0", "twin1", "twin2"]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    policy=st.sampled_from(["fcfs", "priority"]),
+    priorities=st.lists(st.integers(-2, 2), max_size=30),
+    removed=st.sets(st.integers(0, 29)),
+)
+def test_order_is_that_of_a_sorted_list(
+    policy: Literal["fcfs", "priority"], priorities: list[int], removed: set[int]
+) -> None:
+    queue = WaitingQueue(policy)
+    requests = [make_request(arrival, priority) for arrival, priority in enumerate(priorities)]
+    for request in reversed(requests):
+        queue.push(request)
+    for number in removed & set(range(len(requests))):
+        queue.remove(requests[number])
+    left = [r for r in requests if r.arrival not in removed]
+    left.sort(key=lambda r: (r.priority if policy == "priority" else 0, r.arrival))
+    assert pop_all(queue) == [r.request_id for r in left]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_an_empty_queue_has_no_first(policy: Literal["fcfs", "priority"]) -> None:
+    assert WaitingQueue(policy).peek() is None

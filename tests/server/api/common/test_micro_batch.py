@@ -1,0 +1,73 @@
+"""Preparations that run in step: their order, their ends, and callers that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quire.errors import InvalidRequestError
+from quire.server.api.common.micro_batch import InStep, Steps, at_once
+
+
+def preparation(name: str, stages: int, log: list[str]) -> Steps[str]:
+    for stage in range(stages):
+        log.append(f"{name}{stage}")
+        yield
+    if name == "x":
+        raise InvalidRequestError("x: it is wrong; leave it out")
+    return name.upper()
+
+
+async def together(log: list[str], **stages: int) -> list[Any]:
+    in_step = InStep()
+    work = (in_step.run(preparation(name, count, log)) for name, count in stages.items())
+    return await asyncio.gather(*work, return_exceptions=True)
+
+
+def test_a_stage_is_run_for_all_before_the_next() -> None:
+    log: list[str] = []
+    assert asyncio.run(together(log, a=3, b=1, c=2)) == ["A", "B", "C"]
+    assert log == ["a0", "b0", "c0", "a1", "c1", "a2"]
+
+
+def test_one_that_fails_fails_alone() -> None:
+    log: list[str] = []
+    a, x, b = asyncio.run(together(log, a=2, x=1, b=2))
+    assert (a, b) == ("A", "B")
+    assert isinstance(x, InvalidRequestError)
+    assert log == ["a0", "x0", "b0", "a1", "b1"]
+
+
+def test_each_turn_of_the_loop_is_prepared_at_its_end() -> None:
+    async def scenario() -> None:
+        in_step, log = InStep(), list[str]()
+        for name in ("a", "b"):
+            assert await in_step.run(preparation(name, 1, log)) == name.upper()
+        assert log == ["a0", "b0"]
+
+    asyncio.run(scenario())
+    asyncio.run(scenario())  # in another loop
+
+
+def test_whoever_has_left_is_not_told() -> None:
+    async def scenario() -> list[Any]:
+        in_step, log = InStep(), list[str]()
+        leaving = asyncio.ensure_future(in_step.run(preparation("a", 2, log)))
+        staying = asyncio.ensure_future(in_step.run(preparation("b", 2, log)))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        return await asyncio.gather(leaving, staying, return_exceptions=True)
+
+    left, stayed = asyncio.run(scenario())
+    assert isinstance(left, asyncio.CancelledError)
+    assert stayed == "B"
+
+
+def test_alone_it_needs_no_loop() -> None:
+    log: list[str] = []
+    assert at_once(preparation("a", 3, log)) == "A"
+    assert log == ["a0", "a1", "a2"]
+    with pytest.raises(InvalidRequestError):
+        at_once(preparation("x", 1, log))

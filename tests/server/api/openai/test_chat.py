@@ -1,0 +1,152 @@
+"""/v1/chat/completions: what the template gets, and the shape of answers and streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+from asgi_client import Post
+from fake_engine import LIMITS, FakeEngine
+
+from quire.server.api.common import chat_request
+
+
+def rendered(engine: FakeEngine) -> str:
+    return "".join(map(chr, engine.calls[-1]["ids"]))
+
+
+def test_whole_answer(chat: Post, engine: FakeEngine) -> None:
+    reply = chat().json()
+    assert rendered(engine) == "<user>hi<assistant>"
+    assert reply["id"].startswith("chatcmpl-")
+    assert reply["object"] == "chat.completion"
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello!"},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9}
+
+
+def test_messages_as_the_template_sees_them(chat: Post, engine: FakeEngine) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": parts, "name": "bob"},
+    ]
+    chat(messages=messages, chat_template_kwargs={"mood": "calm"}, add_generation_prompt=False)
+    assert rendered(engine) == "<developer>be kind<userbob>one+two[mood=calm]"
+
+
+def test_long_conversations_are_rendered_beside_the_loop(chat: Post, engine: FakeEngine) -> None:
+    engine.info.limits = dataclasses.replace(LIMITS, max_model_len=9000, max_kv_tokens=9000)
+    reply = chat(messages=[{"role": "user", "content": "x" * 5000}])
+    assert reply.json()["usage"]["prompt_tokens"] == 5000 + len("<user><assistant>")
+
+
+def test_what_does_not_fit_is_told_of_the_messages(chat: Post, engine: FakeEngine) -> None:
+    for reply in (chat(max_tokens=1006), chat(messages=[{"role": "user", "content": "x" * 1024}])):
+        assert (reply.status, reply.error["param"]) == (400, "messages")
+        assert reply.error["code"] == "context_length_exceeded"
+        assert reply.error["message"].startswith("messages: ")
+        assert "prompt" not in reply.error["message"]
+    assert engine.calls == []
+
+
+def test_only_small_bodies_are_read_on_the_loop(
+    chat: Post, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    parse = chat_request.parse
+
+    def noting_parse(data: bytes) -> chat_request.ChatRequest:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return parse(data)
+
+    monkeypatch.setattr(chat_request, "parse", noting_parse)
+    chat()
+    chat(messages=[{"role": "user", "content": ""}] * 4000)  # much work, though no text
+    chat(chat_template_kwargs={"x": "y" * 5000})
+    assert threads == [True, False, False]
+    assert len(engine.calls) == 1  # the others do not fit this model
+
+
+def test_no_template(chat: Post, engine: FakeEngine) -> None:
+    engine.tokenizer.has_chat_template = False
+    assert (chat().status, chat().error["param"]) == (400, "messages")
+
+
+def test_logprobs(chat: Post, engine: FakeEngine) -> None:
+    engine.script = "é"
+    (choice,) = chat(logprobs=True, top_logprobs=2).json()["choices"]
+    assert choice["logprobs"]["content"] == [
+        {
+            "token": "é",
+            "logprob": -1.5,
+            "bytes": [0xC3, 0xA9],
+            "top_logprobs": [
+                {"token": "ê", "logprob": -0.5, "bytes": [0xC3, 0xAA]},
+                {"token": "é", "logprob": -1.5, "bytes": [0xC3, 0xA9]},
+            ],
+        }
+    ]
+
+
+def test_token_ids_and_prompt_logprobs(chat: Post) -> None:
+    reply = chat(return_token_ids=True, prompt_logprobs=0, max_tokens=1).json()
+    assert reply["prompt_token_ids"] == [ord(char) for char in "<user>hi<assistant>"]
+    assert reply["choices"][0]["token_ids"] == [ord("H")]
+    assert reply["prompt_logprobs"][0] is None
+    assert list(reply["prompt_logprobs"][1]) == [str(ord("u"))]
+
+
+def test_metadata_comes_back(chat: Post) -> None:
+    assert chat(metadata={"a": "b"}).json()["metadata"] == {"a": "b"}
+    assert "metadata" not in chat().json()
+    assert chat(metadata={"a" * 65: "b"}).error["param"] == "metadata"
+
+
+def test_stream(chat: Post) -> None:
+    first, *texts, end, done = chat(stream=True).events
+    assert done == "[DONE]"
+    assert first["object"] == "chat.completion.chunk"
+    assert delta(first) == {"role": "assistant", "content": ""}
+    assert [delta(chunk) for chunk in texts] == [{"content": char} for char in "Hello!"]
+    assert delta(end) == {}
+    assert end["choices"][0]["finish_reason"] == "stop"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in [first, *texts])
+
+
+def test_stream_with_usage(chat: Post) -> None:
+    *_, end, usage, _done = chat(stream=True, stream_options={"include_usage": True}).events
+    assert end["usage"] is None
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
+
+
+def test_stream_of_several_answers(chat: Post) -> None:
+    *chunks, _ = chat(stream=True, n=3).events
+    for index in range(3):
+        own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert delta(own[0])["role"] == "assistant"
+        assert "".join(delta(chunk).get("content", "") for chunk in own) == "Hello!"
+        assert own[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_stream_with_logprobs_and_ids(chat: Post) -> None:
+    first, *texts, _end, _done = chat(stream=True, logprobs=True, return_token_ids=True).events
+    assert len(first["prompt_token_ids"]) == 19
+    for chunk, char in zip(texts, "Hello!", strict=True):
+        (choice,) = chunk["choices"]
+        assert choice["token_ids"] == [ord(char)]
+        assert [entry["token"] for entry in choice["logprobs"]["content"]] == [char]
+
+
+def delta(chunk: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = chunk["choices"][0]["delta"]
+    return found

@@ -1,0 +1,119 @@
+"""/tokenize and /detokenize: round trips, both forms, bounds and refusals."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from asgi_client import Reply, call
+from fake_engine import FakeEngine
+from starlette.applications import Starlette
+
+from quire.server.api.openai import tokenize as route
+
+USER = {"role": "user", "content": "hi"}
+
+
+def tokenize(app: Starlette, **fields: Any) -> Reply:
+    return call(app, "/tokenize", fields)
+
+
+def test_a_prompt_there_and_back(app: Starlette, engine: FakeEngine) -> None:
+    reply = tokenize(app, prompt="añb").json()
+    assert reply == {
+        "count": 3,
+        "max_model_len": 1024,
+        "tokens": [97, 241, 98],
+        "token_strs": None,
+    }
+    back = call(app, "/detokenize", {"tokens": reply["tokens"], "model": "fake"})
+    assert back.json() == {"prompt": "añb</s>"}  # this tokenizer shows a control token at the end
+    assert engine.calls == []  # no model ran
+
+
+def test_token_strs(app: Starlette) -> None:
+    assert tokenize(app, prompt="añ", return_token_strs=True).json()["token_strs"] == ["a", "ñ"]
+
+
+def test_special_tokens_are_the_tokenizers_wish_unless_told(
+    app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        asked.append(add_special_tokens)
+        return [len(text)]
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    for fields in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+        tokenize(app, prompt="a", **fields)
+    assert asked == [True, True, False]
+
+
+def test_messages_through_the_template(app: Starlette) -> None:
+    fields = {"messages": [USER], "chat_template_kwargs": {"mood": "calm"}}
+    reply = tokenize(app, **fields, add_generation_prompt=False).json()
+    assert "".join(map(chr, reply["tokens"])) == "<user>hi[mood=calm]"
+    assert tokenize(app, messages=[USER]).json()["count"] == len("<user>hi<assistant>")
+
+
+def test_what_does_not_fit_the_model_is_still_counted(app: Starlette) -> None:
+    assert tokenize(app, prompt="x" * 5000).json()["count"] == 5000
+    assert tokenize(app, messages=[USER | {"content": "x" * 5000}]).json()["count"] > 5000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "a", "messages": [USER]}, "prompt"),
+        ({"prompt": "a", "tools": []}, "tools"),
+        ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": ["a"]}, "prompt"),
+        ({"prompt": "a", "model": "other"}, "model"),
+        ({"prompt": "a", "promt": "b"}, "promt"),
+        ({"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "ghost", "content": ""}]}, "messages[0].role"),
+        ({"messages": [USER | {"x": 1}]}, "messages[0].x"),
+    ],
+)
+def test_refusals(app: Starlette, fields: dict[str, Any], param: str) -> None:
+    reply = tokenize(app, **fields)
+    assert reply.status in (400, 404)
+    assert reply.error["param"] == param
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**31], ["a"], None, [1.5]])
+def test_ids_that_are_none(app: Starlette, tokens: Any) -> None:
+    assert call(app, "/detokenize", {"tokens": tokens}).status == 400
+
+
+def test_ids_without_a_token_are_named(app: Starlette, engine: FakeEngine) -> None:
+    engine.tokenizer.vocab_size = 100
+    assert call(app, "/detokenize", {"tokens": []}).json() == {"prompt": "</s>"}
+    refused = call(app, "/detokenize", {"tokens": [99, 100, 7000]})
+    assert (refused.status, refused.error["param"]) == (400, "tokens[1]")
+    text = "tokens[1]: 100 is no token of this vocabulary of 100; remove it"
+    assert refused.error["message"] == text
+
+
+def test_long_text_is_encoded_beside_the_loop(
+    app: Starlette, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop = []
+
+    def encode(text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG001
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return []
+
+    monkeypatch.setattr(engine.tokenizer, "encode", encode)
+    tokenize(app, prompt="a")
+    tokenize(app, prompt="a" * 5000)
+    assert on_loop == [True, False]
+
+
+def test_every_field_is_named_once() -> None:
+    assert not set(route.TOKENIZE_UNSUPPORTED) & set(route.TokenizeRequest.__struct_fields__)

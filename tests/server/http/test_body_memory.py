@@ -1,0 +1,115 @@
+"""Large bodies share a bound on their bytes; short ones get through whatever those hold."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from asgi_client import JSON
+from fake_engine import FakeEngine
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.types import Message
+
+from quire.errors import ConfigError, QueueFullError
+from quire.server.app import build_app
+from quire.server.http.body_memory import FREE_BYTES, BodyMemory
+from quire.server.settings import ServerSettings
+
+LARGE = b'{"prompt": "abc"' + b" " * 3 * FREE_BYTES + b"}"
+PATHS = ["/v1/completions", "/tokenize"]
+
+
+class Upload:
+    """A client that sends as it is told; `status` once it was answered."""
+
+    def __init__(self, app: Starlette, path: str) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self._parts: asyncio.Queue[Message] = asyncio.Queue()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+        }
+        scope["headers"] = [(name.encode(), value.encode()) for name, value in JSON.items()]
+        self.done = asyncio.ensure_future(app(scope, self._parts.get, self._send))
+
+    async def part(self, data: bytes, *, more: bool) -> None:
+        """Returns when the part has been looked at."""
+        self._parts.put_nowait({"type": "http.request", "body": data, "more_body": more})
+        while not self._parts.empty() and not self.done.done():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def leave(self) -> None:
+        self._parts.put_nowait({"type": "http.disconnect"})
+        await self.done
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+
+
+def small(engine: FakeEngine) -> Starlette:
+    """Room for one LARGE beside what is free, not for two."""
+    size = len(LARGE)
+    return build_app(engine, ServerSettings(max_body_bytes=size, max_held_body_bytes=size))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("way", ["answered", "left", "malformed"])
+def test_what_one_holds_the_next_cannot(engine: FakeEngine, path: str, way: str) -> None:
+    app = small(engine)
+
+    async def visit() -> None:
+        first, second = Upload(app, path), Upload(app, path)
+        await first.part(LARGE[: 3 * FREE_BYTES], more=True)
+        await second.part(LARGE[: 3 * FREE_BYTES], more=True)
+        await second.done
+        assert (first.status, second.status) == (0, 429)
+        assert 1 <= int(second.headers[b"retry-after"]) <= 30
+        short = Upload(app, path)
+        await short.part(b'{"prompt": "abc"}', more=False)
+        await short.done
+        assert short.status == 200, "a short body is held up by large ones"
+        if way == "left":
+            await first.leave()
+        else:
+            await first.part(LARGE[3 * FREE_BYTES :] if way == "answered" else b"", more=False)
+            await first.done
+        assert first.status == {"answered": 200, "left": 0, "malformed": 400}[way]
+        third = Upload(app, path)
+        await third.part(LARGE, more=False)
+        await third.done
+        assert third.status == 200, "what the first held was not given back"
+
+    asyncio.run(visit())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9 * FREE_BYTES)), max_size=30))
+def test_the_count_is_what_the_bodies_hold(parts: list[tuple[int, int]]) -> None:
+    limit = 10 * FREE_BYTES
+    memory = BodyMemory(limit, lambda: 1.0)
+    spaces, sizes = [memory.space() for _ in range(3)], [0, 0, 0]
+    for index, more in parts:
+        try:
+            spaces[index].hold(sizes[index] + more)
+            sizes[index] += more
+        except QueueFullError:
+            spaces[index].__exit__()
+            sizes[index] = 0
+        assert memory.num_bytes == sum(max(0, size - FREE_BYTES) for size in sizes) <= limit
+    for space in spaces:
+        with space:
+            pass
+    assert memory.num_bytes == 0
+
+
+def test_by_default_many_of_the_largest_bodies_have_room() -> None:
+    assert ServerSettings(max_body_bytes=100).held_body_bytes == 6400
+    with pytest.raises(ConfigError, match="max_held_body_bytes is 99, less than one body may have"):
+        ServerSettings(max_body_bytes=100, max_held_body_bytes=99)

@@ -1,0 +1,79 @@
+"""A real uvicorn on a loopback port: what only real sockets can show."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from fake_engine import FakeEngine
+from live_server import Running
+
+from quire.errors import ConfigError
+from quire.server.http.listen_address import base_url, bind
+
+
+@pytest.fixture
+def server(engine: FakeEngine) -> Iterator[Running]:
+    running = Running(engine)
+    yield running
+    running.stop()
+
+
+def test_stream_arrives_piece_by_piece(server: Running, engine: FakeEngine) -> None:
+    engine.delay = 0.03
+    times = []
+    with server.post(prompt="a", stream=True) as response:
+        assert response.status == 200
+        while line := response.readline():
+            if line != b"\n":
+                times.append(time.perf_counter())
+    assert line == b""
+    assert len(times) == 7
+    assert times[-1] - times[0] > 3 * engine.delay
+
+
+def test_closed_connection_aborts(server: Running, engine: FakeEngine) -> None:
+    engine.delay = 0.01
+    with server.post(prompt="a", stream=True, ignore_eos=True, max_tokens=600) as response:
+        response.readline()
+    deadline = time.monotonic() + 5
+    while not engine.aborted and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert len(engine.aborted) == 1
+    assert engine.num_sent < 100
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n{",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n",
+    ],
+)
+def test_garbage_does_no_harm(server: Running, raw: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as sock:
+        sock.sendall(raw)
+    with server.post(prompt="a") as response:
+        assert response.status == 200
+
+
+def test_port_in_use() -> None:
+    with bind("127.0.0.1", 0) as sock, pytest.raises(ConfigError, match="in use"):
+        bind("127.0.0.1", sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["256.1.1.1", "203.0.113.1", "no.such.host.invalid"])
+def test_host_of_another_machine(host: str) -> None:
+    with pytest.raises(ConfigError, match="address of this machine"):
+        bind(host, 0)
+
+
+def test_base_url() -> None:
+    with bind("0.0.0.0", 0) as sock:
+        assert base_url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"

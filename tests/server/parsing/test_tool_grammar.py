@@ -1,0 +1,223 @@
+"""Forced calls: what a grammar allows is read as calls, and what it must not allow is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from quire.core.sampling_params import StructuredOutputs
+from quire.server.parsing.call_frames import KEY_PLACE, NAME_PLACE
+from quire.server.parsing.output_formats import REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.output_parser import Parser, Reading
+from quire.server.parsing.parsed_events import join
+from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "integer"}},
+}
+TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+BYTES = LLTokenizer("byte")
+FORMATS = sorted(TOOL_FORMATS)
+
+
+def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
+    schema = TYPED if TOOL_FORMATS[form].frame.tags else CITY
+    tools = {"weather": schema, "now": NOTHING}
+    thoughts = REASONING_FORMATS[reasoning] if reasoning else None
+    return Reading(thoughts, tool_format=TOOL_FORMATS[form], tools=tools, **options)
+
+
+def grammar(how: Reading, ids: dict[str, int], **options: Any) -> str:
+    how = msgspec.structs.replace(how, must_call=options.pop("must_call", True))
+    return answer_grammar(how, control_token_id=ids.get, **({"form": None} | options))
+
+
+def matcher(how: Reading, **options: Any) -> LLMatcher:
+    text = grammar(how, {}, **options)
+    made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(text), log_level=0)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def allows(how: Reading, text: str, **options: Any) -> bool:
+    made, tokens = matcher(how, **options), BYTES.tokenize_str(text)
+    return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
+
+
+def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as the format's models write them."""
+    frame = TOOL_FORMATS[form].frame
+    texts = []
+    for name, arguments in calls:
+        text = json.dumps(arguments, ensure_ascii=False)
+        if tags := frame.tags:
+            shown = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in arguments.items()]
+            text = "".join(
+                tags.before.replace(KEY_PLACE, k) + v + tags.space + tags.end + tags.after
+                for k, v in shown
+            )
+        texts.append(frame.before.replace(NAME_PLACE, name) + text + frame.after)
+    return frame.begin + (frame.between or "").join(texts) + frame.end
+
+
+WEATHER = ("weather", {"city": 'Parîs "x"', "days": 3})
+NOW: tuple[str, dict[str, Any]] = ("now", {})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("calls", [[WEATHER], [NOW], [NOW, WEATHER]])
+def test_what_is_allowed_is_read_as_calls(form: str, calls: list[tuple[str, Any]]) -> None:
+    text = written(form, *calls)
+    several = len(calls) == 1 or TOOL_FORMATS[form].frame.between is not None
+    assert allows(reading(form), text) == several
+    assert allows(reading(form, most_calls=1), text) == (len(calls) == 1)
+    if several:
+        parser = Parser(reading(form))
+        answer = join(parser.push(text) + parser.finish())
+        assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
+        assert parser.called_tools
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_does_not_fit_is_not_allowed(form: str) -> None:
+    how = reading(form)
+    assert not allows(how, written(form, ("other", {})))
+    assert not allows(how, written(form, ("weather", {"days": 3})))
+    assert not allows(how, written(form, ("weather", {"city": "a", "days": "b"})))
+    assert not allows(how, "text " + written(form, NOW))
+    assert not allows(how, "")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_without_force_there_may_be_text(form: str) -> None:
+    how, call = reading(form), written(form, WEATHER)
+    lead = "" if TOOL_FORMATS[form].bare else "I ask. "
+    for text in ("", "It < rains [now]", lead + call):
+        assert allows(how, text, must_call=False), text
+    wrong = written(form, ("weather", {"days": 3}))
+    assert not allows(how, lead + wrong, must_call=False)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("must_call", [True, False])
+def test_thoughts_come_first(form: str, must_call: bool) -> None:
+    call = written(form, NOW)
+    how = reading(form, "think")
+    for text in (call, f"<think>\n<b> hm\n</think>\n\n{call}"):
+        assert allows(how, text, must_call=must_call)
+    opened = reading(form, "think", in_thought=True)
+    assert allows(opened, f"hm</think>\n{call}", must_call=must_call)
+    assert not allows(opened, call, must_call=must_call)
+
+
+def test_control_tokens_are_meant_as_such() -> None:
+    ids = {"[TOOL_CALLS]": 7, "[ARGS]": 9}
+    text = grammar(reading("mistral_args"), ids)
+    assert 'call_1: <[7]> "now" <[9]> arguments_1' in text
+    text = grammar(reading("mistral_args"), ids, must_call=False)
+    assert "lead: TEXT <[7]>" in text
+
+
+def test_tags_may_be_control_tokens() -> None:
+    text = grammar(reading("glm45"), {"<arg_key>": 7, "<arg_value>": 8, "</arg_value>": 9})
+    assert "value_0_0: value_0_0_end" in text
+    assert "value_0_0_end: TEXT <[9]>" in text
+    assert '<[7]> "city</arg_key>\\n" <[8]> value_0_0' in text
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
+def test_a_parameter_that_no_tag_can_name(form: str) -> None:
+    tools = {"f": {"properties": {"a>b": {}}}}
+    how = Reading(tool_format=TOOL_FORMATS[form], tools=tools)
+    with pytest.raises(NoGrammarError, match="a>b"):
+        grammar(how, {})
+
+
+FORMS = [
+    (StructuredOutputs(json={"type": "object", "properties": {}}), "{}"),
+    (StructuredOutputs(json_object=True), '{"a": 1}'),
+    (StructuredOutputs(json_object=True, disable_any_whitespace=True), '{"a":1}'),
+    (StructuredOutputs(json={}, whitespace_pattern=r"[ \n]*"), '{\n  "a" : 1\n}'),
+    (StructuredOutputs(choice=["yes", 'n"o']), 'n"o'),
+    (StructuredOutputs(regex=r"a/\/b\nc|x\d+"), "a//b\nc"),
+    (StructuredOutputs(grammar='start: a "!"\na: "b"+'), "bb!"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), FORMS)
+def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) -> None:
+    thinking = Reading(REASONING_FORMATS["think"])
+    options = {"must_call": False, "form": form}
+    for answer in (text, f"<think>hm</think>\n{text}"):
+        assert allows(thinking, answer, **options)
+    assert not allows(thinking, f"<think>hm</think>\n{text}?", **options)
+    how, call = reading("hermes", "think"), written("hermes", WEATHER)
+    for answer in (text, call, f"<think>hm</think>\n{call}"):
+        assert allows(how, answer, **options)
+    assert not allows(how, text + call, **options)
+    assert not allows(how, text, must_call=True, form=form)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(json="[]"),
+        StructuredOutputs(json="{"),
+        StructuredOutputs(grammar="a ::= b"),
+    ],
+)
+def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
+    with pytest.raises(NoGrammarError):
+        grammar(Reading(REASONING_FORMATS["think"]), {}, must_call=False, form=form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_forced_call_that_is_cut_leaves_no_text(form: str) -> None:
+    how = reading(form, "think", must_call=True)
+    text = f"<think>hm</think>\n{written(form, WEATHER)}"
+    for end in range(len(text)):
+        parser = Parser(how)
+        answer = join(parser.push(text[:end]) + parser.finish())
+        assert answer.text == "", text[:end]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(FORMATS), st.lists(st.integers(0, 2**20), min_size=40, max_size=40))
+def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]) -> None:
+    how = reading(form, most_calls=1)
+    made, text = matcher(how), bytearray()
+    for number in numbers * 20:
+        if made.is_accepting() or made.is_stopped():
+            break
+        mask = made.compute_bitmask()
+        everything = [i for i in range(256) if mask[i // 8] >> i % 8 & 1]
+        allowed = [i for i in everything if i < 128] or everything
+        letters = [i for i in allowed if chr(i) in '"}\n<>/:'] or allowed
+        byte = letters[number % len(letters)]
+        made.consume_token(byte)
+        text.append(byte)
+    parser = Parser(how)
+    answer = join(parser.push(text.decode()) + parser.finish())
+    assert len(answer.calls) <= 1
+    if made.is_accepting():
+        assert parser.called_tools, text
+
+
+@pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
+def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    how = Reading(
+        tool_format=TOOL_FORMATS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
+    )
+    with pytest.raises(NoGrammarError, match="properties has to be an object"):
+        grammar(how, {})

@@ -1,0 +1,351 @@
+"""Several models behind one application, and how they come and go under an API process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi_client import JSON, Reply, call, request, run_leaping
+from fake_engine import FakeEngine, FakeInfo
+from starlette.applications import Starlette
+
+from quire.config import EngineConfig
+from quire.engine.processes.control_channel import (
+    Control,
+    EngineDown,
+    EngineUp,
+    LeaveModel,
+    LoadModel,
+    ModelCondition,
+    ModelLeft,
+    ModelState,
+    UnloadModel,
+)
+from quire.server.app import build_server
+from quire.server.model_loading import Loader
+from quire.server.model_registry import ServedModels
+from quire.server.settings import ServerSettings
+from quire.server.worker import Fronts
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "abc"},
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": CHAT | {"max_tokens": 9},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/messages/count_tokens": CHAT,
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [97]},
+}
+
+
+def condition(name: str, state: ModelState = "loaded", **fields: Any) -> ModelCondition:
+    return ModelCondition(
+        name=name, state=state, **({"at_start": True, "max_num_seqs": 8} | fields)
+    )
+
+
+class House:
+    """Two models, `a` and `b`. parent: plays the other side when something is asked of it."""
+
+    def __init__(self, *conditions: ModelCondition, **settings: Any) -> None:
+        self.engines = {
+            name: FakeEngine(script=f"I am {name}.", info=FakeInfo(model_name=name))
+            for name in "ab"
+        }
+        self.asked: list[Control] = []
+        self.parent = lambda _: None
+        found = conditions or (condition("a"), condition("b"))
+        self.models = ServedModels(found, ServerSettings(**settings))
+        self.loader = Loader(self.models, self._ask)
+        for each in found:
+            if each.state == "loaded":
+                self.models.attach(each.name, self.engines[each.name])
+        self.app = build_server(self.loader, ServerSettings(**settings))
+
+    def _ask(self, message: Control) -> None:
+        self.asked.append(message)
+        self.parent(message)
+
+    def become(self, name: str, state: ModelState, **fields: Any) -> None:
+        old = self.models.entry(name).condition
+        self.loader.tell(condition(name, state, at_start=old.at_start, **fields))
+        if state == "loaded" and self.models.entry(name).served is None:
+            self.loader.attach(name, self.engines[name])
+
+    def later(self, name: str, *states: ModelState) -> None:
+        """The parent takes its time."""
+        for place, state in enumerate(states):
+            asyncio.get_running_loop().call_later(0.01 * (place + 1), self.become, name, state)
+
+
+def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
+    house = House(condition("a", "loading"))
+    house.loader.tell(condition("a"))  # told before the engine is attached
+    for path in ("/live", "/ready"):
+        reply = call(house.app, path)
+        assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
+
+
+def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> None:
+    house = House(condition("a", "loading"))
+
+    async def hear() -> None:
+        fronts = Fronts("0", house.asked.append, house.loader)
+        info: Any = house.engines["a"].info
+        place = {"address": f"ipc://{tmp_path}/a", "page_path": f"{tmp_path}/a.page"}
+        fronts.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
+        fronts.handle(EngineDown(name="a", will_return=False))
+        house.become("a", "unloaded", failure="it went")
+        assert not fronts.are_complete.is_set()
+
+    asyncio.run(hear())
+    assert call(house.app, "/v1/completions", {"prompt": "abc"}).status == 503
+
+
+def on_demand(**settings: Any) -> House:
+    """`a` is there, `b` is loaded when somebody asks for it."""
+    house = House(condition("a"), condition("b", "unloaded", at_start=False), **settings)
+    house.parent = lambda message: (
+        house.later("b", "loading", "loaded") if isinstance(message, LoadModel) else None
+    )
+    return house
+
+
+def text_of(reply: Reply) -> str:
+    assert reply.status == 200, reply.body
+    text = reply.json()["choices"][0]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_body_names_its_model(path: str) -> None:
+    house = House()
+    for name in ("a", "b", None):
+        reply = call(house.app, path, BODIES[path] | ({} if name is None else {"model": name}))
+        assert reply.status == 200, reply.body
+        answered = reply.json().get("model")
+        assert answered in (name or "a", None)
+        if "choices" in reply.json():
+            assert f"I am {name or 'a'}." in reply.body.decode()
+    missing = call(house.app, path, BODIES[path] | {"model": "c"})
+    assert missing.status == 404
+    assert "'c' is not served here; use 'a' or 'b'" in missing.body.decode()
+
+
+def test_each_model_has_its_own_tokenizer_and_limits() -> None:
+    house = House()
+    limits = house.engines["b"].info.limits
+    house.engines["b"].info.limits = replace(limits, max_model_len=77)
+    house.engines["b"].tokenizer.encode = lambda *_, **__: [1, 2]  # type: ignore[method-assign]
+    first, second = (
+        call(house.app, "/tokenize", {"prompt": "abc", "model": name}).json() for name in "ab"
+    )
+    assert (first["count"], first["max_model_len"]) == (3, 1024)
+    assert (second["count"], second["max_model_len"]) == (2, 77)
+
+
+def test_the_queue_of_one_model_does_not_fill_the_others() -> None:
+    house = House(max_queued_requests=0)
+    house.engines["a"].delay = 0.05
+
+    async def crowd() -> list[Reply]:
+        names = ["a"] * 12 + ["b"] * 2
+        body = BODIES["/v1/completions"]
+        sent = [request(house.app, "/v1/completions", body | {"model": name}) for name in names]
+        return await asyncio.gather(*sent)
+
+    statuses = [reply.status for reply in run_leaping(crowd())]
+    assert sorted(statuses[:12]) == [200] * 8 + [429] * 4
+    assert statuses[12:] == [200, 200]
+    assert house.models.entrance.heads.num_answers == 0
+    assert [entry.admission.heads.num_answers for entry in house.models.entries()] == [0, 0]
+
+
+def test_models_and_live_views_by_name() -> None:
+    house = on_demand()
+    cards = call(house.app, "/v1/models").json()["data"]
+    assert [(card["id"], card["state"]) for card in cards] == [("a", "loaded"), ("b", "unloaded")]
+    assert call(house.app, "/v1/models/b").json()["max_model_len"] is None
+    assert call(house.app, "/live").json()["model"] == "a"
+    assert call(house.app, "/live", query="model=c").status == 404
+    absent = call(house.app, "/live", query="model=b")
+    assert (absent.status, absent.error["code"]) == (503, "model_not_loaded")
+
+
+def test_ready_means_the_models_of_the_start() -> None:
+    house = on_demand()
+    assert call(house.app, "/ready").status == 200
+    house = House(condition("a"), condition("b", "loading"))
+    reply = call(house.app, "/ready")
+    assert (reply.status, reply.json()["reason"]) == (503, "model b is loading")
+    assert call(house.app, "/health").status == 200
+    house.become("b", "loaded")
+    assert call(house.app, "/ready").status == 200
+    house.become("b", "unloaded")  # to make room, or by an administrator
+    assert call(house.app, "/ready").status == 200
+    house.become("b", "unloaded", failure="the engine died")
+    assert call(house.app, "/ready").status == 503
+
+
+# ---------------------------------------------------------------------- on demand
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_waits_for_its_model(path: str) -> None:
+    house = on_demand()
+    assert call(house.app, path, BODIES[path] | {"model": "b"}).status == 200
+    assert house.asked == [LoadModel(name="b")]
+    assert call(house.app, path, BODIES[path] | {"model": "b"}).status == 200
+    assert len(house.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields", "headers"),
+    [
+        ({"model_load_timeout": 0.03}, {}, {}),
+        ({"request_timeout": 0.03}, {}, {}),
+        ({}, {"timeout": 0.03}, {}),
+        ({}, {}, {"x-request-timeout": "0.03"}),
+    ],
+)
+def test_a_model_that_does_not_come_in_time(
+    settings: dict[str, float], fields: dict[str, float], headers: dict[str, str]
+) -> None:
+    house = on_demand(**settings)
+    house.parent = lambda _: None
+    body = BODIES["/v1/completions"] | {"model": "b"} | fields
+    reply = call(house.app, "/v1/completions", body, headers=JSON | headers)
+    assert (reply.status, reply.error["code"]) == (503, "model_not_loaded")
+    assert int(reply.headers["retry-after"]) >= 1
+    entry = house.models.entry("b")
+    assert (entry.num_waiting, entry.admission.heads.num_answers) == (0, 0)
+
+
+def test_why_a_model_does_not_come_is_told() -> None:
+    house = on_demand()
+    house.parent = lambda _: asyncio.get_running_loop().call_later(
+        0.01, lambda: house.become("b", "unloaded", failure="no room", retry_after=7.0)
+    )
+    reply = call(house.app, "/v1/completions", BODIES["/v1/completions"] | {"model": "b"})
+    assert (reply.status, reply.error["message"]) == (503, "no room")
+    assert reply.headers["retry-after"] == "7"
+
+
+def test_who_comes_while_a_model_leaves_waits_for_its_return() -> None:
+    house = on_demand()
+    house.parent = lambda _: (
+        house.later("b", "unloaded") if len(house.asked) == 1 else house.later("b", "loaded")
+    )
+    house.become("b", "unloading")
+    body = BODIES["/v1/completions"] | {"model": "b"}
+    assert text_of(call(house.app, "/v1/completions", body)) == "I am b."
+    assert house.asked == [LoadModel(name="b")] * 2
+
+
+@pytest.mark.parametrize(("grace", "agreed"), [(0.0, False), (5.0, True)])
+def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> None:
+    house = House()
+    house.engines["b"].delay = 0.01
+    order = LeaveModel(name="b", grace=grace)
+
+    async def both() -> Reply:
+        body = BODIES["/v1/completions"] | {"model": "b"}
+        running = asyncio.create_task(request(house.app, "/v1/completions", body))
+        await asyncio.sleep(0.02)
+        await house.loader.leave(order)
+        assert running.done() == agreed
+        return await running
+
+    assert text_of(run_leaping(both())) == "I am b."
+    assert house.asked == [ModelLeft(name="b", agreed=agreed)]
+
+
+def test_a_model_that_nobody_uses_leaves_at_once() -> None:
+    house = House()
+    asyncio.run(house.loader.leave(LeaveModel(name="b", grace=0.0)))
+    assert house.asked == [ModelLeft(name="b", agreed=True)]
+
+
+# ---------------------------------------------------------------------- administrators
+
+
+def admin(house: House) -> Starlette:
+    app = house.app.state.admin
+    assert isinstance(app, Starlette)
+    return app
+
+
+def test_administrators_see_all_models() -> None:
+    house = House(
+        condition("a", num_bytes=100),
+        condition("b", "unloaded", num_bytes=50, failure="no room"),
+        model_memory_bytes=120,
+    )
+    found = call(admin(house), "/admin/models").json()
+    assert (found["num_bytes"], found["limit_bytes"]) == (100, 120)
+    assert [m["name"] for m in found["models"]] == ["a", "b"]
+    assert found["models"][1]["failure"] == "no room"
+    assert call(admin(house), "/stats", query="model=b").status == 503
+    assert call(admin(house), "/stats", query="model=a").status == 200
+
+
+def test_administrators_load_and_unload() -> None:
+    house = on_demand()
+    loaded = call(admin(house), "/admin/models/load", {"model": "b"})
+    assert (loaded.status, loaded.json()["state"]) == (200, "loaded")
+    house.parent = lambda _: house.later("b", "unloading", "unloaded")
+    unloaded = call(admin(house), "/admin/models/unload", {"model": "b", "grace": 2.5})
+    assert (unloaded.status, unloaded.json()["state"]) == (200, "unloaded")
+    assert house.asked[-1] == UnloadModel(name="b", grace=2.5)
+    assert call(admin(house), "/admin/models/unload", {"model": "b"}).json()["state"] == "unloaded"
+    assert len(house.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        ("load", {"model": "c"}, 404, "'a' or 'b'"),
+        ("load", {}, 400, "model"),
+        ("load", {"model": "b", "grace": 1}, 400, "grace"),
+        ("unload", {"model": "b", "grace": -1}, 400, "grace"),
+        ("unload", {"model": "b", "mode": "x"}, 400, "mode"),
+        ("unload", {"model": "b"}, 409, "being loaded"),
+    ],
+)
+def test_wrong_orders(path: str, body: dict[str, Any], status: int, word: str) -> None:
+    house = House(condition("a"), condition("b", "loading"))
+    reply = call(admin(house), f"/admin/models/{path}", body)
+    assert reply.status == status
+    assert word in reply.error["message"]
+    assert house.asked == []
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "has_more"),
+    [
+        ("", "abc", False),
+        ("limit=2", "ab", True),
+        ("after_id=a&limit=1", "b", True),
+        ("after_id=a", "bc", False),
+        ("after_id=c", "", False),
+        ("before_id=c&limit=1", "b", True),
+        ("before_id=c", "ab", False),
+        ("lifecycle[]=retired", "", False),
+        ("lifecycle=retired&lifecycle=active", "abc", False),
+    ],
+)
+def test_pages_of_models_for_anthropics_clients(query: str, ids: str, has_more: bool) -> None:
+    house = House(*(condition(name, "unloaded") for name in "abc"))
+    headers = {"anthropic-version": "2023-06-01"}
+    page = call(house.app, "/v1/models", headers=headers, query=query).json()
+    assert "".join(model["id"] for model in page["data"]) == ids
+    ends = (ids[0], ids[-1]) if ids else (None, None)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (has_more, *ends)
+    for wrong in ("after_id=x", "before_id=x", "after_id=a&before_id=b"):
+        assert call(house.app, "/v1/models", headers=headers, query=wrong).status == 400
