@@ -16,7 +16,7 @@ from quire.server.http.http_protocol import BoundedProtocol, WireLimits
 
 
 class AdminListener:
-    """Serves `app` from `start` to `stop`. sock: bound (listen_address.py), or None if not served."""
+    """Serves `app` from `start` to `stop`. sock: bound (listen_address.py), or None."""
 
     def __init__(self, app: ASGIApp, sock: socket.socket | None) -> None:
         self._app = app
