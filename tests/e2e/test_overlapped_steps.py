@@ -28,7 +28,7 @@ from quire.engine.gpu.device_runner import DeviceRunner
 from quire.engine.gpu.step_graphs import Record, StepTensors
 from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup.backend import Task
-from quire.engine.startup.start_engine import torch_start
+from quire.engine.startup import torch_start
 from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
 from quire.layers.forward_context import Beat

@@ -13,7 +13,7 @@ import torch
 
 from quire.kernels import reference
 from quire.kernels.triton.compile import precompile
-from quire.kernels.triton.step.step_kernels import elementwise
+from quire.kernels.triton.step import elementwise
 
 
 def test_other_processes_leave_what_this_one_would_compile(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.triton.invariant.invariant_operations import invariant_attention
+from quire.kernels.triton.invariant import invariant_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
 KERNELS = kernels_for("cuda", batch_invariant=True)

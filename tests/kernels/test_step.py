@@ -12,7 +12,7 @@ from twins import packed_step
 
 from quire.kernels import reference_step
 from quire.kernels.step_buffer import StepSections
-from quire.kernels.triton.step.step_kernels import step_kernels
+from quire.kernels.triton.step import step_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

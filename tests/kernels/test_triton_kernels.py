@@ -40,7 +40,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_norm,
     skinny_gemm_silu,
 )
-from quire.kernels.triton.step.step_kernels import elementwise, rope_kernels
+from quire.kernels.triton.step import elementwise, rope_kernels
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_keepers import INFO
+from test_process_supervisors import INFO
 
 from quire.config import EngineConfig
 from quire.engine.frontend.engine_info import EngineInfo

@@ -21,7 +21,7 @@ from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup.kv_cache_size import choose_num_blocks
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step, told_of_step
-from quire.engine.startup.start_engine import host_backend, start_engine, torch_start
+from quire.engine.startup import host_backend, start_engine, torch_start
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.batch_layout import BatchLayout

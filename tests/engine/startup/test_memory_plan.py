@@ -27,7 +27,7 @@ from quire.kernels.batch_layout import SHARED_MEMBERS
 from quire.kernels.step_buffer import StepSections
 from quire.models.config.model_config import ModelArchitecture
 
-SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.1-8b"
+SHAPE = Path(__file__).parents[3] / "benchmarks" / "shapes" / "llama-3.1-8b"
 GIB = 2**30
 CPU = DeviceMemory("cpu", 16 * GIB, 16 * GIB)
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from quire.config import ModelConfig
-from quire.engine.startup.start_engine import step_tuning, step_tuning_file
+from quire.engine.startup import step_tuning, step_tuning_file
 from quire.engine.startup.step_tuning import StepTable
 from quire.engine.startup.step_tuning_file import steps_of
 from quire.hub import resolve_model

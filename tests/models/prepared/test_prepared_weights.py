@@ -33,7 +33,7 @@ from quire.models.prepared.prepared_files import (
     product_bytes,
 )
 from quire.models.prepared.prepared_weights import PreparedWeights, _Ending, prepared_weights
-from quire.models.prepared.prepared_weights import prepared_weights as prepared
+from quire.models.prepared import prepared_weights as prepared
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 

@@ -15,7 +15,7 @@ from quire.server.app import build_app
 from quire.server.ops.web_page import FOLDER, INDEX, MEDIA_TYPES, Page
 from quire.server.settings import ServerSettings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = Page()
 ASSETS = sorted(PAGE.paths - {"/"})
 FILES = sorted(FOLDER.iterdir())

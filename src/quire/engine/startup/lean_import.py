@@ -31,7 +31,7 @@ from quire.engine.startup.torch_library import (
 )
 from quire.errors import ConfigError
 
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).parents[2]
 # Of the standard library, what torch imports.
 _STANDARD = (
     *("argparse", "ast", "copy", "csv", "email.message", "glob", "importlib.metadata", "inspect"),

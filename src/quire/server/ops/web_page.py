@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-FOLDER = Path(__file__).parent / "page"
+FOLDER = Path(__file__).parents[1] / "page"
 INDEX = "index.html"
 PLACEHOLDER = b"{assets}"  # in the index: where the other files are
 
