@@ -15,17 +15,17 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Normed, Turning
+from quire.kernels.operands import ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.ops.skinny_gemm import (
     Fp8Weight,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
+    skinny_gemm_rope,
     skinny_gemm_silu,
-    skinny_gemm_turned,
 )
-from quire.kernels.triton.step.rope_kernels import rotary_write_kv
+from quire.kernels.triton.step.rope_kernels import rope_write_kv
 from quire.quantization.fp8 import FORM
 
 MOST = 256  # rows of a chain
@@ -117,13 +117,13 @@ def run_chain(model: Model, layers: list[dict[str, Any]], first: Tensor) -> Tens
 
 def turned(model: Model, x: Any, w: dict[str, Any]) -> Tensor:
     """Queries, in one launch where tiles hold whole heads, else in two."""
-    m, (n, k) = len(x.rows if isinstance(x, Normed) else x), model.products()["qkv"]
+    m, (n, k) = len(x.rows if isinstance(x, ResidualState) else x), model.products()["qkv"]
     itemsize, heads = 1 if isinstance(w["qkv"], Fp8Weight) else 2, (model.kv_heads, model.head_dim)
-    turning = Turning(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
-    inside = gemm_tuning.turned_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
+    turning = RopeWriteKV(model.head_dim, None, *w["angles"][:, :m], *w["caches"], w["slots"][:m])
+    inside = gemm_tuning.rope_gemm_config(m, n, k, itemsize, num_sms(), *heads, hopper=True)
     if inside is not None:
-        return skinny_gemm_turned(x, w["qkv"], turning, inside)
-    return rotary_write_kv(*turning.operands(skinny_gemm(x, w["qkv"])))
+        return skinny_gemm_rope(x, w["qkv"], turning, inside)
+    return rope_write_kv(*turning.operands(skinny_gemm(x, w["qkv"])))
 
 
 def rows_for(model: Model, m: int) -> Tensor:

@@ -13,10 +13,10 @@ from gpu_timing import DEVICE, DTYPE, time_by_turns
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, Turning
+from quire.kernels.operands import Fp8Weight, RopeWriteKV
 from quire.kernels.triton.launch.gemm_config import Way, way_from
-from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_turned
-from quire.kernels.triton.step.rope_kernels import rotary_write_kv
+from quire.kernels.triton.ops.skinny_gemm import skinny_gemm, skinny_gemm_rope
+from quire.kernels.triton.step.rope_kernels import rope_write_kv
 
 HEAD_DIM = 128  # shorter heads fill the tiles of any way
 KV_HEADS = 2  # is compiled in, and makes no difference
@@ -24,22 +24,22 @@ NEAR = 3  # ways of either kind that are timed again with what becomes of heads
 Calls = list[Callable[[], object]]
 
 
-def turning_of(m: int, itemsize: int) -> Turning:
+def turning_of(m: int, itemsize: int) -> RopeWriteKV:
     """Keys and values in as many bits as weights."""
     kept = reference.FP8 if itemsize == 1 else DTYPE
     k_cache, v_cache = torch.zeros(2, 8, 16, KV_HEADS, HEAD_DIM, device=DEVICE).to(kept)
     cos, sin = torch.randn(2, m, HEAD_DIM, device=DEVICE).to(DTYPE)
-    return Turning(HEAD_DIM, None, cos, sin, k_cache, v_cache, torch.arange(m, device=DEVICE))
+    return RopeWriteKV(HEAD_DIM, None, cos, sin, k_cache, v_cache, torch.arange(m, device=DEVICE))
 
 
-def joined(x: Tensor, weight: Any, turning: Turning, way: Way) -> Tensor:
+def joined(x: Tensor, weight: Any, turning: RopeWriteKV, way: Way) -> Tensor:
     """In one launch; queries."""
-    return skinny_gemm_turned(x, weight, turning, way)
+    return skinny_gemm_rope(x, weight, turning, way)
 
 
-def apart(x: Tensor, weight: Any, turning: Turning, way: Way) -> Tensor:
+def apart(x: Tensor, weight: Any, turning: RopeWriteKV, way: Way) -> Tensor:
     """In two."""
-    return rotary_write_kv(*turning.operands(skinny_gemm(x, weight, config=way)))
+    return rope_write_kv(*turning.operands(skinny_gemm(x, weight, config=way)))
 
 
 def time_heads(
@@ -75,7 +75,7 @@ def run_heads_once(m: int, n: int, itemsize: int, way: Way | None) -> None:
     k = 2048
     if way is None:
         fused = torch.zeros(m, n, device=DEVICE, dtype=DTYPE)
-        rotary_write_kv(*turning_of(m, itemsize).operands(fused))
+        rope_write_kv(*turning_of(m, itemsize).operands(fused))
     else:
         weight: Any = torch.zeros(n, k, device=DEVICE).to(DTYPE if itemsize == 2 else reference.FP8)
         if itemsize == 1:

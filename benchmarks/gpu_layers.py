@@ -16,7 +16,7 @@ from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, repl
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import Normed, Turning
+from quire.kernels.operands import ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
@@ -58,9 +58,9 @@ def run_step(step: Step, way: str) -> Tensor:
     step.layout.forget()
     norm = step.layers[0]["norm"]
     rows = triton_operations.rms_norm(step.hidden, norm, 1e-5)
-    stream = Normed(step.hidden, rows, norm, 1e-5)
+    stream = ResidualState(step.hidden, rows, norm, 1e-5)
     for w, caches in zip(step.layers, step.caches, strict=True):
-        turning = Turning(
+        turning = RopeWriteKV(
             step.model.head_dim, None, *step.angles, *caches, step.layout.slot_mapping
         )
         heads = (joined if way == "joined" else apart)(step, stream, w["qkv"], turning)
@@ -74,18 +74,18 @@ def run_step(step: Step, way: str) -> Tensor:
     return stream.residual
 
 
-def joined(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
+def joined(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) -> Tensor:
     """What attention gives."""
-    query = triton_operations.linear_turned(stream, weight, None, turning)
+    query = triton_operations.qkv_rope_write_kv(stream, weight, None, turning)
     return triton_attention.attention(
         query, turning.k_cache, turning.v_cache, step.layout, step.model.head_dim**-0.5, None
     )
 
 
-def apart(step: Step, stream: Normed, weight: Any, turning: Turning) -> Tensor:
+def apart(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) -> Tensor:
     """The same, kernel by kernel."""
-    fused = triton_operations.linear_normed(stream, weight, None)
-    query = triton_operations.rotary_write_kv(*turning.operands(fused))
+    fused = triton_operations.rms_norm_linear(stream, weight, None)
+    query = triton_operations.rope_write_kv(*turning.operands(fused))
     way = triton_attention.decode_way(query, turning.k_cache)
     make = functools.partial(
         triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads

@@ -25,7 +25,7 @@ from gpu_timing import (
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
 from quire.kernels.triton.launch.gemm_config import RingConfig, Way, tile_rows, ways_for
@@ -88,7 +88,7 @@ def fused(product: str, case: Case) -> list[functools.partial[Any]]:
     x, (m, k), n = case.x, case.x.shape, len(case.expected[0])
     assert isinstance(x, Tensor)
     norm = torch.rand(max(n, k), device=DEVICE, dtype=DTYPE)
-    normed = Normed(x, x, norm[:k], 1e-5, torch.rand(32, m, device=DEVICE))
+    normed = ResidualState(x, x, norm[:k], 1e-5, torch.rand(32, m, device=DEVICE))
     residual = torch.randn(m, n, device=DEVICE, dtype=DTYPE)
     if product in ("qkv", "gate_up"):
         call: Any = skinny_gemm if product == "qkv" else skinny_gemm_silu
@@ -229,7 +229,7 @@ def save_table(table: dict[str, Any]) -> None:
 
 def forget_choices() -> None:
     """What was chosen by another table."""
-    for choice in (gemm_tuning.product_config, gemm_tuning.turned_config):
+    for choice in (gemm_tuning.product_config, gemm_tuning.rope_gemm_config):
         choice.cache_clear()
     for each in (gemm_tuning.library_is_faster, gemm_tuning.rows_config):
         each.cache_clear()

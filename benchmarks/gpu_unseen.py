@@ -109,7 +109,7 @@ def choice_of_heads(row: dict[str, Any], num_sms: int) -> tuple[bool, Way]:
     """Whether the engine turns heads inside of the product, and the way."""
     shape = row["m"], row["n"], row["k"], row["itemsize"]
     model = SHAPES[row["model"]]
-    way = gemm_tuning.turned_config(*shape, num_sms, model.kv_heads, model.head_dim, hopper=True)
+    way = gemm_tuning.rope_gemm_config(*shape, num_sms, model.kv_heads, model.head_dim, hopper=True)
     if way is not None:
         return True, way
     return False, gemm_tuning.product_config(*shape, num_sms, hopper=True)

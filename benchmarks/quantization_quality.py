@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
@@ -37,7 +37,7 @@ from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.kvcache.kv_storage import allocate_kv, kv_dtype
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model
 from quire.tokenizer.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def main() -> None:
     set_num_threads(1)
     torch.set_grad_enabled(False)
     folder = resolve_model(args.model)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     samples = read_samples(folder, args.texts, args.chats)
     own = kernels_for("cpu")
     by_rows, by_stretches = (
@@ -126,10 +126,8 @@ def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]
     return texts + chats
 
 
-def load(
-    folder: Path, shape: ModelArchitecture, quantization: Any, kernels: Kernels
-) -> LlamaForCausalLM:
-    config = ModelConfig(model=str(folder), quantization=quantization)
+def load(folder: Path, shape: ModelConfig, quantization: Any, kernels: Kernels) -> LlamaForCausalLM:
+    config = ModelSettings(model=str(folder), quantization=quantization)
     return load_model(config, shape, folder, torch.device("cpu"), torch.float32, kernels)
 
 
@@ -158,7 +156,7 @@ def rounded_stretches(x: Tensor) -> Tensor:
 
 
 def score(
-    model: LlamaForCausalLM, shape: ModelArchitecture, ids: list[int], cache: str
+    model: LlamaForCausalLM, shape: ModelConfig, ids: list[int], cache: str
 ) -> tuple[Tensor, Tensor]:
     """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)

@@ -30,7 +30,7 @@ from quire.engine.core.engine_core import EngineCore, model_runner, running_requ
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.rope_table import RotaryTable
+from quire.kernels.rope_table import RopeTable
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.rope import RotaryEmbedding
 from quire.models.families.llama import LlamaForCausalLM
@@ -44,7 +44,7 @@ STAGES: list[tuple[Any, str]] = [
     (running_requests.RunningRequests, "apply_differences"),
     (InputBatch, "prepare"),
     (CompiledDecoder, "forward"),
-    (RotaryTable, "up_to"),
+    (RopeTable, "up_to"),
     (CompiledDecoder, "logits"),
     (LlamaForCausalLM, "forward"),
     (VocabParallelEmbedding, "forward"),
@@ -97,9 +97,9 @@ def timed_kernels(clocks: Clocks) -> Kernels:
     kernels = kernels_for("cpu")
     names = [field.name for field in fields(Kernels)]
     if not kernels.fuses:  # which layers tell by this one
-        names.remove("linear_normed")
+        names.remove("rms_norm_linear")
     if not kernels.turns:  # and by this one
-        names.remove("linear_turned")
+        names.remove("qkv_rope_write_kv")
     return replace(
         kernels, **{name: clocks.wrap(f"op {name}", getattr(kernels, name)) for name in names}
     )

@@ -44,14 +44,14 @@ class Quire:
             self._core, info = start_engine(config)
         from quire.engine.startup.footprint import weights_by_form
         from quire.kernels.cpu import native
-        from quire.models.config.model_config import ModelArchitecture
+        from quire.models.config.model_config import ModelConfig
 
         self._num_requests = 0
         settings = load.options | {"dtype": info.dtype, "kv_cache_dtype": info.kv_cache_dtype}
         settings["compiled_kernels"] = native.library() is not None
         answer = {"version": __version__, "settings": settings}
         if info.quantization != "none":  # what a token reads is no longer what the file holds
-            shape = ModelArchitecture.from_folder(load.model)
+            shape = ModelConfig.from_folder(load.model)
             forms = weights_by_form(config, shape, load.model)
             read = sum(size for form, size in forms.items() if form != info.dtype)
             answer["weights_gb"] = round(read / 1e9, 3)

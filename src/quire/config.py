@@ -28,7 +28,7 @@ _MILLISECONDS = (0.001, 3_600_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
+class ModelSettings:
     """Which model, and how its weights are read."""
 
     model: str = setting(BUNDLED_MODEL, "folder, hub name, or the bundled model's name")
@@ -207,7 +207,7 @@ class DeviceConfig:
 class EngineConfig:
     """The whole tree."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelSettings = field(default_factory=ModelSettings)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
@@ -261,7 +261,7 @@ class EngineConfig:
 
 
 _SECTIONS: dict[str, Any] = {
-    "model": ModelConfig,
+    "model": ModelSettings,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "device": DeviceConfig,

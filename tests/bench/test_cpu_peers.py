@@ -25,7 +25,7 @@ from peers.worker import age, answer_all, peak_bytes
 from record import cpu_flags
 
 from quire.hub import resolve_model
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-3.2-1b"
 SCRIPT = """
@@ -204,7 +204,7 @@ def test_the_checkpoint_is_one_that_quire_reads(tmp_path: Path) -> None:
 
 def test_the_floor_counts_the_weights_that_products_read() -> None:
     work = Work(json.loads((SHAPE / "config.json").read_text()), 2.0)
-    assert work.num_weights == ModelArchitecture.from_folder(SHAPE).num_parameters
+    assert work.num_weights == ModelConfig.from_folder(SHAPE).num_parameters
     rates = {"read_gb_per_s": 20.0, "bfloat16_tflops": 1e3, "float32_tflops": 1e3}
     step = work.decode_floor(2, 1000, rates, "bfloat16")
     assert step == pytest.approx((2 * work.num_weights + 2 * 1000 * 32768) / 20e9)

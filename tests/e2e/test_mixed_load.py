@@ -23,7 +23,7 @@ from quire.engine.startup.host_model import CheckedStates
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.torch_model import TorchModel
 from quire.kernels.ragged_batch import Ints, RaggedBatch
-from quire.layers.forward_context import Beat
+from quire.layers.forward_context import Heartbeat
 
 NUM_REQUESTS = 200
 VOCAB_SIZE = 512  # of tiny_model
@@ -283,8 +283,8 @@ class Damaged:
         self.num_spoilt = 0
 
     @torch.inference_mode()
-    def forward(self, input_ids: Ints, batch: RaggedBatch, beat: Beat) -> CheckedStates:
-        states = self._sound.forward(input_ids, batch, beat)
+    def forward(self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat) -> CheckedStates:
+        states = self._sound.forward(input_ids, batch, heartbeat)
         positions = batch.flat.positions.tolist()
         for first, end in itertools.pairwise(batch.flat.query_start.tolist()):
             chunk = range(positions[first], positions[first] + end - first)

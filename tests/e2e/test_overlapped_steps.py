@@ -27,11 +27,11 @@ from quire.engine.gpu.device_backend import DeviceBackend
 from quire.engine.gpu.device_runner import DeviceRunner
 from quire.engine.gpu.step_graphs import Record, StepTensors
 from quire.engine.gpu.step_work import layers_of_all_kinds
-from quire.engine.startup.backend import Task
 from quire.engine.startup import torch_start
+from quire.engine.startup.backend import Task
 from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
-from quire.layers.forward_context import Beat
+from quire.layers.forward_context import Heartbeat
 from quire.sampling.logit_blocks import Rows
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
@@ -88,16 +88,16 @@ class Overlapped(DeviceBackend):
         return 1 << 24
 
     def make_executor(
-        self, limits: RequestLimits, matchers: Mapping[str, Matcher], beat: Beat
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
         """With the twins."""
-        running = RunningRequests(limits, self.config.cache.block_size, matchers, beat)
+        running = RunningRequests(limits, self.config.cache.block_size, matchers, heartbeat)
         runner = DeviceRunner(
             self._model, self._kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
             self.config.scheduler.max_num_batched_tokens, self._on,
-            num_rehearsed=layers_of_all_kinds(self.task.shape.sliding_windows), record=self.record,
+            num_warmed_up=layers_of_all_kinds(self.task.shape.sliding_windows), record=self.record,
         )  # fmt: skip
-        runner.rehearse()
+        runner.warm_up()
         return OverlappedExecutor(runner, runner.step_sizes)
 
 

@@ -15,7 +15,7 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.processes import process_supervisors, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
-from quire.engine.processes.process_supervisors import EngineKeeper, EnginePlace
+from quire.engine.processes.process_supervisors import EnginePlace, EngineSupervisor
 from quire.engine.processes.status_page import StatusPage, create_page
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
@@ -85,7 +85,7 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
             eos_token_ids=[],
         )
     )
-    writer.beat(0, has_work=True)
+    writer.heartbeat(0, has_work=True)
     begin = clock.now
     core.step()
     assert len(ages) == calls, "the layers went another way"
@@ -155,7 +155,7 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
         place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
-        keeper = EngineKeeper("m", EngineConfig(), place, lambda _: None)
+        keeper = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
         task = asyncio.create_task(keeper.run())
         await ended.wait()
         task.cancel()

@@ -15,7 +15,7 @@ from quire.errors import InvalidRequestError, OverloadedError
 from quire.grammar.grammar_checker import GrammarChecker, Here
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
-from quire.grammar.grammar_subprocess import TOO_MUCH, Apart
+from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -116,17 +116,21 @@ ENDLESS = {"allOf": [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in 
 
 
 @pytest.fixture
-def apart(byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Apart]:
+def apart(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GrammarSubprocess]:
     """One that waits long for its process: here the machine may well be busy with others."""
     monkeypatch.setattr("quire.grammar.grammar_subprocess.BUSY_FACTOR", 200)
     size, eos = byte_tokenizer.vocab_size, byte_tokenizer.eos_token_id
     assert eos is not None
-    judge = Apart(lambda: Vocabulary(byte_tokenizer, size, [eos]), seconds=0.4)
+    judge = GrammarSubprocess(lambda: Vocabulary(byte_tokenizer, size, [eos]), seconds=0.4)
     yield judge
     judge.close()
 
 
-def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Apart) -> None:
+def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(
+    apart: GrammarSubprocess,
+) -> None:
     checker = GrammarChecker(apart, seconds=0.4)
     checker.check(StructuredOutputs(regex="ab"))
     first, begin = apart.pid, time.process_time()
@@ -144,7 +148,7 @@ def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(apart: Ap
 
 
 def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
-    apart: Apart, monkeypatch: pytest.MonkeyPatch
+    apart: GrammarSubprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checker = GrammarChecker(apart, seconds=0.4)
     checker.check(StructuredOutputs(regex="a"))
@@ -157,7 +161,7 @@ def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
     checker.check(StructuredOutputs(regex="ab"))
 
 
-def test_a_process_that_dies_is_replaced(apart: Apart) -> None:
+def test_a_process_that_dies_is_replaced(apart: GrammarSubprocess) -> None:
     assert apart.problem(StructuredOutputs(regex="a")) == ""
     assert apart.pid is not None
     os.kill(apart.pid, signal.SIGKILL)  # by somebody else, which says nothing of the form
@@ -169,7 +173,7 @@ def test_a_process_that_dies_is_replaced(apart: Apart) -> None:
 
 
 def test_it_says_the_same_as_the_compiler_itself(
-    apart: Apart, byte_compiler: GrammarCompiler
+    apart: GrammarSubprocess, byte_compiler: GrammarCompiler
 ) -> None:
     here = Here(byte_compiler)
     for wish in (
@@ -183,7 +187,7 @@ def test_it_says_the_same_as_the_compiler_itself(
         assert apart.problem(wish) == here.problem(wish)
 
 
-def test_a_process_without_a_parent_ends(apart: Apart) -> None:
+def test_a_process_without_a_parent_ends(apart: GrammarSubprocess) -> None:
     apart.problem(StructuredOutputs(regex="a"))
     child = apart._child
     assert child is not None

@@ -31,7 +31,7 @@ from quire.kernels.triton.ops.paged_attention import plan_kernel
 from quire.kernels.triton.sampling.draw_kernels import peaks_kernel, weigh_kernel
 from quire.kernels.triton.sampling.top_k_top_p import open_bin_kernel
 from quire.kernels.triton.step.elementwise import norm_kernel, silu_fp8_kernel
-from quire.kernels.triton.step.rope_kernels import rotary_write_kv_kernel
+from quire.kernels.triton.step.rope_kernels import rope_write_kv_kernel
 
 BF16, INTS = "*bf16", "*i32"
 
@@ -375,7 +375,7 @@ def turning_fp8(capability: int) -> Compiled:
 
 
 def turning(capability: int, cache: str = BF16) -> Compiled:
-    """Turning and writing with norms and a rest that is not turned."""
+    """RopeWriteKV and writing with norms and a rest that is not turned."""
     pointers = ["heads_ptr", "out_ptr", "query_norm_ptr", "key_norm_ptr", "cos_ptr", "sin_ptr"]
     strides = ["token", "head", "angles", "block", "slot", "kv_head"]
     types = {
@@ -388,7 +388,7 @@ def turning(capability: int, cache: str = BF16) -> Compiled:
     constants = {"HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 48, "BLOCK_SIZE": 16}
     constants |= {"HAS_NORMS": True, "PDL": capability >= 90}
     return compile_kernel(
-        rotary_write_kv_kernel,
+        rope_write_kv_kernel,
         types,
         constants,
         capability,

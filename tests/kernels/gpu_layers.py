@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows, Turning
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, RopeWriteKV, Rows
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 4096, 14336, 32, 8, 128, 16
 DEVICE = torch.device("cuda", 0)
@@ -65,12 +65,12 @@ class GpuLayers:
         self.layout.forget()
         kernels, norm = kernels_for("cuda"), (self.norm, 1e-5)
         residual = self.hidden.clone()
-        stream = Normed(residual, kernels.rms_norm(residual, *norm), *norm)
+        stream = ResidualState(residual, kernels.rms_norm(residual, *norm), *norm)
         results: dict[str, Tensor] = {}
         for number, layer in enumerate(self.layers):
             caches = layer.k_cache, layer.v_cache
-            turning = Turning(DIM, None, *self.angles, *caches, self.layout.slot_mapping)
-            query = kernels.linear_turned(stream, layer.heads, None, turning)
+            turning = RopeWriteKV(DIM, None, *self.angles, *caches, self.layout.slot_mapping)
+            query = kernels.qkv_rope_write_kv(stream, layer.heads, None, turning)
             seen = kernels.attention(query, *caches, self.layout, DIM**-0.5, None).flatten(1)
             between = kernels.linear_add_norm(seen, layer.out, None, stream.residual, *norm)
             inner = kernels.linear_silu(between, layer.gate_up, None)

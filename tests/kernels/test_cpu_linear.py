@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels.cpu import native, quantized_linear, torch_matmul
 from quire.kernels.cpu import native_linear as products
 from quire.kernels.cpu.native import set_num_threads
-from quire.kernels.operands import Normed
+from quire.kernels.operands import ResidualState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -72,13 +72,13 @@ def test_products(dtype: torch.dtype) -> None:
 def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
     k, n = 90, 64
     norm, bias = normal(k, dtype=dtype), normal(n, dtype=dtype)
-    stream = Normed(normal(rows, k, dtype=dtype), None, norm, 1e-5)
+    stream = ResidualState(normal(rows, k, dtype=dtype), None, norm, 1e-5)
     weight = (normal(n, k, dtype=dtype) / 8).to(dtype)
     packed = products.prepare_linear(weight)
     behind = normed(stream.residual, norm)
     expected = behind @ weight.double().T + bias.double()
     size = behind.abs() @ weight.double().abs().T + 4.0
-    check(products.linear_normed(stream, packed, bias), expected, size)
+    check(products.rms_norm_linear(stream, packed, bias), expected, size)
 
     gate_up = products.prepare_linear(products.order_gate_up(weight))
     gate, up = expected.chunk(2, dim=-1)
@@ -125,7 +125,7 @@ def test_extreme_activations() -> None:
     weight[: len(gate), 0] = gate
     weight[32:, 1] = 1.0  # up
     packed = products.prepare_linear(products.order_gate_up(weight))
-    found = products.linear_silu(Normed(x, x, torch.ones(2), 0.0), packed, None)
+    found = products.linear_silu(ResidualState(x, x, torch.ones(2), 0.0), packed, None)
     expected = F.silu(gate.double()).float()
     torch.testing.assert_close(found[0, : len(gate)], expected, rtol=1e-6, atol=1e-35)
     assert found[1].isnan().all()
@@ -146,7 +146,7 @@ def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch
 @pytest.mark.parametrize("shape", [(64, 7), (24, 8), (64, 8)])
 def test_gate_and_up_are_told_apart_by_other_products(shape: tuple[int, int]) -> None:
     weight, residual = normal(*shape, dtype=torch.float32), torch.randn(3, shape[1])
-    stream = Normed(residual, None, torch.ones(shape[1]), 1e-5)
+    stream = ResidualState(residual, None, torch.ones(shape[1]), 1e-5)
     gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
     ordered = quantized_linear.in_rows(products.order_gate_up(weight))
     found = products.linear_silu(stream, torch_matmul.prepare_linear(ordered), None)
@@ -178,12 +178,15 @@ def test_dot_products_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.Monk
         packed = products.prepare_linear(normal(n, k, dtype=torch.bfloat16))
         for rows in (1, 3, 7, 14, 33):
             x = normal(rows, k, dtype=torch.bfloat16)
-            stream = Normed(x, None, normal(k, dtype=torch.bfloat16), 1e-5)
-            widened = products.linear(x, packed, None), products.linear_normed(stream, packed, None)
+            stream = ResidualState(x, None, normal(k, dtype=torch.bfloat16), 1e-5)
+            widened = (
+                products.linear(x, packed, None),
+                products.rms_norm_linear(stream, packed, None),
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(native, "library", lambda: plain_dots)
                 found = products.linear(x, packed, None)
-                behind = products.linear_normed(stream, packed, None)
+                behind = products.rms_norm_linear(stream, packed, None)
             assert torch.equal(found, widened[0])
             size = 0.02 * widened[1].abs().max()
             assert ((behind - widened[1]).abs() <= size).all()

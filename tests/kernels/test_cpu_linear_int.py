@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.kernels.operands import Int4Weight, Int8Weight, Normed
+from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -119,16 +119,16 @@ def test_what_stands_around_them(dtype: torch.dtype) -> None:
     norm, bias = torch.randn(k).to(dtype), torch.randn(n).to(dtype)
     for weight in weights(n, k, 32):
         packed = prepared(weight)
-        stream = Normed(torch.randn(5, k).to(dtype), None, norm, 1e-5)
+        stream = ResidualState(torch.randn(5, k).to(dtype), None, norm, 1e-5)
         rows = reference.rms_norm(stream.residual.float(), norm.float(), 1e-5)
         # a number that lies between two codes may be rounded to either: some steps of a weight
         expected = exact(rows, weight) + bias.double()
-        found = native_linear.linear_normed(stream, packed, bias)
+        found = native_linear.rms_norm_linear(stream, packed, bias)
         torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=2.0)
         rounded = rows.to(dtype)
         expected = exact(rounded, weight)
         halves = expected.view(5, n // 32, 2, 16)  # gate and up by turns
-        given = Normed(stream.residual, rounded, norm, 1e-5)
+        given = ResidualState(stream.residual, rounded, norm, 1e-5)
         silu = (F.silu(halves[:, :, 0]) * halves[:, :, 1]).flatten(1)
         check(native_linear.linear_silu(given, packed, None), silu)
         residual = torch.randn(5, n).to(dtype)

@@ -15,7 +15,7 @@ from twins import attention_case
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_attention, native_linear, quantized_linear
-from quire.kernels.operands import Int4Weight, Int8Weight, Normed
+from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -91,7 +91,7 @@ def both(
     """The same products by the library's own choice and by tiles, with all that is around them."""
     n = weight.shape[0] * 16 if isinstance(weight, Tensor) else len(weight.scale)
     bias, residual = torch.randn(n).to(x.dtype), torch.randn(len(x), n).to(x.dtype)
-    stream = Normed(x, None, torch.rand(x.shape[1]).to(x.dtype), 1e-5)
+    stream = ResidualState(x, None, torch.rand(x.shape[1]).to(x.dtype), 1e-5)
 
     def products() -> list[Tensor]:
         added = native_linear.linear_add_norm(
@@ -99,7 +99,7 @@ def both(
         )
         found = [
             native_linear.linear(x, weight, bias),
-            native_linear.linear_normed(stream, weight, None),
+            native_linear.rms_norm_linear(stream, weight, None),
         ]
         found.append(added.residual)
         return found if n % 32 else [*found, native_linear.linear_silu(stream, weight, None)]

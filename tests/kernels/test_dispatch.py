@@ -15,10 +15,10 @@ from quire.kernels import reference
 from quire.kernels.cpu import torch_matmul
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
-from quire.kernels.operands import Int4Weight, Int8Weight, Normed, Turning
+from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState, RopeWriteKV
 
 NAMES = {field.name for field in fields(Kernels)}
-FUSED = ("linear_normed", "linear_silu", "linear_add_norm")
+FUSED = ("rms_norm_linear", "linear_silu", "linear_add_norm")
 PREPARED = {
     reader: op for op, reader in THROUGH.items() if op.startswith("prepare")
 } | dict.fromkeys(FUSED, "prepare_linear")
@@ -39,7 +39,7 @@ def tensors(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Int8Weight | Int4Weight):
         return [value.codes, value.scale]
-    if isinstance(value, Turning):
+    if isinstance(value, RopeWriteKV):
         return [value.k_cache, value.v_cache]
     return [t for item in value for t in tensors(item)] if isinstance(value, tuple) else []
 
@@ -53,8 +53,8 @@ def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
             weight, bias = (w if w is None else kernels.order_gate_up(w) for w in (weight, bias))
         arguments = (x, getattr(kernels, PREPARED[op])(weight), bias, *more)
     result = getattr(kernels, op)(*arguments)
-    if isinstance(result, Normed):
-        result = (result.residual, kernels.normed_rows(result))
+    if isinstance(result, ResidualState):
+        result = (result.residual, kernels.normalized_rows(result))
     return tensors(result) + (tensors(arguments) if op in WRITING else [])
 
 

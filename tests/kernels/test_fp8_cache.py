@@ -59,7 +59,7 @@ def test_what_is_written_is_saturated_and_rounded(version: str) -> None:
     slots = torch.tensor([17, 3, 0, 23])
     cos, sin = torch.ones(4, 16), torch.zeros(4, 16)
     mine = there(version, heads.clone(), None, cos, sin, k_cache, v_cache, slots)
-    query = VERSIONS[version].rotary_write_kv(*mine)
+    query = VERSIONS[version].rope_write_kv(*mine)
     close(query, heads[:, :1])
     for cache, written in zip(mine[4:6], (heads[:, 1:3], heads[:, 3:]), strict=True):
         assert isinstance(cache, Tensor)
@@ -76,8 +76,8 @@ def test_what_is_written_is_the_nearest_number(version: str) -> None:
     slots = torch.arange(6)
     mine = there(version, heads, None, angles.cos(), angles.sin(), *caches, slots)
     exact = torch.zeros(2, 1, 8, 2, 32)
-    reference.rotary_write_kv(heads, None, angles.cos(), angles.sin(), *exact, slots)
-    VERSIONS[version].rotary_write_kv(*mine)
+    reference.rope_write_kv(heads, None, angles.cos(), angles.sin(), *exact, slots)
+    VERSIONS[version].rope_write_kv(*mine)
     for cache, twin in zip(mine[4:6], exact, strict=True):
         assert isinstance(cache, Tensor)
         # half of a step of 3 bits of mantissa, or of the smallest numbers; a little for the angles

@@ -107,7 +107,7 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
     def layers() -> list[tuple[Tensor, Tensor]]:
         outs = []
         for cache in caches:
-            query = operations.rotary_write_kv(
+            query = operations.rope_write_kv(
                 fused, None, cos, sin, *cache, layout.slot_mapping.long()
             )
             outs.append((query, operations.attention(query, *cache, layout, 0.1, None)))

@@ -9,7 +9,7 @@ from torch import Tensor
 from twins import normal
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, Normed
+from quire.kernels.operands import Fp8Weight, ResidualState
 from quire.kernels.triton.launch.gemm_config import RingConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import FEW
@@ -69,7 +69,7 @@ def test_a_ring_gives_what_float32_gives(
     near(normed.squares.sum(0), normed.residual.float().square().sum(-1))
     squares = normal(70, m, dtype=torch.float32, seed=4).abs().to(DEVICE)
     pairs, wide = weight_of(2 * n, k, itemsize)
-    ours = skinny_gemm_silu(Normed(x, x, norm, 1e-5, squares), pairs, config=way)
+    ours = skinny_gemm_silu(ResidualState(x, x, norm, 1e-5, squares), pairs, config=way)
     divisor = torch.rsqrt(squares.sum(0) / k + 1e-5)[:, None]
     gate, up = (x.float() @ wide.T * divisor).unflatten(-1, (-1, 2)).unbind(-1)
     near(ours, F.silu(gate) * up)

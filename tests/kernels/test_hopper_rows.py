@@ -14,8 +14,8 @@ from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
 from quire.kernels.triton.launch.gemm_config import RingConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import fp8_linear
-from quire.kernels.triton.step.elementwise import quantize_rows
 from quire.kernels.triton.step import elementwise
+from quire.kernels.triton.step.elementwise import quantize_rows
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]

@@ -42,7 +42,7 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
     """Let PyTorch's versions fail, so that none is tested in their stead."""
     if "falls_back" not in request.node.name:
         monkeypatch.setattr(torch_attention, "attention", None)
-        monkeypatch.setattr(cpu_elementwise, "rotary_write_kv", None)
+        monkeypatch.setattr(cpu_elementwise, "rope_write_kv", None)
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_rotary_write_kv(
         if exact[1] is not None:
             weights = exact[1].query.float(), exact[1].key.float()
             exact = (exact[0], type(exact[1])(*weights, 1e-5), *exact[2:])
-        close(ours.rotary_write_kv(*case), reference.rotary_write_kv(*exact))
+        close(ours.rope_write_kv(*case), reference.rope_write_kv(*exact))
         close(case[4], exact[4])
         close(case[5], exact[5])
 
@@ -171,7 +171,7 @@ def test_a_negative_slot_keeps_its_token_out() -> None:
     case = rotary_case(6, (3, 1, 32), 32, False, torch.float32)
     case[-1][2] = -1
     before = case[4].clone()
-    ours.rotary_write_kv(*case)
+    ours.rope_write_kv(*case)
     assert int((case[4] != before).any(-1).sum()) == 5
 
 
@@ -181,8 +181,8 @@ def test_fp8_is_written_as_its_twin_writes_it() -> None:
     cos, sin = torch.ones(40, 32), torch.zeros(40, 32)
     found, expected = (torch.zeros(2, 5, 8, 2, 32).to(reference.FP8) for _ in range(2))
     slots = torch.arange(40)
-    ours.rotary_write_kv(heads, None, cos, sin, *found, slots)
-    reference.rotary_write_kv(heads, None, cos, sin, *expected, slots)
+    ours.rope_write_kv(heads, None, cos, sin, *found, slots)
+    reference.rope_write_kv(heads, None, cos, sin, *expected, slots)
     same = found.view(torch.uint8) & 0x7F, expected.view(torch.uint8) & 0x7F  # -0 is 0
     assert torch.equal(*same)
     assert torch.equal(found.float().sign().nan_to_num(0), expected.float().sign().nan_to_num(0))
@@ -208,8 +208,8 @@ def test_int8_is_written_as_its_twin_writes_it() -> None:
     cos, sin = torch.ones(40, 32), torch.zeros(40, 32)
     found, expected = (torch.zeros(2, 5, 8, 2, 34, dtype=torch.int8) for _ in range(2))
     slots = torch.arange(40)
-    ours.rotary_write_kv(heads, None, cos, sin, *found, slots)
-    reference.rotary_write_kv(heads, None, cos, sin, *expected, slots)
+    ours.rope_write_kv(heads, None, cos, sin, *found, slots)
+    reference.rope_write_kv(heads, None, cos, sin, *expected, slots)
     none = reference.widened(expected, torch.float32).isnan()
     assert none.sum() == 2 * 32
     assert torch.equal(reference.widened(found, torch.float32).isnan(), none)
@@ -228,4 +228,4 @@ def test_what_was_not_compiled_falls_back(dtype: torch.dtype) -> None:
     expected = reference.attention(*case).float()
     assert (ours.attention(*case).float() - expected).abs().max() <= 1e-2 * expected.abs().max()
     turned = rotary_case(6, (4, 2, dim), dim, False, dtype)
-    assert ours.rotary_write_kv(*turned).shape == (6, 4, dim)
+    assert ours.rope_write_kv(*turned).shape == (6, 4, dim)

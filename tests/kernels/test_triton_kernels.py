@@ -20,7 +20,7 @@ from twins import CASES, WRITING, attention_case, device_case, normal, rotary_ca
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
-from quire.kernels.operands import Fp8Rows, Normed, Turning
+from quire.kernels.operands import Fp8Rows, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.gemm.gemm_tuning import skinny_rule
 from quire.kernels.triton.launch.attention_config import DecodeConfig
@@ -107,8 +107,8 @@ def close_to_exact(ours: Tensor, exact: Tensor, slack: float = 1.0) -> None:
 def results(kernels: Kernels, op: str, arguments: Sequence[Any]) -> list[Tensor]:
     """What an operation gives, a stream in one form, and the arguments of one that writes."""
     result = getattr(kernels, op)(*arguments)
-    if isinstance(result, Normed):
-        result = result.residual, kernels.normed_rows(result)
+    if isinstance(result, ResidualState):
+        result = result.residual, kernels.normalized_rows(result)
     return tensors(result) + (tensors(tuple(arguments)) if op in WRITING else [])
 
 
@@ -124,7 +124,7 @@ def test_operations_equal_their_twins(
         triton_operations, "_WIDE", {torch.float16, torch.bfloat16}
     )  # for small numbers
     for case in itertools.islice(CASES[op](dtype), 0, None, EVERY.get(op, 1)):
-        rows = case[0].rows if isinstance(case[0], Normed) else case[0]
+        rows = case[0].rows if isinstance(case[0], ResidualState) else case[0]
         if rows.dim() > 1 and len(rows) > MOST_TOKENS:
             continue
         mine, theirs = [moved(argument) for argument in case], copy.deepcopy(case)
@@ -140,7 +140,7 @@ def tensors(value: Any) -> list[Tensor]:
     """The tensors of a result or of arguments."""
     if isinstance(value, tuple):
         return [tensor for item in value for tensor in tensors(item)]
-    if isinstance(value, Turning):
+    if isinstance(value, RopeWriteKV):
         return [value.k_cache, value.v_cache]
     return [value] if isinstance(value, Tensor) else []
 
@@ -306,9 +306,9 @@ def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: 
     rows, _ = elementwise.rms_norm_residual(
         triton_operations.linear(x, out, None), residual, norm, 1e-5
     )
-    assert torch.equal(triton_operations.normed_rows(rounded), rows)
+    assert torch.equal(triton_operations.normalized_rows(rounded), rows)
     pairs = triton_operations.linear(rows, gate_up, None)
-    assert torch.equal(triton_operations.linear_normed(rounded, gate_up, None), pairs)
+    assert torch.equal(triton_operations.rms_norm_linear(rounded, gate_up, None), pairs)
     exact = triton_operations.linear(elementwise.silu_and_mul(pairs, by_turns=True), down, None)
     assert torch.equal(triton_operations.linear(hidden, down, None), exact)
 
@@ -334,7 +334,7 @@ def test_the_librarys_product_may_add_to_the_residual(
         got = triton_operations.linear_add_norm(*map(moved, case))
         assert len(added) == (bias is not None)
         close(got.residual, expected.residual)
-        close(triton_operations.normed_rows(got), expected.rows)
+        close(triton_operations.normalized_rows(got), expected.rows)
 
 
 def test_gate_and_up_take_turns() -> None:
@@ -434,7 +434,7 @@ def test_padding_is_not_written(dtype: torch.dtype) -> None:
     case = rotary_case(6, (5, 2, 24), 16, True, dtype)
     case[-1][[1, 5]] = -1
     mine, theirs = [moved(a) for a in case], copy.deepcopy(case)
-    close(rope_kernels.rotary_write_kv(*mine), reference.rotary_write_kv(*theirs))
+    close(rope_kernels.rope_write_kv(*mine), reference.rope_write_kv(*theirs))
     close(mine[4], theirs[4])
     close(mine[5], theirs[5])
 

@@ -18,7 +18,7 @@ from quire.layers.forward_context import ForwardContext
 from quire.layers.linear_methods import FusedLinear
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.families.registry import MODELS
 from quire.models.loading.dummy_weights import fill_with_dummies
@@ -47,7 +47,7 @@ FAMILIES: list[dict[str, Any]] = [
 
 
 def build(
-    shape: ModelArchitecture, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    shape: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
 ) -> LlamaForCausalLM:
     """Random weights, the same for all kernels."""
     model = MODELS[shape.family](shape, 256, LayerOptions(dtype, device, kernels))
@@ -91,7 +91,7 @@ def test_a_model_gives_what_its_twins_give(
         triton_operations, "_WIDE", {torch.float16}
     )  # the interpreter has no bfloat16
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
-    shape = ModelArchitecture.from_folder(tmp_path)
+    shape = ModelConfig.from_folder(tmp_path)
     mine = build(shape, kernels_for("cuda"), dtype, DEVICE)
     theirs = build(shape, TWINS, torch.float32, torch.device("cpu"))
     assert isinstance(mine.model.layers[0].mlp.gate_up_proj.method, FusedLinear)

@@ -11,18 +11,18 @@ from torch import Tensor
 from twins import normal, turning_case
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, HeadNorms, Normed, Turning
+from quire.kernels.operands import Fp8Weight, HeadNorms, ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
-from quire.kernels.triton.gemm.gemm_tuning import product_config, turned_config
+from quire.kernels.triton.gemm.gemm_tuning import product_config, rope_gemm_config
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.skinny_gemm import (
     has_ring,
     multiplies_fp8,
     skinny_gemm,
-    skinny_gemm_turned,
+    skinny_gemm_rope,
 )
-from quire.kernels.triton.step.rope_kernels import rotary_write_kv
+from quire.kernels.triton.step.rope_kernels import rope_write_kv
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -64,23 +64,23 @@ def test_heads_are_those_of_two_kernels(
     assert ways
     for way in ways:
         mine, theirs = copy.deepcopy(turning), copy.deepcopy(turning)
-        query = skinny_gemm_turned(stream, weight, mine, bias=bias, config=way)
+        query = skinny_gemm_rope(stream, weight, mine, bias=bias, config=way)
         fused = skinny_gemm(stream, weight, bias=bias, config=way)
-        expected = rotary_write_kv(*theirs.operands(fused))
+        expected = rope_write_kv(*theirs.operands(fused))
         same(query, expected)
         same(mine.k_cache, theirs.k_cache)
         assert torch.equal(mine.v_cache.float(), theirs.v_cache.float())
     assert not workspace(DEVICE).counters.any()
 
 
-def a_stream(m: int, k: int) -> Normed:
+def a_stream(m: int, k: int) -> ResidualState:
     """Rows that are still to be divided."""
     rows, norm = normal(m, k, dtype=DTYPE).to(DEVICE), normal(k, dtype=DTYPE, seed=1).to(DEVICE)
     squares = normal(5, m, dtype=torch.float32, seed=2).abs().to(DEVICE) * k / 5
-    return Normed(rows, rows, norm, 1e-5, squares)
+    return ResidualState(rows, rows, norm, 1e-5, squares)
 
 
-def on_device(turning: Turning, itemsize: int) -> Turning:
+def on_device(turning: RopeWriteKV, itemsize: int) -> RopeWriteKV:
     """With caches of so many bytes an element."""
     norms = turning.norms
     if norms is not None:
@@ -88,7 +88,7 @@ def on_device(turning: Turning, itemsize: int) -> Turning:
     kept = reference.FP8 if itemsize == 1 else DTYPE
     caches = turning.k_cache.to(DEVICE, kept), turning.v_cache.to(DEVICE, kept)
     rest = turning.cos.to(DEVICE), turning.sin.to(DEVICE), turning.slots.to(DEVICE)
-    return Turning(turning.head_dim, norms, *rest[:2], *caches, rest[2])
+    return RopeWriteKV(turning.head_dim, norms, *rest[:2], *caches, rest[2])
 
 
 def whole(way: SkinnyConfig | RingConfig, heads: tuple[int, int, int]) -> bool:
@@ -122,7 +122,7 @@ def test_steps_whose_product_turns_heads(
     found = [
         m
         for m in (1, 4, 16, 17, 64)
-        if turned_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True) is not None
+        if rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True) is not None
     ]
     assert found == turned
 
@@ -138,7 +138,7 @@ def test_tiles_hold_whole_heads(
     n: int, k: int, kv_heads: int, head_dim: int, m: int, itemsize: int
 ) -> None:
     """Or there is no way."""
-    way = turned_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
+    way = rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
     usual = product_config(m, n, k, itemsize, 132, hopper=True)
     heads = (n // head_dim - 2 * kv_heads, kv_heads, head_dim)
     assert way is None or whole(way, heads)
@@ -152,7 +152,7 @@ def test_heads_are_turned_apart_where_that_is_expected_to_be_quicker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape, heads = (8, 5120, 3072, 1, 132), (8, 128)
-    choose = gemm_tuning.turned_config.__wrapped__
+    choose = gemm_tuning.rope_gemm_config.__wrapped__
     assert product_config(*shape, hopper=True).block_n == 64  # half a head
     assert choose(*shape, *heads, hopper=True).block_n == 128
     monkeypatch.setattr(gemm_tuning, "_TURNING", -1.0)

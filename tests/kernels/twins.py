@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Normed, Turning
+from quire.kernels.operands import HeadNorms, ResidualState, RopeWriteKV
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.kernels.step_buffer import StepSections
 
@@ -72,11 +72,11 @@ def rotary_case(
 
 def turning_case(
     tokens: int, heads: tuple[int, int, int], rotary_dim: int, norms: bool, dtype: torch.dtype
-) -> Turning:
+) -> RopeWriteKV:
     """What of them does not come from a product; every third token is padding."""
     _, head_norms, cos, sin, *caches, slots = rotary_case(tokens, heads, rotary_dim, norms, dtype)
     slots[2::3] = -1
-    return Turning(heads[2], head_norms, cos, sin, *caches, slots)
+    return RopeWriteKV(heads[2], head_norms, cos, sin, *caches, slots)
 
 
 def _rotary_write_kv(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -261,13 +261,13 @@ def _penalise(_: torch.dtype) -> Iterator[tuple[Any, ...]]:
         yield normal(num_rows, vocab, dtype=torch.float32).mul_(9), rows, counts, penalties
 
 
-def _products(dtype: torch.dtype) -> Iterator[tuple[Normed, Tensor, Tensor | None]]:
+def _products(dtype: torch.dtype) -> Iterator[tuple[ResidualState, Tensor, Tensor | None]]:
     """Streams before and behind their division, weights, with a bias or none."""
     for tokens in (1, 6, 123):
         residual, norm = normal(tokens, 96, dtype=dtype), normal(96, dtype=dtype, seed=1)
-        normed = Normed(residual, reference.rms_norm(residual, norm, 1e-5), norm, 1e-5)
+        normed = ResidualState(residual, reference.rms_norm(residual, norm, 1e-5), norm, 1e-5)
         squares = residual.float().square().view(tokens, 2, 48).sum(-1).T.contiguous()
-        deferred = Normed(residual, residual * norm, norm, 1e-5, squares)
+        deferred = ResidualState(residual, residual * norm, norm, 1e-5, squares)
         weight = (normal(78, 96, dtype=dtype, seed=2) / 10).to(dtype)
         for bias in (None, normal(78, dtype=dtype, seed=3)):
             for stream in (normed, deferred) if tokens <= 64 else (normed,):
@@ -326,13 +326,13 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm_residual": _norm_residual,
     "embedding": _embedding,
     "silu_and_mul": _silu,
-    "rotary_angles": _rotary_angles,
-    "rotary_write_kv": _rotary_write_kv,
+    "rope_angles": _rotary_angles,
+    "rope_write_kv": _rotary_write_kv,
     "attention": _attention,
     "linear": _linear,
-    "normed_rows": _normed_rows,
-    "linear_normed": _products,
-    "linear_turned": _linear_turned,
+    "normalized_rows": _normed_rows,
+    "rms_norm_linear": _products,
+    "qkv_rope_write_kv": _linear_turned,
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
     "finite_rows": _rows,
@@ -347,7 +347,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "penalise": _penalise,
 }
 # operations that also write into their arguments
-WRITING = {"rotary_write_kv", "linear_turned", "build_inputs", "finish_step", "move", "penalise"}
+WRITING = {"rope_write_kv", "qkv_rope_write_kv", "build_inputs", "finish_step", "move", "penalise"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {
     "prepare_linear": "linear",

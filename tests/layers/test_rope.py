@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.rope_table import RotaryTable
+from quire.kernels.rope_table import RopeTable
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.rope_scale import attention_factor
@@ -100,7 +100,7 @@ def test_kept_angles_are_those_of_the_positions_alone() -> None:
     rotary = RotaryEmbedding(rope, 9000, OPTIONS)
     for positions in ([3], [1023, 0, 7], [1024, 5000], [8999], [2, 2, 1025]):
         found = rotary(torch.tensor(positions))
-        expected = kernels_for("cpu").rotary_angles(
+        expected = kernels_for("cpu").rope_angles(
             torch.tensor(positions), rotary.inv_freq, 1.0, torch.float32
         )
         for ours, alone in zip(found, expected, strict=True):
@@ -113,7 +113,7 @@ def test_tables_of_what_runs_without_torch(kind: str, values: dict[str, Any]) ->
     rotary = RotaryEmbedding(settings(kind, values, 80), 2048, OPTIONS)
     own = rotary.inv_freq.numpy(), attention_factor(rotary.rope)
     expected = rotary(torch.arange(1500))
-    table, bits = (RotaryTable(*own, in_bfloat16=each) for each in (False, True))
+    table, bits = (RopeTable(*own, in_bfloat16=each) for each in (False, True))
     assert [len(each) for each in table.up_to(3)] == [1024, 1024]
     for ours, rounded, theirs in zip(table.up_to(1500), bits.up_to(1500), expected, strict=True):
         found = torch.from_numpy(ours)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.ragged_batch import Ints, RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model, resolve_dtype
 
@@ -35,7 +35,7 @@ class PagedModel:
     def __init__(
         self,
         model: LlamaForCausalLM,
-        shape: ModelArchitecture,
+        shape: ModelConfig,
         *,
         num_blocks: int = 128,
         block_size: int = 16,
@@ -111,9 +111,9 @@ class PagedModel:
 
 def load_folder(
     folder: Path, dtype: str = "float32", device: str = "cpu", **options: object
-) -> tuple[LlamaForCausalLM, ModelArchitecture]:
-    """A model and its shape from a folder; options go to ModelConfig."""
-    shape = ModelArchitecture.from_folder(folder)
-    config = ModelConfig(model=str(folder), dtype=dtype, **options)
+) -> tuple[LlamaForCausalLM, ModelConfig]:
+    """A model and its shape from a folder; options go to ModelSettings."""
+    shape = ModelConfig.from_folder(folder)
+    config = ModelSettings(model=str(folder), dtype=dtype, **options)
     torch_dtype = resolve_dtype(config.dtype, shape)
     return load_model(config, shape, folder, torch.device(device), torch_dtype), shape

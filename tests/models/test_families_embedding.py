@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import NO_WISHES
+from quire.core.request import DEFAULT_SAMPLING
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine.core.engine_core import EngineCore
@@ -70,7 +70,9 @@ class Setup:
         for place, prompt in enumerate(self.prompts):
             for number, wish in enumerate(WISHES):
                 name = f"{place}/{number}"
-                ask = AddRequest(request_id=name, prompt_token_ids=prompt, sampling=NO_WISHES)
+                ask = AddRequest(
+                    request_id=name, prompt_token_ids=prompt, sampling=DEFAULT_SAMPLING
+                )
                 core.handle(msgspec.structs.replace(ask, pooling=wish))
             if place < generating:
                 draw = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)

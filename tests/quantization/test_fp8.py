@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels import reference
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.layers.linear_layers import LinearBase
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.loading.loader import load_model
@@ -86,8 +86,8 @@ def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> No
 
 def load(load_format: str, quantization: str) -> LlamaForCausalLM:
     folder = resolve_model("quire-tiny-draft")
-    config = ModelConfig(model=str(folder), load_format=load_format, quantization=quantization)
-    shape = ModelArchitecture.from_folder(folder)
+    config = ModelSettings(model=str(folder), load_format=load_format, quantization=quantization)
+    shape = ModelConfig.from_folder(folder)
     return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
 
 

@@ -96,5 +96,5 @@ def mlp(x: Tensor, kernels: str) -> Tensor:
         layer.process_after_load()
         assert isinstance(layer.method, FusedQuantizedLinear) == options.kernels.fuses
     stream = first.method.add_norm(first, x, x.clone(), norm)
-    hidden = gate_up.method.apply_silu(gate_up, stream)
+    hidden = gate_up.method.apply_silu_linear(gate_up, stream)
     return down.method.add_norm(down, hidden, stream.residual, norm).residual

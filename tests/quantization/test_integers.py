@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels import reference_quantized
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model
 from quire.quantization import int4, int8
@@ -146,8 +146,8 @@ def test_pieces_change_nothing(module: object, monkeypatch: pytest.MonkeyPatch) 
 def load(quantization: str, load_format: str) -> LlamaForCausalLM:
     set_num_threads(1)
     folder = resolve_model("quire-tiny-draft")
-    config = ModelConfig(model=str(folder), load_format=load_format, quantization=quantization)
-    shape = ModelArchitecture.from_folder(folder)
+    config = ModelSettings(model=str(folder), load_format=load_format, quantization=quantization)
+    shape = ModelConfig.from_folder(folder)
     return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
 
 

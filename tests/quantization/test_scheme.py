@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from quire.config import EngineConfig, ModelConfig
+from quire.config import EngineConfig, ModelSettings
 from quire.errors import ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
@@ -16,7 +16,7 @@ from quire.quantization.scheme import SCHEMES, Role, Scheme, check_device, schem
 
 
 def test_the_setting_names_the_schemes_that_there_are() -> None:
-    assert get_args(get_type_hints(ModelConfig)["quantization"]) == ("none", *SCHEMES)
+    assert get_args(get_type_hints(ModelSettings)["quantization"]) == ("none", *SCHEMES)
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:

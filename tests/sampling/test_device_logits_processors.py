@@ -13,7 +13,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.sampling import Sampler, SamplingState
-from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, FAILED, WishingRows
+from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED, FAILED, DeviceLogitsProcessors
 from quire.sampling.device_logprobs import score
 from quire.sampling.host_logits import History
 from quire.sampling.token_logprobs import token_logprobs
@@ -44,7 +44,7 @@ class Table:
             self.history.token_ids[row, :known] = rng.choices(range(VOCAB), k=known)
             self.history.num_tokens[row], self.history.num_prompt_tokens[row] = known, prompt
         device = torch.device("cpu")
-        self.rows = WishingRows(self.state, ROWS, greedy, TWINS, device)
+        self.rows = DeviceLogitsProcessors(self.state, ROWS, greedy, TWINS, device)
         self.rows.enter(range(len(wishes)), self.history)
 
     def append(self, rows: list[int], drawn: list[int]) -> None:

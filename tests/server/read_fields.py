@@ -12,7 +12,7 @@ from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.micro_batch import Steps, at_once
 from quire.server.api.openai import chat, completions, completions_protocol
 from quire.server.api.openai.completions_protocol import CompletionRequest
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 
 Prepare = Callable[..., Steps[Any]]
@@ -45,7 +45,7 @@ def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> 
 
     protocol.parse = noting_parse
     try:
-        models = ServedModels.of(FakeEngine(), ServerSettings())
+        models = ModelRegistry.of(FakeEngine(), ServerSettings())
         at_once(prepare(body, models))
     finally:
         protocol.parse = parse

@@ -26,7 +26,7 @@ from quire.engine.processes.control_channel import (
 )
 from quire.server.app import build_server
 from quire.server.model_loading import Loader
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 from quire.server.worker import Fronts
 
@@ -60,7 +60,7 @@ class House:
         self.asked: list[Control] = []
         self.parent = lambda _: None
         found = conditions or (condition("a"), condition("b"))
-        self.models = ServedModels(found, ServerSettings(**settings))
+        self.models = ModelRegistry(found, ServerSettings(**settings))
         self.loader = Loader(self.models, self._ask)
         for each in found:
             if each.state == "loaded":

@@ -8,7 +8,7 @@ from quire.core.messages import AddRequest, RequestDelta
 from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 
-NO_WISHES = SamplingParams(max_tokens=None)  # of requests that draw no tokens
+DEFAULT_SAMPLING = SamplingParams(max_tokens=None)  # of requests that draw no tokens
 
 
 class RequestStatus(enum.Enum):
@@ -87,7 +87,7 @@ class Request:
             max_model_len if wanted is None else min(self.num_prompt_tokens + wanted, max_model_len)
         )
         if message.pooling is not None:
-            self.sampling = NO_WISHES
+            self.sampling = DEFAULT_SAMPLING
             self.max_total_tokens = self.num_prompt_tokens + 1  # the result stands for a token
         wishes = self.sampling
         self.min_total_tokens = self.num_prompt_tokens + wishes.min_tokens  # before it may end

@@ -42,7 +42,7 @@ class SentVocabulary(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class Apart:
+class GrammarSubprocess:
     """Asks a child process what is wrong with forms; one caller at a time.
 
     vocabulary: called when a process is started, which is when there is something to ask.

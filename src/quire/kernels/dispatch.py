@@ -21,10 +21,10 @@ from quire.kernels.operands import (
     HeadNorms,
     Int4Weight,
     Int8Weight,
-    Normed,
     QuantizedWeight,
+    ResidualState,
+    RopeWriteKV,
     Rows,
-    Turning,
 )
 from quire.kernels.step_buffer import StepSections
 
@@ -37,21 +37,23 @@ class Kernels:
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     embedding: Callable[[Tensor, Tensor], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
-    rotary_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
-    rotary_write_kv: Callable[
+    rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+    rope_write_kv: Callable[
         [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
     ]
     attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
     prepare_linear: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    normed_rows: Callable[[Normed], Tensor]
+    normalized_rows: Callable[[ResidualState], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
     pad_rows: Callable[[Tensor], Tensor]
-    linear_normed: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Tensor]
-    linear_turned: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None, Turning], Tensor]
-    linear_silu: Callable[[Normed, Tensor | QuantizedWeight, Tensor | None], Rows]
+    rms_norm_linear: Callable[[ResidualState, Tensor | QuantizedWeight, Tensor | None], Tensor]
+    qkv_rope_write_kv: Callable[
+        [ResidualState, Tensor | QuantizedWeight, Tensor | None, RopeWriteKV], Tensor
+    ]
+    linear_silu: Callable[[ResidualState, Tensor | QuantizedWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
-        [Rows, Tensor | QuantizedWeight, Tensor | None, Tensor, Tensor, float], Normed
+        [Rows, Tensor | QuantizedWeight, Tensor | None, Tensor, Tensor, float], ResidualState
     ]
     quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
     linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
@@ -74,12 +76,12 @@ class Kernels:
 
         Elsewhere the twins of those compose what the single operations do, and better not be used.
         """
-        return self.linear_normed is not reference.linear_normed
+        return self.rms_norm_linear is not reference.rms_norm_linear
 
     @property
     def turns(self) -> bool:
         """Whether it has one for a product whose results are heads, too."""
-        return self.linear_turned is not reference.linear_turned
+        return self.qkv_rope_write_kv is not reference.qkv_rope_write_kv
 
 
 Operations = Mapping[str, Callable[..., Any]]
@@ -92,7 +94,7 @@ _ON_CPU: Operations = {
     "rms_norm": cpu_elementwise.rms_norm,
     "rms_norm_residual": cpu_elementwise.rms_norm_residual,
     "silu_and_mul": cpu_elementwise.silu_and_mul,
-    "rotary_write_kv": cpu_elementwise.rotary_write_kv,
+    "rope_write_kv": cpu_elementwise.rope_write_kv,
     "attention": cpu_attention.attention,
     "prepare_linear": cpu_matmul.prepare_linear,
     "linear": cpu_matmul.linear,

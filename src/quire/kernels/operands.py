@@ -25,7 +25,7 @@ Rows: TypeAlias = "Tensor | Fp8Rows"  # [T, K], what a fused product takes
 
 
 @dataclass(frozen=True, slots=True)
-class Normed:
+class ResidualState:
     """A residual stream and its rows behind an RMSNorm, on their way to the next product.
 
     RMSNorm(r) = r · weight / rms(r), and the division by a row's rms may as well follow that
@@ -51,7 +51,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
+class RopeWriteKV:
     """What becomes of a step's heads: queries and keys are turned, keys and values written."""
 
     head_dim: int
@@ -63,7 +63,7 @@ class Turning:
     slots: Tensor  # int64 [T], negative for those not to be written
 
     def operands(self, fused: Tensor) -> tuple[Any, ...]:
-        """What `rotary_write_kv` takes, for heads that lie side by side: [T, (Hq + 2 Hkv) · D]."""
+        """What `rope_write_kv` takes, for heads that lie side by side: [T, (Hq + 2 Hkv) · D]."""
         heads = fused.view(len(fused), -1, self.head_dim)
         caches = self.k_cache, self.v_cache, self.slots
         return heads, self.norms, self.cos, self.sin, *caches

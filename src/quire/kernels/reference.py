@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, Normed, Turning
+from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, ResidualState, RopeWriteKV
 from quire.kernels.reference_quantized import linear_int4, linear_int8
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
@@ -105,7 +105,7 @@ def widened(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return (rows[..., :-2].float() * scale.float()).to(dtype)
 
 
-def rotary_angles(
+def rope_angles(
     positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """(cos, sin) · scale of the angles at positions int64 [T], each [T, R], as `rotary` reads them.
@@ -117,7 +117,7 @@ def rotary_angles(
     return torch.cat([cos, cos], dim=-1).to(dtype), torch.cat([-sin, sin], dim=-1).to(dtype)
 
 
-def rotary_write_kv(
+def rope_write_kv(
     heads: Tensor,
     norms: HeadNorms | None,
     cos: Tensor,
@@ -220,29 +220,31 @@ def order_gate_up(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear_normed(
-    x: Normed, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
+def rms_norm_linear(
+    x: ResidualState, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
 ) -> Tensor:
     """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
-    return linear(normed_rows(x), weight, bias)
+    return linear(normalized_rows(x), weight, bias)
 
 
-def linear_turned(
-    x: Normed,
+def qkv_rope_write_kv(
+    x: ResidualState,
     weight: Tensor | Int8Weight | Int4Weight,
     bias: Tensor | None,
-    turning: Turning,
+    turning: RopeWriteKV,
 ) -> Tensor:
-    """The product that makes a stream's heads, then `rotary_write_kv`: queries [T, Hq, D]."""
-    return rotary_write_kv(*turning.operands(linear_normed(x, weight, bias)))
+    """The product that makes a stream's heads, then `rope_write_kv`: queries [T, Hq, D]."""
+    return rope_write_kv(*turning.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(x: Normed, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
+def linear_silu(
+    x: ResidualState, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
+) -> Tensor:
     """silu(gate) · up of a stream behind its norm: [T, H] → [T, I].
 
     weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `prepare_linear`.
     """
-    return silu_and_mul(linear_normed(x, weight, bias))
+    return silu_and_mul(rms_norm_linear(x, weight, bias))
 
 
 def linear_add_norm(
@@ -252,16 +254,16 @@ def linear_add_norm(
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
-) -> Normed:
+) -> ResidualState:
     """residual + `linear` of x, ready for the product behind the next norm.
 
     x [T, K], residual [T, N], norm_weight [N]. The residual passed in is given away.
     """
     rows, residual = rms_norm_residual(linear(x, weight, bias), residual, norm_weight, eps)
-    return Normed(residual, rows, norm_weight, eps)
+    return ResidualState(residual, rows, norm_weight, eps)
 
 
-def normed_rows(x: Normed) -> Tensor:
+def normalized_rows(x: ResidualState) -> Tensor:
     """The norm's result, [T, H]."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows

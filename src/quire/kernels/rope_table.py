@@ -15,7 +15,7 @@ Table = tuple[Array, Array]  # cos and sin, each [P, R], as `reference.rotary` r
 _LEAST = 1024  # positions
 
 
-class RotaryTable:
+class RopeTable:
     """cos and sin · scale of the angles at positions 0 to P, which grows as they are asked for.
 
     inv_freq: float32 [R / 2], radians per position of each pair of dimensions. in_bfloat16: as

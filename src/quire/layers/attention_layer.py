@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms, Turning
+from quire.kernels.operands import HeadNorms, RopeWriteKV
 from quire.layers.forward_context import ForwardContext
 from quire.layers.parameter import LayerOptions
 
@@ -29,12 +29,14 @@ class Attention(nn.Module):
         self.sliding_window = sliding_window
         self.kernels = options.kernels
 
-    def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> Turning:
+    def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> RopeWriteKV:
         """What becomes of a step's heads before they attend.
 
         norms: of queries and keys before they are turned, in families that have them.
         """
-        return Turning(self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping)
+        return RopeWriteKV(
+            self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping
+        )
 
     def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
         """Turned queries [T, Hq, D], whose keys and values are written → [T, Hq · D]."""

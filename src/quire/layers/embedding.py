@@ -63,9 +63,9 @@ class ParallelLMHead(LinearBase):
         """x [S, H] → [S, V], without what rows of padding give."""
         return super().forward(x)[:, : self.out_features]
 
-    def adopt(self, tensors: dict[str, Tensor]) -> None:
+    def load_processed(self, tensors: dict[str, Tensor]) -> None:
         """Take the weight's tensors; a tied embedding uses them, too."""
-        super().adopt(tensors)
+        super().load_processed(tensors)
         self._share()
 
     def _share(self) -> None:

@@ -6,27 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a beat is also called where there is no torch
+if TYPE_CHECKING:  # a heartbeat is also called where there is no torch
     from torch import Tensor
 
     from quire.kernels.batch_layout import BatchLayout
 
 # a sign of life; it touches no tensor, so a graph may be captured over it
-Beat = Callable[[], None]
+Heartbeat = Callable[[], None]
 
 
-def unwatched() -> None:
-    """The beat where nobody waits for signs of life."""
+def no_heartbeat() -> None:
+    """The heartbeat where nobody waits for signs of life."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """One step: how its batch lies, and the KV cache of each layer.
 
-    kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. beat: the
-    model calls it once for each layer, so that a long step can be told from one that is stuck.
+    kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. heartbeat:
+    the model calls it once for each layer, so that a long step can be told from one that is stuck.
     """
 
     layout: BatchLayout
     kv: list[tuple[Tensor, Tensor]]
-    beat: Beat = unwatched
+    heartbeat: Heartbeat = no_heartbeat

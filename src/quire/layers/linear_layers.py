@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, Rows, Turning
+from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
@@ -55,11 +55,11 @@ class LinearBase(LoadedModule):
         """Let the method bring the weight into its run-time form."""
         self.method.process_after_load(self)
 
-    def adopt(self, tensors: dict[str, Tensor]) -> None:
+    def load_processed(self, tensors: dict[str, Tensor]) -> None:
         """Take the weight's tensors, and a bias in the order that the method brought it into."""
         if self.bias is not None:
             self.bias = Weight(tensors.pop("bias"))
-        self.method.adopt(self, tensors)
+        self.method.load_processed(self, tensors)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
@@ -73,7 +73,7 @@ class ColumnParallelLinear(LinearBase):
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
 
-    def add(self, x: Rows, stream: Normed, norm: RMSNorm) -> Normed:
+    def add(self, x: Rows, stream: ResidualState, norm: RMSNorm) -> ResidualState:
         """Add the product of x [T, in] to the residual stream [T, out], which goes on to a norm."""
         return self.method.add_norm(self, x, stream.residual, norm)
 
@@ -123,9 +123,9 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
         if self.bias is not None:
             self.bias = Weight(kernels.order_gate_up(self.bias.detach()))
 
-    def silu(self, stream: Normed) -> Rows:
+    def silu(self, stream: ResidualState) -> Rows:
         """silu(gate) · up of a residual stream [T, in] behind its norm → [T, out / 2]."""
-        return self.method.apply_silu(self, stream)
+        return self.method.apply_silu_linear(self, stream)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
@@ -145,9 +145,9 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         parts["v"] = parts["k"]
         super().__init__(hidden_size, parts, options, bias=bias)
 
-    def turned(self, stream: Normed, turning: Turning) -> Tensor:
+    def turned(self, stream: ResidualState, turning: RopeWriteKV) -> Tensor:
         """Turned queries [T, Hq, D] of a residual stream [T, in] behind its norm.
 
         Keys and values go to the cache.
         """
-        return self.method.apply_turned(self, stream, turning)
+        return self.method.apply_rope_write_kv(self, stream, turning)

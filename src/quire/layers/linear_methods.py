@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Normed, QuantizedWeight, Rows, Turning
+from quire.kernels.operands import QuantizedWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import Role, WeightForm
@@ -38,7 +38,7 @@ class LinearMethod(ABC):
     def process_after_load(self, layer: LinearBase) -> None:
         """Turn what was loaded into what `apply` reads."""
 
-    def adopt(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
+    def load_processed(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
         """Take the tensors that are kept of the weight in its place."""
         del layer.weight
         for name, tensor in kept.items():
@@ -48,19 +48,23 @@ class LinearMethod(ABC):
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
 
-    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+    def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
         """The product of a residual stream behind its norm: [T, in] → [T, out]."""
-        return self.apply(layer, self.kernels.normed_rows(x))
+        return self.apply(layer, self.kernels.normalized_rows(x))
 
-    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+    def apply_rope_write_kv(
+        self, layer: LinearBase, x: ResidualState, turning: RopeWriteKV
+    ) -> Tensor:
         """Heads of such a stream, turned and written: queries [T, Hq, D]."""
-        return self.kernels.rotary_write_kv(*turning.operands(self.apply_normed(layer, x)))
+        return self.kernels.rope_write_kv(*turning.operands(self.apply_rms_norm_linear(layer, x)))
 
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
+    def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
         """silu(gate) · up of such a stream, for gate rows and then up rows: [T, out / 2]."""
-        return self.kernels.silu_and_mul(self.apply_normed(layer, x))
+        return self.kernels.silu_and_mul(self.apply_rms_norm_linear(layer, x))
 
-    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
+    def add_norm(
+        self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
+    ) -> ResidualState:
         """residual [T, out] + the product of x [T, in], behind the next norm."""
         assert isinstance(x, Tensor)  # fused methods alone make other rows
         return norm.add(self.apply(layer, x), residual)
@@ -76,7 +80,7 @@ class UnquantizedLinear(LinearMethod):
 
     def process_after_load(self, layer: LinearBase) -> None:
         """Replace the weight by its prepared form, so that only one of them stays in memory."""
-        self.adopt(layer, {"weight": self.kernels.prepare_linear(layer.weight.detach())})
+        self.load_processed(layer, {"weight": self.kernels.prepare_linear(layer.weight.detach())})
 
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
@@ -90,21 +94,25 @@ class FusedProducts(LinearMethod):
     def operand_of(self, layer: LinearBase) -> Tensor | QuantizedWeight:
         """The weight as the kernels take it."""
 
-    def apply_normed(self, layer: LinearBase, x: Normed) -> Tensor:
+    def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
         """Norm and product in one kernel: [T, in] → [T, out]."""
-        return self.kernels.linear_normed(x, self.operand_of(layer), layer.bias)
+        return self.kernels.rms_norm_linear(x, self.operand_of(layer), layer.bias)
 
-    def apply_turned(self, layer: LinearBase, x: Normed, turning: Turning) -> Tensor:
+    def apply_rope_write_kv(
+        self, layer: LinearBase, x: ResidualState, turning: RopeWriteKV
+    ) -> Tensor:
         """Norm, product, turning and writing in one kernel, where there is one: [T, Hq, D]."""
         if not self.kernels.turns:
-            return super().apply_turned(layer, x, turning)
-        return self.kernels.linear_turned(x, self.operand_of(layer), layer.bias, turning)
+            return super().apply_rope_write_kv(layer, x, turning)
+        return self.kernels.qkv_rope_write_kv(x, self.operand_of(layer), layer.bias, turning)
 
-    def apply_silu(self, layer: LinearBase, x: Normed) -> Rows:
+    def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
         """Norm, product and SiLU in one kernel: [T, in] → [T, out / 2]."""
         return self.kernels.linear_silu(x, self.operand_of(layer), layer.bias)
 
-    def add_norm(self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm) -> Normed:
+    def add_norm(
+        self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
+    ) -> ResidualState:
         """Product and sum in one kernel; the next norm is made by whoever reads it."""
         weight = self.operand_of(layer)
         return self.kernels.linear_add_norm(x, weight, layer.bias, residual, norm.weight, norm.eps)
@@ -144,11 +152,11 @@ class QuantizedLinear(LinearMethod):
     def process_after_load(self, layer: LinearBase) -> None:
         """Keep the form's tensors, and of the weight nothing."""
         kept = self.form.make(layer.weight.detach(), self.kernels)
-        self.adopt(layer, dict(zip(self.form.names, kept, strict=True)))
+        self.load_processed(layer, dict(zip(self.form.names, kept, strict=True)))
 
-    def adopt(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
+    def load_processed(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
         """Take the form's tensors, also as the operand of products."""
-        super().adopt(layer, kept)
+        super().load_processed(layer, kept)
         self.operand = self.form.operand(tuple(kept[name] for name in self.form.names))
 
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:

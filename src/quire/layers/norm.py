@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import Normed
+from quire.kernels.operands import ResidualState
 from quire.layers.parameter import LayerOptions, Weight
 
 
@@ -21,15 +21,15 @@ class RMSNorm(nn.Module):
         """x [..., size] → the same shape."""
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
-    def begin(self, hidden: Tensor) -> Normed:
+    def begin(self, hidden: Tensor) -> ResidualState:
         """hidden [T, size] becomes the residual stream."""
-        return Normed(hidden, self(hidden), self.weight, self.eps)
+        return ResidualState(hidden, self(hidden), self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> Normed:
+    def add(self, x: Tensor, residual: Tensor) -> ResidualState:
         """Add x to the residual stream, both [T, size]."""
         rows, residual = self.kernels.rms_norm_residual(x, residual, self.weight, self.eps)
-        return Normed(residual, rows, self.weight, self.eps)
+        return ResidualState(residual, rows, self.weight, self.eps)
 
-    def finish(self, stream: Normed) -> Tensor:
+    def finish(self, stream: ResidualState) -> Tensor:
         """The last norm's result, [T, size]."""
-        return self.kernels.normed_rows(stream)
+        return self.kernels.normalized_rows(stream)

@@ -61,7 +61,7 @@ class LoadedModule(nn.Module, ABC):
         """Bring the weights into their run-time form. Called once."""
 
     @abstractmethod
-    def adopt(self, tensors: dict[str, Tensor]) -> None:
+    def load_processed(self, tensors: dict[str, Tensor]) -> None:
         """Take parameters and buffers, by name, as `process_after_load` once left them.
 
         Raises LookupError if they are not those.

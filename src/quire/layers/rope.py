@@ -58,7 +58,7 @@ class RotaryEmbedding(nn.Module):
         inv_freq = self.inv_freq
         if self.rope.kind == "dynamic":
             inv_freq = _dynamic_frequencies(self.rope, positions)  # [T, R/2]
-        return self.kernels.rotary_angles(positions, inv_freq, self.scale, self.dtype)
+        return self.kernels.rope_angles(positions, inv_freq, self.scale, self.dtype)
 
 
 def _table_size(end: int) -> int:

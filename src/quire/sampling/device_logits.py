@@ -20,7 +20,7 @@ Penalise = Callable[[Tensor, Ints, Ints], None]
 
 
 class DeviceLogits:
-    """Contiguous float32 logits [S, P] in a tensor; see `ChangingLogits`."""
+    """Contiguous float32 logits [S, P] in a tensor; see `MutableLogits`."""
 
     def __init__(self, values: Tensor, penalise: Penalise) -> None:
         self._values = values
@@ -33,19 +33,19 @@ class DeviceLogits:
         return self._values.shape[1]
 
     def add(self, index: Ints, values: Logits) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._flat.index_add_(0, on_device(index, self._flat), on_device(values, self._flat))
 
     def ban(self, index: Ints) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._flat.index_fill_(0, on_device(index, self._flat), -torch.inf)
 
     def ban_flagged(self, place: int, banned: Flags) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._values[place].masked_fill_(on_device(banned, self._values), -torch.inf)
 
     def penalise(self, places: Ints, rows: Ints) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._penalise(self._values, places, rows)
 
 

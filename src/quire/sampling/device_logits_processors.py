@@ -28,7 +28,7 @@ DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # what came of a draw
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class WishingRows:
+class DeviceLogitsProcessors:
     """Those rows of a SamplingState, on a device. draw: by temperature and filters."""
 
     def __init__(
@@ -61,7 +61,7 @@ class WishingRows:
             counted = _count(history, row, self._state.vocab_size)
             self._counts[row].copy_(on_device(counted, self._counts), non_blocking=True)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Launch what is of no recorded part: the penalties, and a draw from float32."""
         logits = torch.zeros(1, self._state.vocab_size, device=self._counts.device)
         self._penalise(logits, np.zeros(1, np.int64), np.zeros(1, np.int64))

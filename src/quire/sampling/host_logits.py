@@ -48,7 +48,7 @@ def flat_index(places: Ints, token_ids: Sequence[npt.NDArray[np.integer]], size:
 
 
 class HostLogits:
-    """Contiguous float32 logits [S, P] in an array; see `ChangingLogits`."""
+    """Contiguous float32 logits [S, P] in an array; see `MutableLogits`."""
 
     def __init__(self, values: Logits, state: SamplingState, history: History) -> None:
         self._values = values
@@ -63,19 +63,19 @@ class HostLogits:
         return size
 
     def add(self, index: Ints, values: Logits) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._flat[index] += values
 
     def ban(self, index: Ints) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         self._flat[index] = -np.inf
 
     def ban_flagged(self, place: int, banned: Flags) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         np.putmask(self._values[place], banned, -np.inf)
 
     def penalise(self, places: Ints, rows: Ints) -> None:
-        """See `ChangingLogits`."""
+        """See `MutableLogits`."""
         needs = self._state.needs[rows]
         for need, apply in ((Need.REPETITION, self._repeat), (Need.PRESENCE, self._present)):
             users = np.flatnonzero(needs & need)

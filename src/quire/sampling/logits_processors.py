@@ -17,7 +17,7 @@ from quire.sampling.host_logits import History, flat_index
 from quire.sampling.sampling_state import PENALTIES, Need, SamplingState
 
 
-class ChangingLogits(Protocol):
+class MutableLogits(Protocol):
     """Logits [S, P] of some rows. An index is one into all of them as a flat list, unique."""
 
     @property
@@ -38,7 +38,7 @@ class ChangingLogits(Protocol):
 
 
 def adjust_logits(
-    logits: ChangingLogits, rows: Ints, state: SamplingState, history: History
+    logits: MutableLogits, rows: Ints, state: SamplingState, history: History
 ) -> None:
     """Change the logits of `rows` [S] in place."""
     needs = state.needs[rows]
@@ -57,30 +57,30 @@ class _Users(NamedTuple):
     history: History
 
 
-def _add_bias(logits: ChangingLogits, users: _Users) -> None:
+def _add_bias(logits: MutableLogits, users: _Users) -> None:
     biases = [users.state.bias[row] for row in users.rows.tolist()]
     index = flat_index(users.places, [bias.token_ids for bias in biases], logits.size)
     logits.add(index, np.concatenate([bias.values for bias in biases]))
 
 
-def _penalise(logits: ChangingLogits, users: _Users) -> None:
+def _penalise(logits: MutableLogits, users: _Users) -> None:
     logits.penalise(users.places, users.rows)
 
 
-def _ban_ends(logits: ChangingLogits, users: _Users) -> None:
+def _ban_ends(logits: MutableLogits, users: _Users) -> None:
     """Ban the tokens that would end an answer which is still too short."""
     wishes, answer = users.state.min_tokens, users.history.answer
     banned = [wishes[row].banned(len(answer(row))) for row in users.rows.tolist()]
     logits.ban(flat_index(users.places, banned, logits.size))
 
 
-def _ban_words(logits: ChangingLogits, users: _Users) -> None:
+def _ban_words(logits: MutableLogits, users: _Users) -> None:
     wishes, answer = users.state.bad_words, users.history.answer
     banned = [wishes[row].banned(answer(row)) for row in users.rows.tolist()]
     logits.ban(flat_index(users.places, banned, logits.size))
 
 
-def _keep_to_form(logits: ChangingLogits, users: _Users) -> None:
+def _keep_to_form(logits: MutableLogits, users: _Users) -> None:
     for place, row in zip(users.places.tolist(), users.rows.tolist(), strict=True):
         form = users.state.forms[row]
         logits.ban_flagged(place, form.banned(users.history.answer(row), logits.size))

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import ModelNotLoadedError
 from quire.server.admission.drain import Drain, DrainGate
-from quire.server.admission.request_gate import Reception, Visit
+from quire.server.admission.request_gate import RequestContext, RequestGate
 from quire.server.api.anthropic import anthropic_messages
-from quire.server.api.common.micro_batch import InStep, Steps, at_once
+from quire.server.api.common.micro_batch import MicroBatch, Steps, at_once
 from quire.server.api.common.streaming import answer
 from quire.server.api.openai import chat, completions, embeddings, responses
 from quire.server.api.openai.models_route import Models
@@ -31,7 +31,7 @@ from quire.server.http.envelope import OPEN_PATHS, Envelope
 from quire.server.http.http_errors import send_json
 from quire.server.http.request_reader import read_body
 from quire.server.model_loading import Loader
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.ops.admin import build_admin_app
 from quire.server.ops.health import Health
 from quire.server.ops.live_view import Live
@@ -43,9 +43,9 @@ from quire.server.ops.web_page import Page
 from quire.server.settings import ServerSettings
 
 T = TypeVar("T")
-Prepare = Callable[[bytes, ServedModels], Steps[T]]
-Answer = Callable[[T, Visit, Send], Awaitable[None]]
-Look = Callable[[bytes, ServedModels], msgspec.Struct]
+Prepare = Callable[[bytes, ModelRegistry], Steps[T]]
+Answer = Callable[[T, RequestContext, Send], Awaitable[None]]
+Look = Callable[[bytes, ModelRegistry], msgspec.Struct]
 
 # Larger bodies are worked on beside the event loop, so that they hold nobody up.
 IN_THREAD_BYTES = 4096
@@ -57,7 +57,7 @@ def build_app(
     engine: EngineProtocol, settings: ServerSettings, metrics_folder: Path | None = None
 ) -> Starlette:
     """Make the ASGI application for one model; see build_server."""
-    return build_server(Loader(ServedModels.of(engine, settings)), settings, metrics_folder)
+    return build_server(Loader(ModelRegistry.of(engine, settings)), settings, metrics_folder)
 
 
 def build_server(
@@ -107,16 +107,16 @@ def build_server(
 
 def _model_routes(loader: Loader, settings: ServerSettings) -> list[Route]:
     """Those that run a model, and those that tell what it would be given."""
-    reception = Reception(loader, settings)
+    request_gate = RequestGate(loader, settings)
 
     def run(
         path: str, prepare: Prepare[T], answer: Answer[T], in_thread: int = IN_THREAD_BYTES
     ) -> Route:
-        work = _Run(prepare, answer, in_thread, loader, reception, settings)
+        work = _Run(prepare, answer, in_thread, loader, request_gate, settings)
         return Route(path, work, methods=["POST"])
 
     def look(path: str, answer: Look) -> Route:
-        return Route(path, _Look(answer, loader, reception, settings), methods=["POST"])
+        return Route(path, _Look(answer, loader, request_gate, settings), methods=["POST"])
 
     return [
         run("/v1/completions", completions.prepare, answer, COMPLETION_IN_THREAD_BYTES),
@@ -142,20 +142,20 @@ class _Run(Generic[T]):
         answer: Answer[T],
         in_thread: int,
         loader: Loader,
-        reception: Reception,
+        request_gate: RequestGate,
         settings: ServerSettings,
     ) -> None:
         self._prepare = prepare
         self._answer_to = answer
         self._in_thread = in_thread
-        self._in_step = InStep()
+        self._in_step = MicroBatch()
         self._loader = loader
-        self._reception = reception
+        self._request_gate = request_gate
         self._limit, self._patience = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; whatever it started is aborted when the client leaves."""
-        with self._reception.visit(scope) as visit:
+        with self._request_gate.visit(scope) as visit:
             try:
                 body = await read_body(scope, receive, self._limit, visit.hold)
             except ClientDisconnect:
@@ -163,7 +163,7 @@ class _Run(Generic[T]):
             visit.line_up()
             await unless_disconnected(scope, receive, self._answer(body, send, visit))
 
-    async def _answer(self, body: bytes, send: Send, visit: Visit) -> None:
+    async def _answer(self, body: bytes, send: Send, visit: RequestContext) -> None:
         try:
             await self._answer_once(body, send, visit)
         except ModelNotLoadedError as absent:  # nothing has been sent
@@ -171,7 +171,7 @@ class _Run(Generic[T]):
             await visit.wait_for(absent.model, self._patience)
             await self._answer_once(body, send, visit)
 
-    async def _answer_once(self, body: bytes, send: Send, visit: Visit) -> None:
+    async def _answer_once(self, body: bytes, send: Send, visit: RequestContext) -> None:
         steps = self._prepare(body, self._loader.models)
         if len(body) > self._in_thread:
             wanted = await asyncio.to_thread(at_once, steps)
@@ -193,21 +193,21 @@ class _Look:
     """A route that looks into a body without running the model, as an ASGI application."""
 
     def __init__(
-        self, answer: Look, loader: Loader, reception: Reception, settings: ServerSettings
+        self, answer: Look, loader: Loader, request_gate: RequestGate, settings: ServerSettings
     ) -> None:
         self._answer = answer
         self._loader = loader
-        self._reception = reception
+        self._request_gate = request_gate
         self._limit, self._patience = settings.max_body_bytes, settings.model_load_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        with self._reception.look(scope) as (deadline, ticket, space):
+        with self._request_gate.look(scope) as (deadline, ticket, space):
             try:
                 body = await read_body(scope, receive, self._limit, space.hold)
             except ClientDisconnect:
                 return
-            ticket.charge(1, 0, at=self._reception.looks)
+            ticket.charge(1, 0, at=self._request_gate.looks)
             async with deadline.kept():
                 try:
                     reply = await self._reply(body)

@@ -22,7 +22,7 @@ from quire.engine.processes.control_channel import (
 )
 from quire.errors import ModelNotLoadedError, OverloadedError
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.model_registry import Entry, ServedModels
+from quire.server.model_registry import Entry, ModelRegistry
 
 POLL_SECONDS = 0.02  # between looks at whether a model's last request has ended
 TELL_SECONDS = 15.0  # beyond a grace, for the parent to do what it was asked
@@ -32,7 +32,7 @@ RETRY_SECONDS = 5.0  # after which a model that took too long may be there
 class Loader:
     """Asks for models, and waits for them. ask: sends to the parent; None: nobody can be asked."""
 
-    def __init__(self, models: ServedModels, ask: Callable[[Control], None] | None = None) -> None:
+    def __init__(self, models: ModelRegistry, ask: Callable[[Control], None] | None = None) -> None:
         self.models = models
         self._ask = ask
         self._readers: dict[str, set[asyncio.Queue[ModelCondition]]] = {}

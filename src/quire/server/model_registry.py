@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from quire.engine.processes.control_channel import ModelCondition
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
-from quire.server.admission.in_flight import HeadCount, own_counts
+from quire.server.admission.in_flight import InFlightCounter, own_counts
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.parsing.choose_parser import AnswerFormats, choose_formats
 from quire.server.settings import ServerSettings
@@ -64,7 +64,7 @@ class Entry:
         return self.admission.heads.num_own_answers - self.num_waiting
 
 
-class ServedModels:
+class ModelRegistry:
     """All models by name; the first is the one that requests without a name are for.
 
     counts: makes so many of them, which the server's processes may share.
@@ -74,7 +74,7 @@ class ServedModels:
         self,
         conditions: Sequence[ModelCondition],
         settings: ServerSettings,
-        counts: Callable[[int], list[HeadCount]] = own_counts,
+        counts: Callable[[int], list[InFlightCounter]] = own_counts,
     ) -> None:
         self._settings = settings
         self._on_new: list[Callable[[EngineProtocol], None]] = []
@@ -93,7 +93,7 @@ class ServedModels:
         self._loaded: dict[str | None, Served] = {}
 
     @classmethod
-    def of(cls, engine: EngineProtocol, settings: ServerSettings) -> ServedModels:
+    def of(cls, engine: EngineProtocol, settings: ServerSettings) -> ModelRegistry:
         """One model that is there and stays."""
         info = engine.info
         seqs = info.limits.max_num_seqs

@@ -42,7 +42,7 @@ from quire.server.admission.in_flight import shared_counts
 from quire.server.app import build_server
 from quire.server.http.uvicorn_server import Server
 from quire.server.model_loading import Loader
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ async def _serve(line: ParentLine, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
     place, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
     counts = partial(shared_counts, folder / "heads", place, settings.api_server_count)
-    models = ServedModels(start.models, settings, counts)
+    models = ModelRegistry(start.models, settings, counts)
     fronts = Fronts(start.client, line.send, Loader(models, line.send))
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_HELPERS, "quire-helper", step_back))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import NO_WISHES
+from quire.core.request import DEFAULT_SAMPLING
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.pooler import Pooler, to_bytes
@@ -32,7 +32,7 @@ class Bench:
             request_id=name,
             token_ids=[1] * num_tokens,
             num_prompt_tokens=num_tokens,
-            sampling=NO_WISHES,
+            sampling=DEFAULT_SAMPLING,
             bad_words_ids=[],
             eos_token_ids=[],
             pooling=pooling,

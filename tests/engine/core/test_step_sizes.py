@@ -52,8 +52,8 @@ class Work:
         self.rehearsed: list[int] = []
         self.launched: list[tuple[str, int]] = []
 
-    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
-        if is_rehearsal:
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
+        if is_warm_up:
             self.rehearsed.append(size.num_tokens)
         else:
             self.launched.append(("forward", size.num_tokens))

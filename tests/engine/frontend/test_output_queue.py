@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from quire.core.request_output import CompletionOutput, RequestOutput, RequestTimes
-from quire.engine.frontend.output_queue import Mailbox
+from quire.engine.frontend.output_queue import OutputQueue
 from quire.errors import EngineError
 
 
@@ -20,7 +20,7 @@ async def turns(
     *news: RequestOutput | EngineError, whole: bool = False
 ) -> tuple[list[bool], asyncio.Task[RequestOutput]]:
     """Whether the reader still waits after each piece of news, and the reader."""
-    mailbox = Mailbox(asyncio.get_running_loop(), whole=whole)
+    mailbox = OutputQueue(asyncio.get_running_loop(), whole=whole)
     reader = asyncio.create_task(mailbox.take())
     await asyncio.sleep(0)
     waits = []
@@ -55,7 +55,7 @@ def test_a_failure_is_told_at_once(whole: bool) -> None:
 
 def test_what_came_before_anybody_read_is_joined() -> None:
     async def late() -> str:
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = OutputQueue(asyncio.get_running_loop())
         mailbox.put(part("a"))
         mailbox.put(part("b"))
         return (await mailbox.take()).outputs[0].text

@@ -14,7 +14,7 @@ from quire.core.request_limits import RequestLimits
 from quire.engine.frontend.engine_info import EngineInfo
 from quire.engine.processes import process_supervisors
 from quire.engine.processes.control_channel import EngineDown, EngineStarted, EngineUp, StartEngine
-from quire.engine.processes.process_supervisors import MAX_DEATHS, EngineKeeper, EnginePlace
+from quire.engine.processes.process_supervisors import MAX_DEATHS, EnginePlace, EngineSupervisor
 from quire.engine.processes.status_page import StatusPage
 from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
 from quire.errors import EngineError
@@ -37,7 +37,7 @@ class Mortal:
             return self._replies.pop()
         await asyncio.sleep(self._seconds)
         page = StatusPage(self._page, writable=True)
-        page.beat(self._num_steps, has_work=True)
+        page.heartbeat(self._num_steps, has_work=True)
         page.close()
         return None
 
@@ -89,7 +89,7 @@ def test_an_engine_that_is_of_no_use_is_given_up(
             if isinstance(message, EngineDown):
                 last_used.append(keeper.last_used)
 
-        keeper = EngineKeeper("m", EngineConfig(), place, note)
+        keeper = EngineSupervisor("m", EngineConfig(), place, note)
         await keeper.run()
 
     monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)

@@ -33,11 +33,11 @@ def test_readers_see_beats_and_their_age(path: Path, monkeypatch: pytest.MonkeyP
     now = 10**9
     monkeypatch.setattr(status_page, "time", SimpleNamespace(monotonic_ns=lambda: now))
     writer, reader = StatusPage(path, writable=True), StatusPage(path)
-    writer.beat(3, has_work=True)
+    writer.heartbeat(3, has_work=True)
     assert (reader.num_steps, reader.has_work, reader.age()) == (3, True, 0.0)
     now += 5 * 10**9
     assert (reader.age(), reader.last_work) == (5.0, 1.0)
-    writer.beat(4, has_work=False)
+    writer.heartbeat(4, has_work=False)
     assert (reader.has_work, reader.age(), reader.last_work) == (False, 0.0, 1.0)
     now += 10**9
     writer.beat_within_step()
@@ -46,7 +46,7 @@ def test_readers_see_beats_and_their_age(path: Path, monkeypatch: pytest.MonkeyP
 
 def test_readers_cannot_write(path: Path) -> None:
     with pytest.raises(TypeError):
-        StatusPage(path).beat(1, has_work=True)
+        StatusPage(path).heartbeat(1, has_work=True)
 
 
 def test_it_tells_who_had_begun_also_after_the_writer_is_gone(path: Path) -> None:

@@ -15,10 +15,10 @@ from quire.engine.profile.roofline import Roofline, time_calls
 from quire.engine.profile.step_profile import Profile, StepShape, profile_step
 from quire.engine.profile.step_recorder import _num_keys, _num_pairs
 from quire.hub import resolve_model
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 MODEL = "quire-tiny-draft"
-SHAPE = ModelArchitecture.from_folder(resolve_model(MODEL))
+SHAPE = ModelConfig.from_folder(resolve_model(MODEL))
 
 
 def _rates(*_: object, in_fp8: bool) -> Roofline:
@@ -70,7 +70,7 @@ def test_every_operation_of_the_step_is_there() -> None:
     counts = Counter({op.name: 0 for op in found.operations})
     for op in found.operations:
         counts[op.name] += op.count
-    assert counts["attention"] == counts["rotary_write_kv"] == SHAPE.num_layers
+    assert counts["attention"] == counts["rope_write_kv"] == SHAPE.num_layers
     assert sum(n for name, n in counts.items() if name.startswith("linear")) == (
         4 * SHAPE.num_layers + 1
     )

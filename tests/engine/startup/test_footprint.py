@@ -12,7 +12,7 @@ from quire.engine.startup.footprint import BASE_BYTES, footprint_of
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import CheckpointError
 from quire.hub import resolve_model
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -27,7 +27,7 @@ def test_weights(dtype: str, load_format: str, quantization: str) -> None:
         model=model, dtype=dtype, load_format=load_format, quantization=quantization
     )
     folder = resolve_model(model)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     loaded = load_model(config.model, shape, folder, torch.device("cpu"), DTYPES[dtype])
     named = [*loaded.named_parameters(), *loaded.named_buffers()]
     weights = sum(_bytes(t, DTYPES[dtype]) for name, t in named if "rotary" not in name)

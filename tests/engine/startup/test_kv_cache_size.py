@@ -18,18 +18,18 @@ from quire.engine.core.executor import UniprocExecutor
 from quire.engine.gpu import kv_cache_profiling
 from quire.engine.gpu.kv_cache_profiling import measured_bytes, run_largest_step
 from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.startup import host_backend, start_engine, torch_start
 from quire.engine.startup.kv_cache_size import choose_num_blocks
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
-from quire.engine.startup.out_of_memory import fitting_kv, fitting_step, told_of_step
-from quire.engine.startup import host_backend, start_engine, torch_start
+from quire.engine.startup.out_of_memory import describe_step, fitting_kv, fitting_step
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.batch_layout import BatchLayout
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 
-SHAPE = ModelArchitecture.from_folder(resolve_model("quire-tiny-draft"))
+SHAPE = ModelConfig.from_folder(resolve_model("quire-tiny-draft"))
 CPU, MIB = torch.device("cpu"), 2**20
 
 
@@ -148,7 +148,7 @@ def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) ->
             raise MemoryError
         assert ("gpu_memory_utilization" in str(told.value)) == (device == "cuda")
     failure = torch.OutOfMemoryError("CUDA") if device == "cuda" else MemoryError()
-    assert ("gpu_memory_utilization" in str(told_of_step(failure))) == (device == "cuda")
+    assert ("gpu_memory_utilization" in str(describe_step(failure))) == (device == "cuda")
 
 
 def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError
 from quire.kernels.batch_layout import SHARED_MEMBERS
 from quire.kernels.step_buffer import StepSections
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 SHAPE = Path(__file__).parents[3] / "benchmarks" / "shapes" / "llama-3.1-8b"
 GIB = 2**30
@@ -168,7 +168,7 @@ def test_how_many_requests_fit() -> None:
 
 
 def test_activations_grow_with_the_widest_part() -> None:
-    shape = ModelArchitecture.from_folder(SHAPE)
+    shape = ModelConfig.from_folder(SHAPE)
     assert activation_bytes(shape, 2, 2) == 2 * activation_bytes(shape, 1, 2)
     assert activation_bytes(shape, 1, 2) > (2 * 4096 + 3 * 14_336) * 2
 

@@ -11,7 +11,6 @@ import torch
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
-from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup import (
     compiled_start,
     host_backend,
@@ -20,6 +19,7 @@ from quire.engine.startup import (
     torch_start,
 )
 from quire.engine.startup import thread_candidates as thread_choice
+from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.step_tuning import (
     StepTable,
     choose_threads,
@@ -32,7 +32,7 @@ from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import num_threads
 from quire.kvcache.host_kv_cache import HostCache
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
@@ -77,7 +77,7 @@ def test_a_budget_that_was_asked_for_stays() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["modules", "compiled"])
 def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> None:
     folder = resolve_model(config.model.model)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     model = load_model(config.model, shape, folder, torch.device("cpu"), torch.float32)
     ready = partial(with_cache, model, shape, 16, torch.float32)
     if is_compiled:
@@ -131,7 +131,7 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ModelArchitecture.from_folder(resolve_model(config.model.model))
+    shape = ModelConfig.from_folder(resolve_model(config.model.model))
     monkeypatch.setattr(thread_choice, "usable_cores", lambda: 6)
     assert thread_candidates(config, shape) == [1]
     monkeypatch.setattr(thread_choice, "is_tiny", lambda _: False)

@@ -9,12 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.engine.startup import step_tuning, step_tuning_file
 from quire.engine.startup.step_tuning import StepTable
 from quire.engine.startup.step_tuning_file import steps_of
 from quire.hub import resolve_model
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 NUMBERS = ("bfloat16", "bfloat16", 16)
 TABLE = StepTable(2, {2: 0.1, 1: 0.2}, {1: 0.1, 8: 0.12}, {32: 0.3})
@@ -34,10 +34,10 @@ def start(
         assert table is not None
         return table
 
-    config = ModelConfig(
+    config = ModelSettings(
         prepared_weights=str(folder), quantization=other.get("quantization", "none")
     )
-    shape = ModelArchitecture.from_folder(resolve_model(other.get("model", "quire-tiny")))
+    shape = ModelConfig.from_folder(resolve_model(other.get("model", "quire-tiny")))
     numbers = other.get("numbers", NUMBERS)
     return steps_of(config, shape, numbers, other.get("candidates", [2, 1]), measure)
 

@@ -14,7 +14,7 @@ from checkpoints import CASES
 from harness import load_folder
 
 from quire.errors import CheckpointError
-from quire.models.config.model_config import FAMILIES, ModelArchitecture
+from quire.models.config.model_config import FAMILIES, ModelConfig
 from quire.models.families.registry import MODELS
 
 LLAMA_1B: dict[str, Any] = {
@@ -44,11 +44,11 @@ LLAMA_1B: dict[str, Any] = {
 }
 
 
-def read(folder: Path, **changes: Any) -> ModelArchitecture:
+def read(folder: Path, **changes: Any) -> ModelConfig:
     """Read LLAMA_1B with changes; a change to `...` removes the key."""
     config = {k: v for k, v in (LLAMA_1B | changes).items() if v is not ...}
     (folder / "config.json").write_text(json.dumps(config))
-    return ModelArchitecture.from_folder(folder)
+    return ModelConfig.from_folder(folder)
 
 
 def test_every_family_has_a_model() -> None:
@@ -175,12 +175,12 @@ def test_mistakes_are_named(tmp_path: Path, changes: dict[str, Any], words: str)
 def test_config_is_not_an_object(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=words):
-        ModelArchitecture.from_folder(tmp_path)
+        ModelConfig.from_folder(tmp_path)
 
 
 def test_config_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
-        ModelArchitecture.from_folder(tmp_path)
+        ModelConfig.from_folder(tmp_path)
 
 
 VALUES = [None, True, 0, -1, 1, 2, 3, 7, 2**40, 10**400, 0.5, -0.0, 1e308, float("nan"), "", "x"]

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import resolve_dtype, weight_targets
 
 PROMPT = list(range(3, 60))
@@ -29,7 +29,7 @@ def test_the_table_names_what_transformers_saves(checkpoint: Callable, name: str
 
 
 def test_auto_takes_the_checkpoints_data_type(checkpoint: Callable) -> None:
-    shape = ModelArchitecture.from_folder(checkpoint("llama")[0])
+    shape = ModelConfig.from_folder(checkpoint("llama")[0])
     assert resolve_dtype("auto", shape) == torch.float32
     assert resolve_dtype("bfloat16", shape) == torch.bfloat16
 
@@ -38,7 +38,7 @@ def test_an_unknown_data_type_is_refused(checkpoint: Callable, tmp_path: Path) -
     folder, _ = checkpoint("llama")
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "float8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = ModelArchitecture.from_folder(tmp_path)
+    shape = ModelConfig.from_folder(tmp_path)
     with pytest.raises(CheckpointError, match="dtype is 'float8'; set dtype to one of"):
         resolve_dtype("auto", shape)
     assert resolve_dtype("float32", shape) == torch.float32

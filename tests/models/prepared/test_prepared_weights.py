@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
@@ -23,9 +23,10 @@ from quire.models.checkpoints import safetensors_writer
 from quire.models.checkpoints.checkpoint import read_header
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_writer import write_tensors
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
+from quire.models.prepared import prepared_weights as prepared
 from quire.models.prepared.prepared_files import (
     make_room,
     newest_file,
@@ -33,12 +34,11 @@ from quire.models.prepared.prepared_files import (
     product_bytes,
 )
 from quire.models.prepared.prepared_weights import PreparedWeights, _Ending, prepared_weights
-from quire.models.prepared import prepared_weights as prepared
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 
 PATH = resolve_model("quire-tiny-draft")
-SHAPE = ModelArchitecture.from_folder(PATH)
+SHAPE = ModelConfig.from_folder(PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,8 @@ def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(folder: Path, scheme: str = "int4", model: str = "quire-tiny-draft") -> LlamaForCausalLM:
     path = resolve_model(model)
-    config = ModelConfig(model=str(path), quantization=scheme, prepared_weights=str(folder))  # type: ignore[arg-type]
-    shape = ModelArchitecture.from_folder(path)
+    config = ModelSettings(model=str(path), quantization=scheme, prepared_weights=str(folder))  # type: ignore[arg-type]
+    shape = ModelConfig.from_folder(path)
     return loader.load_model(config, shape, path, torch.device("cpu"), torch.float32)
 
 
@@ -86,10 +86,10 @@ def test_each_choice_has_a_file_of_its_own() -> None:
         found.file
         for scheme in ("none", "int8", "int4")
         for dtype in (torch.float32, torch.bfloat16)
-        if (found := prepared_weights(ModelConfig(quantization=scheme), SHAPE, PATH, dtype))  # type: ignore[arg-type]
+        if (found := prepared_weights(ModelSettings(quantization=scheme), SHAPE, PATH, dtype))  # type: ignore[arg-type]
     }
     assert len(files) == 6
-    for config in (ModelConfig(prepared_weights="none"), ModelConfig(load_format="dummy")):
+    for config in (ModelSettings(prepared_weights="none"), ModelSettings(load_format="dummy")):
         assert prepared_weights(config, SHAPE, PATH, torch.float32) is None
 
 
@@ -98,7 +98,7 @@ def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
     rope = dataclasses.replace(SHAPE.rope, kind="longrope", original_max_position=64)
     shape = dataclasses.replace(SHAPE, rope=rope)
     files = [
-        prepared_file(ModelConfig(max_model_len=length), shape, PATH, "float32")
+        prepared_file(ModelSettings(max_model_len=length), shape, PATH, "float32")
         for length in (50, 64, 65, None)
     ]
     assert files[0] == files[1] != files[2] == files[3]
@@ -107,17 +107,17 @@ def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
 def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
     load(tmp_path)
     path = resolve_model("quire-tiny-draft")
-    config = ModelConfig(quantization="int4", prepared_weights=str(tmp_path))
+    config = ModelSettings(quantization="int4", prepared_weights=str(tmp_path))
     assert newest_file(config, path) == next(tmp_path.glob("*.safetensors"))
-    assert newest_file(ModelConfig(prepared_weights=str(tmp_path)), path) is None
+    assert newest_file(ModelSettings(prepared_weights=str(tmp_path)), path) is None
 
 
 def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1")
-    before = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
+    before = prepared_weights(ModelSettings(), SHAPE, tmp_path, torch.float32)
     os.utime(weights, ns=(1, 1))
-    after = prepared_weights(ModelConfig(), SHAPE, tmp_path, torch.float32)
+    after = prepared_weights(ModelSettings(), SHAPE, tmp_path, torch.float32)
     assert before is not None
     assert after is not None
     assert before.file != after.file
@@ -125,7 +125,7 @@ def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
 
 def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = prepared_weights(ModelConfig(), SHAPE, PATH, torch.float32)
+    found = prepared_weights(ModelSettings(), SHAPE, PATH, torch.float32)
     assert found is not None
     assert found.file.parent == tmp_path / "quire" / "prepared"
 

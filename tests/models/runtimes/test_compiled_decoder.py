@@ -20,12 +20,12 @@ from quire.kernels.ragged_batch import Ints, RaggedBatch
 from quire.kvcache.host_kv_cache import HostCache
 from quire.kvcache.kv_sizes import kv_name
 from quire.kvcache.kv_storage import kv_dtype
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
 from quire.models.runtimes import compiled_decoder
 from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
-from quire.models.runtimes.compiled_weights import NotServedError
+from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -35,7 +35,7 @@ FAMILIES = [
 ]
 FEW = (1, 1, 9, 20)  # tokens of a step: of two decodes, and of parts of prompts
 MANY = (1, 1, 30, 50)
-Model = tuple[LlamaForCausalLM, ModelArchitecture]
+Model = tuple[LlamaForCausalLM, ModelConfig]
 
 
 class PagedDecoder(PagedModel):
@@ -44,7 +44,7 @@ class PagedDecoder(PagedModel):
     NumPy's cos and sin differ from PyTorch's in the last bit, now and then.
     """
 
-    def __init__(self, model: LlamaForCausalLM, shape: ModelArchitecture, kv: str = "auto") -> None:
+    def __init__(self, model: LlamaForCausalLM, shape: ModelConfig, kv: str = "auto") -> None:
         super().__init__(model, shape)
         arrays = arrays_of(kept_tensors(model))
         self.decoder = CompiledDecoder(shape, arrays, self.block_size)
@@ -55,17 +55,17 @@ class PagedDecoder(PagedModel):
         self.beats = 0
 
     def up_to(self, end: int) -> tuple[Any, Any]:
-        """As `RotaryTable` does it."""
+        """As `RopeTable` does it."""
         cos, sin = self.model.model.rotary(torch.arange(end))
         angles = arrays_of({"cos": cos, "sin": sin})
         return angles["cos"], angles["sin"]
 
     def run(self, input_ids: Ints, batch: RaggedBatch) -> Tensor:
         """See `PagedModel`."""
-        states = self.decoder.forward(input_ids, batch, self.cache, self.beat)
+        states = self.decoder.forward(input_ids, batch, self.cache, self.heartbeat)
         return torch.from_numpy(in_float32(self.decoder.logits(states)))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         self.beats += 1
 
 
@@ -147,8 +147,8 @@ def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
 def test_shapes_that_are_left_to_the_modules(
     family: str, block_size: int, reason: str, checkpoint: Callable
 ) -> None:
-    shape = ModelArchitecture.from_folder(checkpoint(family)[0])
-    with pytest.raises(NotServedError, match=reason):
+    shape = ModelConfig.from_folder(checkpoint(family)[0])
+    with pytest.raises(UnsupportedModelError, match=reason):
         CompiledDecoder(shape, {}, block_size)
 
 
@@ -160,7 +160,7 @@ def test_shapes_that_are_left_to_the_modules(
     ],
 )
 def test_forms_that_are_left_to_the_modules(options: dict[str, str], reason: str) -> None:
-    with pytest.raises(NotServedError, match=reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
         PagedDecoder(*load_folder(resolve_model("quire-tiny"), **options))
 
 

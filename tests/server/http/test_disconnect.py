@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from quire.server.http.disconnect import STATE_KEY, Departure, unless_disconnected
+from quire.server.http.disconnect import STATE_KEY, DisconnectWatch, unless_disconnected
 
 
 async def silent() -> Message:
@@ -38,15 +38,15 @@ def run(scope: dict[str, Any], then: Any, log: list[str], receive: Any = silent)
 
 
 def test_the_protocol_tells_it_without_a_task() -> None:
-    departure, log = Departure(), list[str]()
-    run({"state": {STATE_KEY: departure}}, lambda _: departure.tell(), log)
+    disconnect_watch, log = DisconnectWatch(), list[str]()
+    run({"state": {STATE_KEY: disconnect_watch}}, lambda _: disconnect_watch.tell(), log)
     assert log == ["begun", "ended"]
 
 
 def test_who_has_left_already_gets_nothing_done() -> None:
-    departure, log = Departure(), list[str]()
-    departure.tell()
-    run({"state": {STATE_KEY: departure}}, lambda _: None, log)
+    disconnect_watch, log = DisconnectWatch(), list[str]()
+    disconnect_watch.tell()
+    run({"state": {STATE_KEY: disconnect_watch}}, lambda _: None, log)
     assert log == []
 
 
@@ -64,5 +64,5 @@ def test_another_server_is_asked() -> None:
 def test_a_server_that_stops_is_heard() -> None:
     log = list[str]()
     with pytest.raises(asyncio.CancelledError):
-        run({"state": {STATE_KEY: Departure()}}, lambda task: task.cancel(), log)
+        run({"state": {STATE_KEY: DisconnectWatch()}}, lambda task: task.cancel(), log)
     assert log == ["begun", "ended"]

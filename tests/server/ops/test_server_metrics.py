@@ -21,7 +21,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.engine.processes.control_channel import ModelCondition
 from quire.server.app import build_app
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.ops.metric_snapshots import SnapshotFolder
 from quire.server.ops.prometheus_page import MetricsPage, expose
 from quire.server.ops.server_metrics import Metrics
@@ -116,7 +116,7 @@ def test_counters_never_go_back_whichever_process_is_asked(tmp_path: Path) -> No
     first, second = (process(tmp_path, engine) for engine in engines)
 
     def scraped(metrics: Metrics) -> float:
-        page = MetricsPage(metrics, ServedModels.of(FakeEngine(), ServerSettings()), None)
+        page = MetricsPage(metrics, ModelRegistry.of(FakeEngine(), ServerSettings()), None)
         reply = asyncio.run(page.answer(Request({"type": "http", "headers": []})))
         return value(bytes(reply.body).decode(), "vllm:request_success_total")
 

@@ -31,7 +31,7 @@ from quire.engine.core.executor import Executor, Outcome
 from quire.engine.core.grammar_matchers import Grammars
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
-from quire.engine.startup.out_of_memory import told_of_step
+from quire.engine.startup.out_of_memory import describe_step
 from quire.errors import InvalidRequestError
 from quire.scheduler.request_outputs import WAITED_TOO_LONG
 from quire.scheduler.scheduler import Scheduler
@@ -160,7 +160,7 @@ class EngineCore:
         return deltas
 
     def _fail(self, plan: SchedulerOutput, failure: Exception) -> list[RequestDelta]:
-        text = told_of_step(failure)
+        text = describe_step(failure)
         log = logger.exception if text is None else logger.error
         what = str(failure).partition("\n")[0]
         log("step %d failed with %d requests: %s", plan.step_id, len(plan.scheduled), what)

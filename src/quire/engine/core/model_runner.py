@@ -24,7 +24,7 @@ class ModelRunner:
         running = self._running
         running.apply_differences(plan)
         inputs = running.batch.prepare(plan)
-        hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.beat)
+        hidden = self._model.forward(inputs.input_ids, inputs.ragged, running.heartbeat)
         results = {
             entry.request_id: SampleResult(failed=not sound)
             for entry, sound in zip(

@@ -25,7 +25,7 @@ from quire.engine.startup.resolved_config import request_limits
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kvcache.kv_cache_manager import KVCacheManager
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.scheduler.scheduler import Scheduler
 
@@ -38,7 +38,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
     config = config.settled("cpu")
     path = resolve_model(config.model.model, config.model.revision)
-    shape = ModelArchitecture.from_folder(path)
+    shape = ModelConfig.from_folder(path)
     max_model_len = config.model.max_model_len or shape.max_position_embeddings
     block_size = config.cache.block_size
     usable = usable_blocks(config, max_model_len)

@@ -15,7 +15,7 @@ from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
 from quire.engine.core.pooler import HiddenStates, Pooler
-from quire.layers.forward_context import Beat, unwatched
+from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.sampling.array_types import Flags, Ints, Logits, Tokens
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
@@ -35,10 +35,10 @@ class RunningRequests:
         limits: RequestLimits,
         block_size: int,
         matchers: Mapping[str, Matcher],
-        beat: Beat = unwatched,
+        heartbeat: Heartbeat = no_heartbeat,
     ) -> None:
         self._matchers = matchers
-        self.beat = beat
+        self.heartbeat = heartbeat
         self.batch = InputBatch(
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
@@ -142,7 +142,7 @@ class RunningRequests:
         following = self.batch.token_ids[row, entry.start + 1 : entry.start + 1 + count]
         scores: list[TokenLogprobs] = []
         for begin in range(0, count, PROMPT_LOGPROBS_CHUNK):
-            self.beat()
+            self.heartbeat()
             end = min(begin + PROMPT_LOGPROBS_CHUNK, count)
             scores += hidden.scores(
                 slice(first + begin, first + end),

@@ -27,7 +27,7 @@ from quire.engine.frontend.input_processor import (
     Prompt,
     StopWhen,
 )
-from quire.engine.frontend.request_tracker import Exchange
+from quire.engine.frontend.request_tracker import RequestTracker
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -45,9 +45,9 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self._link = link
         self._inputs = InputProcessor(
-            tokenizer, info.limits, info.eos_token_ids, seed, forms_apart=True
+            tokenizer, info.limits, info.eos_token_ids, seed, grammar_subprocess=True
         )
-        self._exchange = Exchange(link, tokenizer, info, self._inputs.follow)
+        self._exchange = RequestTracker(link, tokenizer, info, self._inputs.follow)
         self.metrics = self._exchange.metrics
         self._num_requests = 0
 

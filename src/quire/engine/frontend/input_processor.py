@@ -16,14 +16,14 @@ import msgspec
 
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import NO_WISHES
+from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.bounded_encoding import encode_within
 from quire.errors import InvalidRequestError, invalid_value
 from quire.grammar.grammar_checker import CHECK_SECONDS, GrammarChecker, Here
 from quire.grammar.grammar_compiler import GrammarCompiler
-from quire.grammar.grammar_subprocess import Apart
+from quire.grammar.grammar_subprocess import GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
@@ -57,8 +57,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 class InputProcessor:
     """Encodes prompts and refuses what can never run.
 
-    forms_apart: whether forms are compiled in a process that can be killed, since whoever asks for
-    them is not trusted to be patient, or kind.
+    grammar_subprocess: whether forms are compiled in a process that can be killed, since whoever
+    asks for them is not trusted to be patient, or kind.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class InputProcessor:
         eos_token_ids: list[int],
         seed: int,
         *,
-        forms_apart: bool = False,
+        grammar_subprocess: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
@@ -79,7 +79,9 @@ class InputProcessor:
             return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
 
         self.forms = GrammarChecker(
-            Apart(vocabulary, CHECK_SECONDS) if forms_apart else Here(GrammarCompiler(vocabulary))
+            GrammarSubprocess(vocabulary, CHECK_SECONDS)
+            if grammar_subprocess
+            else Here(GrammarCompiler(vocabulary))
         )
 
     def close(self) -> None:
@@ -151,7 +153,7 @@ class InputProcessor:
         message = AddRequest(
             request_id=f"{request_id}/0",
             prompt_token_ids=token_ids,
-            sampling=NO_WISHES,
+            sampling=DEFAULT_SAMPLING,
             priority=priority,
             cache_salt=cache_salt,
             queue_timeout=queue_timeout,
@@ -159,7 +161,7 @@ class InputProcessor:
             pooling=pooling,
         )
         text = prompt if isinstance(prompt, str) else None
-        return PreparedRequest(request_id, text, token_ids, NO_WISHES, [message])
+        return PreparedRequest(request_id, text, token_ids, DEFAULT_SAMPLING, [message])
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

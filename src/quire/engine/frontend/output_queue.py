@@ -8,7 +8,7 @@ from quire.core.request_output import RequestOutput
 from quire.errors import QuireError
 
 
-class Mailbox:
+class OutputQueue:
     """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded.
 
     loop: the caller's. whole: all news are wanted together, and nobody is woken before the last.

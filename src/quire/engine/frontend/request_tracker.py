@@ -20,7 +20,7 @@ from quire.engine.frontend.engine_link import Link
 from quire.engine.frontend.engine_view import Watcher
 from quire.engine.frontend.input_processor import PreparedRequest
 from quire.engine.frontend.output_processor import OutputProcessor
-from quire.engine.frontend.output_queue import Mailbox
+from quire.engine.frontend.output_queue import OutputQueue
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import EngineError, InvalidRequestError, OverloadedError, QuireError
 from quire.tokenizer.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ TOO_LONG_TO_GO_ON = (
 )
 
 
-class Exchange:
+class RequestTracker:
     """Hands requests to the engine, and its news to those who asked. It is the link's listener.
 
     info: of the engine that runs, or ran last; stats: as of its latest step. follow: told the
@@ -56,7 +56,7 @@ class Exchange:
         self._link = link
         self._follow = follow
         self._outputs = OutputProcessor(tokenizer, self.metrics)
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes: dict[str, OutputQueue] = {}
         self._unsent: list[tuple[PreparedRequest, float]] = []  # with their arrivals
         self._loop: asyncio.AbstractEventLoop  # of those who wait for answers
         link.attach(self)
@@ -70,7 +70,9 @@ class Exchange:
             text = "the engine is being restarted; send the request again in a moment"
             raise OverloadedError(text, retry_after=seconds)
 
-    def send(self, prepared: PreparedRequest, arrival: float, *, whole: bool = False) -> Mailbox:
+    def send(
+        self, prepared: PreparedRequest, arrival: float, *, whole: bool = False
+    ) -> OutputQueue:
         """Hand a request to the engine; its news come into the mailbox. whole: all at the end.
 
         All that came in one turn of the loop go together: that is quicker than one by one.
@@ -79,7 +81,7 @@ class Exchange:
             self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._send_all)
         self._unsent.append((prepared, arrival))
-        mailbox = self._mailboxes[prepared.request_id] = Mailbox(self._loop, whole=whole)
+        mailbox = self._mailboxes[prepared.request_id] = OutputQueue(self._loop, whole=whole)
         return mailbox
 
     def _send_all(self) -> None:

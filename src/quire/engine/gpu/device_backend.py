@@ -19,7 +19,7 @@ from quire.engine.startup.step_tuning import StepTable
 from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchModel
 from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
 from quire.kvcache.kv_storage import allocate_kv
-from quire.layers.forward_context import Beat
+from quire.layers.forward_context import Heartbeat
 from quire.sampling.structured_mask import Matcher
 
 
@@ -59,10 +59,10 @@ class DeviceBackend:
         self._kv_caches = allocate_kv(*sizes, self._kv_dtype, self._on)
 
     def make_executor(
-        self, limits: RequestLimits, matchers: Mapping[str, Matcher], beat: Beat
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
         """Which overlaps steps, if it can."""
-        running = RunningRequests(limits, self.config.cache.block_size, matchers, beat)
+        running = RunningRequests(limits, self.config.cache.block_size, matchers, heartbeat)
         if not has_triton():
             model = TorchModel(self._model, self._kv_caches, self._on)
             return UniprocExecutor(ModelRunner(model, running))
@@ -78,11 +78,11 @@ class DeviceBackend:
             kernels_for(self._on.type),
             self.config.scheduler.max_num_batched_tokens,
             self._on,
-            num_rehearsed=layers_of_all_kinds(self.task.shape.sliding_windows),
+            num_warmed_up=layers_of_all_kinds(self.task.shape.sliding_windows),
             record=None if self.config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=self.config.shares_prefixes,
         )
-        runner.rehearse()
+        runner.warm_up()
         return OverlappedExecutor(runner, runner.step_sizes)
 
     def has_started(self) -> None:

@@ -29,7 +29,7 @@ from quire.engine.core.step_sizes import StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch, Int32s
 from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.engine.gpu.step_graphs import Record, StepGraphs, StepTensors
-from quire.engine.gpu.step_logits import StepWishes, WantedScores
+from quire.engine.gpu.step_logits import StepLogits, WantedScores
 from quire.engine.gpu.step_work import DeviceDraw, ModelWork
 from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchStates
 from quire.kernels.batch_layout import have_few_keys
@@ -58,7 +58,7 @@ class PendingStep:
 class DeviceRunner:
     """One rank's steps on a device that works while the host goes on.
 
-    max_num_tokens: of a step. num_rehearsed: see `ModelWork`. record: makes graphs of parts of
+    max_num_tokens: of a step. num_warmed_up: see `ModelWork`. record: makes graphs of parts of
     steps; None: kernels are launched one by one. shares_prefixes: whether requests may hold the
     same blocks.
     """
@@ -74,7 +74,7 @@ class DeviceRunner:
         max_num_tokens: int,
         device: torch.device,
         *,
-        num_rehearsed: int,
+        num_warmed_up: int,
         record: Record | None,
         shares_prefixes: bool = False,
     ) -> None:
@@ -89,10 +89,10 @@ class DeviceRunner:
             limits.max_num_seqs, max_num_tokens,
             pads_mixed=record is not None, shares_prefixes=shares_prefixes,
         )  # fmt: skip
-        self._wishes = StepWishes(running, sampler, kernels, self._batch.last_tokens)
+        self._wishes = StepLogits(running, sampler, kernels, self._batch.last_tokens)
         work = ModelWork(
-            model, kv_caches, self._batch, sampler, kernels, running.beat,
-            has_head=limits.generates, num_rehearsed=num_rehearsed,
+            model, kv_caches, self._batch, sampler, kernels, running.heartbeat,
+            has_head=limits.generates, num_warmed_up=num_warmed_up,
         )  # fmt: skip
         self._graphs = StepGraphs(work, self._sizes, record)
         self._on_gpu = device.type == "cuda"
@@ -100,10 +100,10 @@ class DeviceRunner:
         self._pending: deque[PendingStep] = deque()
 
     @torch.inference_mode()
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Launch each kernel that recorded steps will have, and those that may follow them."""
-        self._graphs.rehearse_all(self._batch.clear)
-        self._wishes.rehearse()
+        self._graphs.warm_up_all(self._batch.clear)
+        self._wishes.warm_up()
         self._receive(self._batch.last_tokens)
 
     @torch.inference_mode()

@@ -19,14 +19,14 @@ from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.batch_layout import BatchLayout
 from quire.kvcache.kv_storage import allocate_kv, kv_dtype
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 
 def measured_bytes(
     config: EngineConfig,
-    shape: ModelArchitecture,
+    shape: ModelConfig,
     model: CausalLM,
     dtype: torch.dtype,
     device: torch.device,
@@ -52,7 +52,7 @@ def measured_bytes(
 @torch.inference_mode()
 def run_largest_step(
     config: EngineConfig,
-    shape: ModelArchitecture,
+    shape: ModelConfig,
     model: CausalLM,
     dtype: torch.dtype,
     device: torch.device,

@@ -39,10 +39,10 @@ class StepTensors:
 class StepWork(Protocol):
     """What a step does on the device."""
 
-    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
         """From the packed form to hidden states [T, H].
 
-        is_rehearsal: launch each kernel that a step of this size has, but not for all layers.
+        is_warm_up: launch each kernel that a step of this size has, but not for all layers.
         """
 
     def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
@@ -94,13 +94,13 @@ class StepGraphs:
         assert tensors is not None
         return tensors
 
-    def rehearse_all(self, clear: Callable[[StepSize], None]) -> None:
+    def warm_up_all(self, clear: Callable[[StepSize], None]) -> None:
         """Launch every kernel of every part, those of the largest first.
 
         clear: makes the next step of a size one without requests.
         """
         for part in self._parts():
-            self._rehearse(part, clear)
+            self._warm_up(part, clear)
         self._hidden = None
 
     def record_all(self, clear: Callable[[StepSize], None]) -> None:
@@ -112,7 +112,7 @@ class StepGraphs:
             return
         begin = time.monotonic()
         for part in self._parts():
-            self._rehearse(part, clear)
+            self._warm_up(part, clear)
             self._recordings[part] = self._record(partial(self._launch, part))
         logger.info("%d CUDA graphs: %.2f s", len(self._recordings), time.monotonic() - begin)
 
@@ -127,17 +127,17 @@ class StepGraphs:
         parts.sort(key=lambda part: part[1], reverse=True)
         return parts + [("draw", count) for count in reversed(self._sizes.samples)]
 
-    def _rehearse(self, part: Part, clear: Callable[[StepSize], None]) -> None:
+    def _warm_up(self, part: Part, clear: Callable[[StepSize], None]) -> None:
         if part[0] != "draw":
             clear(_size_of(part))
-        self._launch(part, is_rehearsal=True)
+        self._launch(part, is_warm_up=True)
 
-    def _launch(self, part: Part, *, is_rehearsal: bool = False) -> StepTensors | None:
+    def _launch(self, part: Part, *, is_warm_up: bool = False) -> StepTensors | None:
         kind, count = part
         if kind == "draw":
             assert self._hidden is not None, "layers come first"
             return self._work.finish(self._hidden, count)
-        hidden = self._work.forward(_size_of(part), is_rehearsal=is_rehearsal)
+        hidden = self._work.forward(_size_of(part), is_warm_up=is_warm_up)
         if not _is_layers(part):
             return self._work.finish(hidden, count)
         if self._hidden is None:  # the largest comes first

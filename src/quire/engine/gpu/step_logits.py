@@ -19,7 +19,7 @@ from quire.engine.gpu.step_work import DeviceDraw
 from quire.kernels.dispatch import Kernels
 from quire.sampling.array_types import Flags, Ints
 from quire.sampling.device_logits import on_device
-from quire.sampling.device_logits_processors import WishingRows
+from quire.sampling.device_logits_processors import DeviceLogitsProcessors
 from quire.sampling.device_logprobs import Scores, score
 from quire.sampling.sampling_state import Need
 
@@ -37,7 +37,7 @@ class WantedScores:
         return dict(zip(self.samples, self.scores.report(self.counts), strict=True))
 
 
-class StepWishes:
+class StepLogits:
     """last_tokens: int32 [R] on the device, where the next step finds what was drawn."""
 
     def __init__(
@@ -50,7 +50,7 @@ class StepWishes:
         self._state = running.sampling
         self._batch = running.batch
         self._last_tokens = last_tokens
-        self._rows = WishingRows(
+        self._rows = DeviceLogitsProcessors(
             self._state, len(last_tokens), sampler.sample, kernels, last_tokens.device
         )
 
@@ -100,6 +100,6 @@ class StepWishes:
         scores = score(tensors.logits, index, drawn, int(counts.max()))
         return WantedScores(samples.tolist(), counts.tolist(), scores.on_host())
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Launch what would else be compiled at its first use."""
-        self._rows.rehearse()
+        self._rows.warm_up()

@@ -16,7 +16,7 @@ from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors
 from quire.engine.startup.torch_model import CausalLM, KVCaches
 from quire.kernels.dispatch import Kernels
-from quire.layers.forward_context import Beat, ForwardContext
+from quire.layers.forward_context import ForwardContext, Heartbeat
 
 
 class DeviceDraw(Protocol):
@@ -35,7 +35,7 @@ class DeviceDraw(Protocol):
 class ModelWork:
     """A model's steps; see `step_graphs.StepWork`.
 
-    num_rehearsed: see `layers_of_all_kinds`. beat: called while kernels are launched.
+    num_warmed_up: see `layers_of_all_kinds`. heartbeat: called while kernels are launched.
     """
 
     def __init__(
@@ -45,25 +45,25 @@ class ModelWork:
         batch: DeviceBatch,
         sampler: DeviceDraw,
         kernels: Kernels,
-        beat: Beat,
+        heartbeat: Heartbeat,
         *,
         has_head: bool,
-        num_rehearsed: int,
+        num_warmed_up: int,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._batch = batch
         self._sampler = sampler
         self._kernels = kernels
-        self._beat = beat
+        self._beat = heartbeat
         self._has_head = has_head
-        self._num_rehearsed = num_rehearsed
+        self._num_warmed_up = num_warmed_up
 
-    def forward(self, size: StepSize, *, is_rehearsal: bool = False) -> Tensor:
+    def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
         """From the packed form to hidden states [T, H]; in a rehearsal through few layers."""
         inputs = self._batch.build(size)
-        kv_caches = self._kv_caches[: self._num_rehearsed] if is_rehearsal else self._kv_caches
-        context = ForwardContext(layout=inputs.layout, kv=kv_caches, beat=self._beat)
+        kv_caches = self._kv_caches[: self._num_warmed_up] if is_warm_up else self._kv_caches
+        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._beat)
         return self._model.forward(inputs.input_ids, inputs.positions, context)
 
     def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:

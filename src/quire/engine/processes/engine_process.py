@@ -121,7 +121,7 @@ class EngineProcess:
     def turn(self, patience: float) -> None:
         """Take what has come, run a step, tell the news. patience: seconds to wait if idle."""
         core = self._core
-        self._page.beat(self._stats.num_steps, has_work=core.has_work)
+        self._page.heartbeat(self._stats.num_steps, has_work=core.has_work)
         for client, messages in self._socket.receive(0.0 if core.has_work else patience):
             for message in messages:
                 self._handle(client, message)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import ModelCondition, ModelState
-from quire.engine.processes.process_supervisors import EngineKeeper
+from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.startup.footprint import Footprint
 from quire.errors import UserError
 
@@ -39,7 +39,7 @@ class Model:
         self.plan = plan
         self.state: ModelState = "unloaded"
         self.footprint: Footprint | None = None
-        self.keeper: EngineKeeper | None = None  # from loading to unloaded
+        self.keeper: EngineSupervisor | None = None  # from loading to unloaded
         self.failure = ""
         self.failed_at = -FAILURE_SECONDS
         self.retry_after = FAILURE_SECONDS

@@ -27,7 +27,7 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.engine.processes.fleet_model import FAILURE_SECONDS, Model, ModelPlan
-from quire.engine.processes.process_supervisors import EngineKeeper
+from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.processes.supervisor import Supervisor
 from quire.engine.startup.footprint import footprint_of
 from quire.errors import ConfigError, QuireError, UserError
@@ -141,7 +141,7 @@ class Fleet:
             self._become(model, "loaded")
             return info
 
-    def _start_engine(self, model: Model) -> EngineKeeper:
+    def _start_engine(self, model: Model) -> EngineSupervisor:
         on_end = partial(self._note_end, model)
         return self._supervisor.start_engine(model.plan.name, self._config(model), on_end)
 

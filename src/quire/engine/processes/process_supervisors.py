@@ -60,7 +60,7 @@ class EnginePlace:
     num_restarts: int = 0
 
 
-class EngineKeeper:
+class EngineSupervisor:
     """One model's engine, as long as it is wanted.
 
     on_change is called when it can be reached, and when it no longer can.
@@ -206,7 +206,7 @@ class WorkerParent(Protocol):
         """An API process has died."""
 
 
-class WorkerKeeper:
+class WorkerSupervisor:
     """One place for API processes. client: the name of the one that is there, if there is."""
 
     def __init__(self, module: str, first: StartWorker, parent: WorkerParent) -> None:

@@ -42,7 +42,7 @@ class StatusPage:
 
     # ------------------------------------------------------------------ the engine writes
 
-    def beat(self, num_steps: int, *, has_work: bool) -> None:
+    def heartbeat(self, num_steps: int, *, has_work: bool) -> None:
         """The loop goes round: before each step, and several times a second while idle."""
         self._words[_PROGRESS] = time.monotonic_ns()
         self._words[_HAS_WORK] = has_work
@@ -71,7 +71,7 @@ class StatusPage:
 
     @property
     def has_work(self) -> bool:
-        """Whether requests were running or waiting at the last beat."""
+        """Whether requests were running or waiting at the last heartbeat."""
         return bool(self._words[_HAS_WORK])
 
     @property
@@ -80,7 +80,7 @@ class StatusPage:
         return self._words[_LAST_WORK] / 1e9
 
     def age(self) -> float:
-        """Seconds since the last beat; 0 before the first, since loading takes its time."""
+        """Seconds since the last heartbeat; 0 before the first, since loading takes its time."""
         last = self._words[_PROGRESS]
         return max(0, time.monotonic_ns() - last) / 1e9 if last else 0.0
 

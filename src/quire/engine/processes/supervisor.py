@@ -26,10 +26,10 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.process_supervisors import (
-    EngineKeeper,
     EnginePlace,
-    WorkerKeeper,
+    EngineSupervisor,
     WorkerParent,
+    WorkerSupervisor,
 )
 from quire.errors import EngineError
 from quire.logs import LogOptions
@@ -67,10 +67,10 @@ class Supervisor:
         self._settings = settings
         self._listener = listener
         self._admin = admin
-        self._engines: dict[str, EngineKeeper] = {}
+        self._engines: dict[str, EngineSupervisor] = {}
         self._past: dict[str, tuple[int, int]] = {}  # by model: processes, restarts before unload
-        self._workers: list[WorkerKeeper] = []
-        self._tasks: dict[EngineKeeper | WorkerKeeper, asyncio.Task[None]] = {}
+        self._workers: list[WorkerSupervisor] = []
+        self._tasks: dict[EngineSupervisor | WorkerSupervisor, asyncio.Task[None]] = {}
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
 
@@ -131,7 +131,7 @@ class Supervisor:
 
     def start_engine(
         self, name: str, config: EngineConfig, on_end: Callable[[BaseException], None]
-    ) -> EngineKeeper:
+    ) -> EngineSupervisor:
         """Begin to keep an engine; its `started` says when requests can come.
 
         on_end: told why it cannot be started or kept.
@@ -147,7 +147,7 @@ class Supervisor:
             log=self._settings.log,
         )
         self._num_engines += 1
-        keeper = self._engines[name] = EngineKeeper(name, config, place, self.tell_workers)
+        keeper = self._engines[name] = EngineSupervisor(name, config, place, self.tell_workers)
 
         def end(error: BaseException) -> None:
             self._forget_engine(keeper)
@@ -156,7 +156,7 @@ class Supervisor:
         self._keep(keeper, end)
         return keeper
 
-    async def until_started(self, keeper: EngineKeeper) -> EngineInfo:
+    async def until_started(self, keeper: EngineSupervisor) -> EngineInfo:
         """Wait for an engine. Raises what keeps it from starting."""
         task = self._tasks[keeper]
         either: set[asyncio.Future[Any]] = {keeper.started, task}
@@ -177,7 +177,7 @@ class Supervisor:
         keeper.remove_files()
         self.tell_workers(EngineDown(name=name, will_return=False, why=why))
 
-    def _forget_engine(self, keeper: EngineKeeper) -> None:
+    def _forget_engine(self, keeper: EngineSupervisor) -> None:
         if self._engines.pop(keeper.name, None) is not None:
             self._past[keeper.name] = keeper.epoch + 1, keeper.num_restarts
             del self._tasks[keeper]
@@ -196,7 +196,7 @@ class Supervisor:
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )
-            keeper = WorkerKeeper(self._settings.worker_module, first, parent)
+            keeper = WorkerSupervisor(self._settings.worker_module, first, parent)
             self._workers.append(keeper)
             self._keep(keeper, self.give_up)
 
@@ -226,7 +226,7 @@ class Supervisor:
     # ------------------------------------------------------------------ tasks
 
     def _keep(
-        self, keeper: EngineKeeper | WorkerKeeper, on_end: Callable[[BaseException], None]
+        self, keeper: EngineSupervisor | WorkerSupervisor, on_end: Callable[[BaseException], None]
     ) -> None:
         task = self._tasks[keeper] = asyncio.create_task(keeper.run())
         task.add_done_callback(partial(_tell_failure, on_end))

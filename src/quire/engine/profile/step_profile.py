@@ -35,7 +35,7 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 
 
@@ -102,7 +102,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     device = choose_device(config)
     config = settle(config, device.type)
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     _check_positions(step, shape)
     dtype = choose_dtype(config, shape, device)
     kv_type = choose_kv_type(config, dtype, device)
@@ -137,7 +137,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     )
 
 
-def _check_positions(step: StepShape, shape: ModelArchitecture) -> None:
+def _check_positions(step: StepShape, shape: ModelConfig) -> None:
     if step.context > shape.max_position_embeddings:
         name = "context" if step.num_new == 1 else "prefill"
         raise ConfigError(
@@ -148,7 +148,7 @@ def _check_positions(step: StepShape, shape: ModelArchitecture) -> None:
 
 def _step(
     model: Any,
-    shape: ModelArchitecture,
+    shape: ModelConfig,
     step: StepShape,
     block_size: int,
     dtype: torch.dtype,

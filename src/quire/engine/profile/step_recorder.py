@@ -41,9 +41,9 @@ class Recorder:
         self._caches: set[int] = set()
         names = [f.name for f in fields(Kernels)]
         if not kernels.fuses:  # which layers tell by this one
-            names.remove("linear_normed")
+            names.remove("rms_norm_linear")
         if not kernels.turns:
-            names.remove("linear_turned")
+            names.remove("qkv_rope_write_kv")
         wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
         self.kernels = replace(kernels, **wrapped)
 
@@ -109,9 +109,9 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
     if name == "attention":
         _, cache, _, layout, _, window = arguments
         num_slots = sum(_num_keys(q, s, window) for q, s in _lens(layout))
-    elif name == "rotary_write_kv":
+    elif name == "rope_write_kv":
         cache, num_slots = arguments[4], len(arguments[0])
-    elif name == "linear_turned":
+    elif name == "qkv_rope_write_kv":
         cache, num_slots = arguments[3].k_cache, len(arguments[0].residual)
     else:
         return 0

@@ -15,8 +15,8 @@ from quire.engine.core.executor import Executor
 from quire.engine.startup.resolved_config import length_limit, settle
 from quire.engine.startup.step_tuning import StepTable
 from quire.hub import resolve_model
-from quire.layers.forward_context import Beat
-from quire.models.config.model_config import ModelArchitecture
+from quire.layers.forward_context import Heartbeat
+from quire.models.config.model_config import ModelConfig
 from quire.models.config.pooling_config import read_pooling
 from quire.sampling.structured_mask import Matcher
 
@@ -31,7 +31,7 @@ class Task:
     asked: EngineConfig
     config: EngineConfig
     path: Path
-    shape: ModelArchitecture
+    shape: ModelConfig
     pooling: PoolingParams
     length_limit: int
 
@@ -40,7 +40,7 @@ def task_of(asked: EngineConfig, device_type: str) -> Task:
     """device_type: "cpu" or "cuda". Raises ConfigError or CheckpointError."""
     config = settle(asked, device_type)
     path = resolve_model(config.model.model, config.model.revision)
-    shape = ModelArchitecture.from_folder(path)
+    shape = ModelConfig.from_folder(path)
     return Task(
         asked=asked,
         config=config,
@@ -74,9 +74,9 @@ class Backend(Protocol):
         """Make the KV cache. Raises MemoryError."""
 
     def make_executor(
-        self, limits: RequestLimits, matchers: Mapping[str, Matcher], beat: Beat
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
-        """An executor, which has still to `get_ready`. beat: called in long steps."""
+        """An executor, which has still to `get_ready`. heartbeat: called in long steps."""
 
     def has_started(self) -> None:
         """Give back what only a start needs."""

@@ -12,7 +12,7 @@ from quire.engine.core.pooler import Singles
 from quire.kernels.cpu.row_ops import finite_rows, in_float32
 from quire.kernels.ragged_batch import Ints, RaggedBatch
 from quire.kvcache.host_kv_cache import HostCache
-from quire.layers.forward_context import Beat, unwatched
+from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.checkpoints.mapped_file import Array
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from quire.sampling.array_types import Flags, Logits
@@ -27,10 +27,10 @@ class CompiledModel:
     cache: HostCache
 
     def forward(
-        self, input_ids: Ints, batch: RaggedBatch, beat: Beat = unwatched
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = no_heartbeat
     ) -> CompiledStates:
         """See `HostModel`."""
-        states = self.decoder.forward(input_ids, batch, self.cache, beat)
+        states = self.decoder.forward(input_ids, batch, self.cache, heartbeat)
         return CompiledStates(states, self.decoder)
 
 

@@ -25,7 +25,7 @@ from quire.kvcache.kv_sizes import kv_name
 from quire.models.prepared.prepared_files import prepared_file
 from quire.models.prepared.prepared_reader import open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
-from quire.models.runtimes.compiled_weights import Arrays, NotServedError
+from quire.models.runtimes.compiled_weights import Arrays, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def load_prepared(config: EngineConfig, phases: Phases) -> HostBackend | None:
             return None
         try:
             decoder = decoder_of(task, found.arrays())
-        except NotServedError as error:
+        except UnsupportedModelError as error:
             logger.info("prepared weights are left to PyTorch: %s", error)
             return None
     logger.info("weights mapped from %s", file)
@@ -58,7 +58,7 @@ def load_prepared(config: EngineConfig, phases: Phases) -> HostBackend | None:
 
 
 def decoder_of(task: Task, arrays: Arrays) -> CompiledDecoder:
-    """Raises NotServedError."""
+    """Raises UnsupportedModelError."""
     return CompiledDecoder(task.shape, arrays, task.config.cache.block_size)
 
 

@@ -13,7 +13,7 @@ from quire.errors import ConfigError
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import Kernels, has_triton, kernels_for
 from quire.kvcache.kv_storage import kv_dtype
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import resolve_dtype
 
 
@@ -27,9 +27,7 @@ def choose_device(config: EngineConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def choose_dtype(
-    config: EngineConfig, shape: ModelArchitecture, device: torch.device
-) -> torch.dtype:
+def choose_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device) -> torch.dtype:
     """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
     dtype = resolve_dtype(config.model.dtype, shape)
     emulated = device.type == "cpu" and is_emulated(dtype)

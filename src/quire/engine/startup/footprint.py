@@ -17,7 +17,7 @@ from quire.engine.startup.cgroups import memory_left, own_groups
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.models.checkpoints.checkpoint import Checkpoint
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.quantization.scheme import Role, scheme_of
 
 # The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
@@ -54,7 +54,7 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
     its share of that, not of the free memory. Raises CheckpointError.
     """
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     if config.model.load_format == "null":
         return Footprint(weights=0, kv_cache=0)
     block_bytes = block_bytes_of(config, shape)
@@ -88,7 +88,7 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
     return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
 
 
-def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path) -> dict[str, int]:
+def weights_by_form(config: EngineConfig, shape: ModelConfig, folder: Path) -> dict[str, int]:
     """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
     if config.model.load_format == "dummy":
         num_weights = shape.num_parameters
@@ -114,7 +114,7 @@ def weights_by_form(config: EngineConfig, shape: ModelArchitecture, folder: Path
     return dict(found)
 
 
-def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
+def block_bytes_of(config: EngineConfig, shape: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
     kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, shape))
     sizes = shape.num_layers, config.cache.block_size, shape.num_kv_heads, shape.head_dim
@@ -122,7 +122,7 @@ def block_bytes_of(config: EngineConfig, shape: ModelArchitecture) -> int:
 
 
 def blocks_within(
-    config: EngineConfig, shape: ModelArchitecture, default_bytes: int, block_bytes: int
+    config: EngineConfig, shape: ModelConfig, default_bytes: int, block_bytes: int
 ) -> int:
     """How many KV blocks there will be: as asked, or what the bytes give and requests can use.
 
@@ -141,7 +141,7 @@ def default_kv_bytes(available: int) -> int:
     return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
 
 
-def dtype_of(config: EngineConfig, shape: ModelArchitecture) -> str:
+def dtype_of(config: EngineConfig, shape: ModelConfig) -> str:
     """Data type of weights, and of a KV cache without its own, by startup's rule for "auto"."""
     wanted = config.model.dtype
     if wanted != "auto":

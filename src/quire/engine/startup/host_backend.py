@@ -16,7 +16,7 @@ from quire.engine.startup.footprint import available_bytes, default_kv_bytes
 from quire.engine.startup.host_model import HostModel, WithCache
 from quire.engine.startup.step_tuning import StepTable, measure_steps, with_token_budget
 from quire.engine.startup.step_tuning_file import steps_of
-from quire.layers.forward_context import Beat
+from quire.layers.forward_context import Heartbeat
 from quire.sampling.structured_mask import Matcher
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class HostBackend:
         self._model = self._with_cache(self.task.shape.num_layers, num_blocks)
 
     def make_executor(
-        self, limits: RequestLimits, matchers: Mapping[str, Matcher], beat: Beat
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
         """Which runs each step at once."""
-        running = RunningRequests(limits, self.config.cache.block_size, matchers, beat)
+        running = RunningRequests(limits, self.config.cache.block_size, matchers, heartbeat)
         return UniprocExecutor(ModelRunner(self._model, running))
 
     def has_started(self) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from quire.engine.core.pooler import HiddenStates
 from quire.kernels.ragged_batch import Ints, RaggedBatch
-from quire.layers.forward_context import Beat
+from quire.layers.forward_context import Heartbeat
 from quire.sampling.array_types import Flags, Logits
 
 
@@ -24,8 +24,10 @@ class CheckedStates(HiddenStates, Protocol):
 class HostModel(Protocol):
     """A model with a KV cache, which its steps write."""
 
-    def forward(self, input_ids: Ints, batch: RaggedBatch, beat: Beat = ...) -> CheckedStates:
-        """input_ids [T] → states. beat: called now and then."""
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = ...
+    ) -> CheckedStates:
+        """input_ids [T] → states. heartbeat: called now and then."""
 
 
 # Layers that are taken, and blocks of the cache → a model of these with a cache of its own. Raises

@@ -9,13 +9,13 @@ from quire.config import EngineConfig
 from quire.engine.startup.footprint import blocks_within
 from quire.engine.startup.resolved_config import cache_problem, larger_cache
 from quire.errors import ConfigError
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 
 def choose_num_blocks(
-    config: EngineConfig, shape: ModelArchitecture, block_bytes: int, budget: Callable[[], int]
+    config: EngineConfig, shape: ModelConfig, block_bytes: int, budget: Callable[[], int]
 ) -> int:
     """As asked, or what the memory gives and the requests can use. Raises ConfigError.
 

@@ -23,7 +23,7 @@ from quire.engine.startup.footprint import (
 from quire.engine.startup.resolved_config import cache_problem, length_limit, settle
 from quire.errors import ConfigError
 from quire.hub import resolve_model
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 # What CUDA takes in a process before anything is asked of it, as seen on Hopper.
 CONTEXT_BYTES = 512 << 20
@@ -116,7 +116,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     config = settle(config, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelArchitecture.from_folder(folder)
+    shape = ModelConfig.from_folder(folder)
     limit = length_limit(config, shape)
     sizes = _sizes(config, shape)
     weights = weights_by_form(config, shape, folder)
@@ -151,7 +151,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     )
 
 
-def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
+def _sizes(config: EngineConfig, shape: ModelConfig) -> dict[str, int]:
     """What steps need beside weights and KV cache."""
     num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     item = ITEM_BYTES[dtype_of(config, shape)]
@@ -168,7 +168,7 @@ def _sizes(config: EngineConfig, shape: ModelArchitecture) -> dict[str, int]:
     return sizes
 
 
-def activation_bytes(shape: ModelArchitecture, num_tokens: int, item: int) -> int:
+def activation_bytes(shape: ModelConfig, num_tokens: int, item: int) -> int:
     """The most that is alive at a time in a layer's pass over so many tokens."""
     heads = 3 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # projected, turned, out
     widest = max(heads, 3 * shape.intermediate_size)  # gate and up, and what they become
@@ -176,17 +176,17 @@ def activation_bytes(shape: ModelArchitecture, num_tokens: int, item: int) -> in
     return num_tokens * ((2 * shape.hidden_size + widest) * item + turns)
 
 
-def logits_bytes(shape: ModelArchitecture, num_rows: int, item: int) -> int:
+def logits_bytes(shape: ModelConfig, num_rows: int, item: int) -> int:
     """Logits as they come, in float32, and two copies for a sampler to change."""
     return num_rows * shape.vocab_size * (item + 3 * 4)
 
 
-def token_count_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+def token_count_bytes(config: EngineConfig, shape: ModelConfig) -> int:
     """Of how often each request has each token, for penalties on a GPU."""
     return config.scheduler.max_num_seqs * shape.vocab_size * 2 if shape.has_head else 0
 
 
-def shared_part_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
+def shared_part_bytes(config: EngineConfig, shape: ModelConfig) -> int:
     """Of the parts of softmaxes over prefixes that requests share, in float32 with two statistics.
 
     Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
@@ -197,7 +197,7 @@ def shared_part_bytes(config: EngineConfig, shape: ModelArchitecture) -> int:
     return places * shape.num_heads * (shape.head_dim + 2) * 4
 
 
-def graph_bytes(config: EngineConfig, shape: ModelArchitecture, item: int) -> int:
+def graph_bytes(config: EngineConfig, shape: ModelConfig, item: int) -> int:
     """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
     A step may draw for each row, from logits as they come. Hidden states are kept apart from what

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, contextmanager
 from quire.config import EngineConfig
 from quire.engine.startup.footprint import ITEM_BYTES
 from quire.errors import ConfigError
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 
-def fitting_weights(shape: ModelArchitecture, dtype: str) -> AbstractContextManager[None]:
+def fitting_weights(shape: ModelConfig, dtype: str) -> AbstractContextManager[None]:
     """Around loading a model."""
     num_bytes = shape.num_parameters * ITEM_BYTES[dtype]
     return _fitting(
@@ -51,7 +51,7 @@ def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[N
     )
 
 
-def told_of_step(error: Exception) -> str | None:
+def describe_step(error: Exception) -> str | None:
     """What to say of a step that failed because memory ran out; None if that was not why."""
     if not is_out_of_memory(error):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.errors import ConfigError
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.quantization.scheme import check_device
 
 
@@ -21,7 +21,7 @@ def settle(config: EngineConfig, device_type: str) -> EngineConfig:
     return config.settled(device_type)
 
 
-def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
+def length_limit(config: EngineConfig, shape: ModelConfig) -> int:
     """Positions that a request may have. Raises ConfigError for more than the model knows."""
     limit = shape.max_position_embeddings
     wanted = config.model.max_model_len or limit
@@ -33,7 +33,7 @@ def length_limit(config: EngineConfig, shape: ModelArchitecture) -> int:
 
 
 def request_limits(
-    config: EngineConfig, shape: ModelArchitecture, max_model_len: int, num_slots: int
+    config: EngineConfig, shape: ModelConfig, max_model_len: int, num_slots: int
 ) -> RequestLimits:
     """What requests are checked by. num_slots: tokens that the KV cache holds."""
     return RequestLimits(

@@ -27,16 +27,16 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.hub import tokenizer_folder
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.kvcache.kv_sizes import block_bytes
-from quire.layers.forward_context import Beat, unwatched
-from quire.models.config.model_config import ModelArchitecture
+from quire.layers.forward_context import Heartbeat, no_heartbeat
+from quire.models.config.model_config import ModelConfig
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 
 
 def start_engine(
-    config: EngineConfig, beat: Beat = unwatched, begin: float | None = None
+    config: EngineConfig, heartbeat: Heartbeat = no_heartbeat, begin: float | None = None
 ) -> tuple[EngineCore, EngineInfo]:
-    """Load a model and make it ready to run requests. beat: called while a step goes on.
+    """Load a model and make it ready to run requests. heartbeat: called while a step goes on.
 
     begin: when the process began to import what this takes, in seconds of the monotonic clock.
     Raises CheckpointError or ConfigError, which say what to change.
@@ -59,7 +59,7 @@ def start_engine(
         limits = request_limits(config, shape, max_model_len, num_slots)
         with phases.timed("kv_cache"), fitting_kv(config, num_blocks * bytes_each):
             model.allocate(num_blocks)
-        executor = model.make_executor(limits, grammars, beat)
+        executor = model.make_executor(limits, grammars, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
         executor.get_ready()
     model.has_started()
@@ -109,7 +109,7 @@ def _make_scheduler(model: Backend, limits: RequestLimits, executor: Executor) -
     )
 
 
-def _grammar_compiler(config: EngineConfig, shape: ModelArchitecture) -> GrammarCompiler:
+def _grammar_compiler(config: EngineConfig, shape: ModelConfig) -> GrammarCompiler:
     """Reads the tokenizer when the first request asks for a form."""
 
     def vocabulary() -> Vocabulary:

@@ -20,7 +20,7 @@ from quire.config import EngineConfig
 from quire.engine.startup.host_model import HostModel, WithCache
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.ragged_batch import RaggedBatch
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class StepTable:
         return f"ms of a step by threads: {threads}; by tokens, with {self.num_threads}: {steps}"
 
 
-def is_tiny(shape: ModelArchitecture) -> bool:
+def is_tiny(shape: ModelConfig) -> bool:
     """Whether a model is too small for the measurement to pay."""
     return 4 * shape.num_parameters <= TINY_MODEL_BYTES
 
@@ -102,7 +102,7 @@ def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTabl
 
 def measure_steps(
     with_cache: WithCache,
-    shape: ModelArchitecture,
+    shape: ModelConfig,
     block_size: int,
     candidates: Sequence[int],
     kept: StepTable | None = None,
@@ -173,7 +173,7 @@ def choose_threads(seconds: dict[int, float]) -> int:
 class _Probe:
     """Steps through a model's first layers and its head. share: of its layers that are taken."""
 
-    def __init__(self, with_cache: WithCache, shape: ModelArchitecture, block_size: int) -> None:
+    def __init__(self, with_cache: WithCache, shape: ModelConfig, block_size: int) -> None:
         layer_bytes = shape.num_parameters // shape.num_layers  # 8 bits each, at least
         num_layers = min(shape.num_layers, -(-COLD_BYTES // layer_bytes))
         self.share = num_layers / shape.num_layers

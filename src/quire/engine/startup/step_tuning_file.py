@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.engine.startup.step_tuning import StepTable
 from quire.kernels.cpu import native
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import prepared_folder
 from quire.version import __version__
 
@@ -35,8 +35,8 @@ Measure = Callable[[StepTable | None], StepTable]
 
 
 def steps_of(
-    config: ModelConfig,
-    shape: ModelArchitecture,
+    config: ModelSettings,
+    shape: ModelConfig,
     numbers: tuple[str, str, int],
     candidates: Sequence[int],
     measure: Measure,

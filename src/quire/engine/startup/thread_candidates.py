@@ -8,12 +8,12 @@ from quire.config import EngineConfig
 from quire.engine.startup.cpu_cores import usable_cores
 from quire.engine.startup.step_tuning import is_tiny
 from quire.errors import ConfigError
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 MOST_THREADS = 4  # for each of the machine's cores
 
 
-def thread_candidates(config: EngineConfig, shape: ModelArchitecture) -> list[int]:
+def thread_candidates(config: EngineConfig, shape: ModelConfig) -> list[int]:
     """As asked; else all cores, and what is to be measured beside them.
 
     A tiny model's products are too short to be worth sharing. Raises ConfigError for far more than

@@ -19,8 +19,8 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.ragged_batch import Ints, RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
-from quire.layers.forward_context import Beat, ForwardContext, unwatched
-from quire.models.config.model_config import ModelArchitecture
+from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
+from quire.models.config.model_config import ModelConfig
 from quire.sampling.array_types import Flags, Logits
 from quire.sampling.device_logprobs import score
 from quire.sampling.token_logprobs import prompt_logprobs
@@ -47,10 +47,12 @@ class TorchModel:
     device: torch.device
 
     @torch.inference_mode()
-    def forward(self, input_ids: Ints, batch: RaggedBatch, beat: Beat = unwatched) -> TorchStates:
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = no_heartbeat
+    ) -> TorchStates:
         """See `HostModel`."""
         layout = BatchLayout.of(batch, self.device)
-        context = ForwardContext(layout=layout, kv=self.kv_caches, beat=beat)
+        context = ForwardContext(layout=layout, kv=self.kv_caches, heartbeat=heartbeat)
         ids, positions = (
             torch.from_numpy(ints).to(self.device) for ints in (input_ids, batch.flat.positions)
         )
@@ -99,7 +101,7 @@ class TorchStates:
 
 def with_cache(
     model: CausalLM,
-    shape: ModelArchitecture,
+    shape: ModelConfig,
     block_size: int,
     kv_dtype: torch.dtype,
     num_layers: int,

@@ -34,7 +34,7 @@ from quire.kernels.dispatch import describe
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
-from quire.models.runtimes.compiled_weights import NotServedError
+from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _on_host(
     if native.library() is not None and not task.config.device.batch_invariant and not opaque:
         try:
             decoder = decoder_of(task, arrays_of(tensors))
-        except NotServedError as error:
+        except UnsupportedModelError as error:
             logger.info("PyTorch's modules run the model: %s", error)
         else:
             return host_backend(task, decoder, name_of(dtype), phases, end_start)

@@ -46,7 +46,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos[:, None], swapped, sin[:, None])
 
 
-def rotary_write_kv(
+def rope_write_kv(
     heads: Tensor,
     norms: HeadNorms | None,
     cos: Tensor,
@@ -55,7 +55,7 @@ def rotary_write_kv(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Twin of `reference.rotary_write_kv` for steps without padding, as all are here."""
+    """Twin of `reference.rope_write_kv` for steps without padding, as all are here."""
     num_kv_heads = k_cache.shape[2]
     turning, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
     if norms is None:

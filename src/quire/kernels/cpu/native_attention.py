@@ -20,7 +20,7 @@ from quire.kernels.operands import HeadNorms
 KEPT = {**DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
 
 
-def rotary_write_kv(
+def rope_write_kv(
     heads: Tensor,
     norms: HeadNorms | None,
     cos: Tensor,
@@ -29,14 +29,12 @@ def rotary_write_kv(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Twin of `reference.rotary_write_kv`; between its steps float32 is not rounded to bfloat16."""
+    """Twin of `reference.rope_write_kv`; between its steps float32 is not rounded to bfloat16."""
     tokens, num_heads, dim = heads.shape
     stride, *inner = heads.stride()
     kv_heads = k_cache.shape[2]
     if not serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
-        return cpu_elementwise.rotary_write_kv(
-            heads, norms, cos, sin, k_cache, v_cache, slot_mapping
-        )
+        return cpu_elementwise.rope_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
     num_heads -= 2 * kv_heads
     cos, sin = cos.contiguous(), sin.contiguous()
     query = heads.new_empty(tokens, num_heads, dim)

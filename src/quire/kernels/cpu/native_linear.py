@@ -23,8 +23,8 @@ from quire.kernels.operands import (
     Fp8Weight,
     Int4Weight,
     Int8Weight,
-    Normed,
     QuantizedWeight,
+    ResidualState,
     Rows,
 )
 
@@ -106,31 +106,31 @@ def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
     return out
 
 
-def normed_rows(x: Normed) -> Tensor:
-    """Twin of `reference.normed_rows`."""
+def normalized_rows(x: ResidualState) -> Tensor:
+    """Twin of `reference.normalized_rows`."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows
     return tensor_ops.rms_norm(x.residual, x.weight, x.eps)
 
 
-def linear_normed(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_normed`."""
+def rms_norm_linear(x: ResidualState, weight: Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.rms_norm_linear`."""
     packed = packed_form(weight)
     if packed is None or x.residual.dtype not in DTYPES:
-        return linear(normed_rows(x), weight, bias)
+        return linear(normalized_rows(x), weight, bias)
     out = x.residual.new_empty(len(x.residual), packed.outputs)
     _multiply(x, packed, bias, out, Epilogue.STORE)
     return out
 
 
-def linear_silu(x: Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear_silu(x: ResidualState, weight: Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
     packed = packed_form(weight)
     if packed is not None and goes_by_turns(x.residual.dtype, packed.outputs):
         out = x.residual.new_empty(len(x.residual), packed.outputs // 2)
         _multiply(x, packed, bias, out, Epilogue.SILU)
         return out
-    return _silu(linear_normed(x, weight, bias))
+    return _silu(rms_norm_linear(x, weight, bias))
 
 
 def linear_add_norm(
@@ -140,7 +140,7 @@ def linear_add_norm(
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
-) -> Normed:
+) -> ResidualState:
     """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
     packed = packed_form(weight)
     if packed is not None and isinstance(x, Tensor) and x.dtype in DTYPES:
@@ -148,11 +148,11 @@ def linear_add_norm(
         _multiply(x, packed, bias, residual, Epilogue.ADD)
     else:
         residual = residual.add_(linear(x, weight, bias))
-    return Normed(residual, None, norm_weight, eps)
+    return ResidualState(residual, None, norm_weight, eps)
 
 
 def _multiply(
-    x: Tensor | Normed, weight: Packed, bias: Tensor | None, out: Tensor, epilogue: Epilogue
+    x: Tensor | ResidualState, weight: Packed, bias: Tensor | None, out: Tensor, epilogue: Epilogue
 ) -> None:
     norm_weight, eps = 0, 0.0
     if isinstance(x, Tensor):

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from quire.kernels import reference
-from quire.kernels.operands import Fp8Weight, Normed, Rows, Turning
+from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next
 from quire.kernels.triton.ops.paged_attention import attention, has_ring
 from quire.kernels.triton.ops.skinny_gemm import (
+    choose_rope_gemm_config,
     interleave_gate_up,
     skinny_gemm,
     skinny_gemm_norm,
+    skinny_gemm_rope,
     skinny_gemm_silu,
-    skinny_gemm_turned,
-    turned_way,
 )
 from quire.kernels.triton.sampling.penalties import penalise
 from quire.kernels.triton.step.elementwise import (
@@ -30,7 +30,7 @@ from quire.kernels.triton.step.elementwise import (
     silu_and_mul,
     silu_and_mul_fp8,
 )
-from quire.kernels.triton.step.rope_kernels import rotary_angles, rotary_write_kv
+from quire.kernels.triton.step.rope_kernels import rope_angles, rope_write_kv
 from quire.kernels.triton.step.step_kernels import build_inputs, finish_step, move
 
 # Types with float32's range: a residual that is not yet divided by its rms may outgrow float16.
@@ -51,37 +51,37 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     return skinny_gemm(x, weight, bias=bias)
 
 
-def normed_rows(x: Normed) -> Tensor:
-    """Twin of `reference.normed_rows`."""
+def normalized_rows(x: ResidualState) -> Tensor:
+    """Twin of `reference.normalized_rows`."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows
     return rms_norm(x.residual, x.weight, x.eps)
 
 
-def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_normed`."""
+def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.rms_norm_linear`."""
     assert x.rows is not None  # which CPUs alone leave to the product
     if x.squares is None:
         return linear(x.rows, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
 
-def linear_turned(
-    x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None, turning: Turning
+def qkv_rope_write_kv(
+    x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None, turning: RopeWriteKV
 ) -> Tensor:
-    """Twin of `reference.linear_turned`."""
-    way = turned_way(x, weight, turning)
+    """Twin of `reference.qkv_rope_write_kv`."""
+    way = choose_rope_gemm_config(x, weight, turning)
     if way is not None:
-        return skinny_gemm_turned(x, weight, turning, way, bias=bias)
-    return rotary_write_kv(*turning.operands(linear_normed(x, weight, bias)))
+        return skinny_gemm_rope(x, weight, turning, way, bias=bias)
+    return rope_write_kv(*turning.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
     assert x.rows is not None
     if _are_few(x.rows, weight):
         return skinny_gemm_silu(x.rows if x.squares is None else x, weight, bias=bias)
-    out = linear_normed(x, weight, bias)
+    out = rms_norm_linear(x, weight, bias)
     if rounds_next(out, weight):
         return silu_and_mul_fp8(out)
     return silu_and_mul(out, by_turns=True)
@@ -94,18 +94,18 @@ def linear_add_norm(
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
-) -> Normed:
+) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     if _are_few(x, weight) and x.dtype in _WIDE:
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     many = bias is None and len(residual) >= _ADDED
     if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
         residual.addmm_(x, weight.t())  # the norm reads and writes one tensor less each
-        return Normed(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
+        return ResidualState(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
     rows, residual = normalise(out, residual, norm_weight, eps)
-    return Normed(residual, rows, norm_weight, eps)
+    return ResidualState(residual, rows, norm_weight, eps)
 
 
 def _are_few(x: Rows, weight: Tensor | Fp8Weight) -> TypeGuard[Tensor]:
@@ -119,8 +119,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "rms_norm_residual": rms_norm_residual,
     "silu_and_mul": silu_and_mul,
-    "rotary_angles": rotary_angles,
-    "rotary_write_kv": rotary_write_kv,
+    "rope_angles": rope_angles,
+    "rope_write_kv": rope_write_kv,
     "attention": attention,
     "linear": linear,
     "linear_fp8": linear_fp8,
@@ -128,10 +128,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "finish_step": finish_step,
     "move": move,
     "penalise": penalise,
-    "normed_rows": normed_rows,
+    "normalized_rows": normalized_rows,
     "order_gate_up": interleave_gate_up,
-    "linear_normed": linear_normed,
-    "linear_turned": linear_turned,
+    "rms_norm_linear": rms_norm_linear,
+    "qkv_rope_write_kv": qkv_rope_write_kv,
     "linear_silu": linear_silu,
     "linear_add_norm": linear_add_norm,
 }

@@ -29,7 +29,7 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelArchitecture:
+class ModelConfig:
     """The shape of a decoder-only model.
 
     architecture: the class named in config.json; family: llama, mistral, qwen2, qwen3 or phi3.
@@ -82,7 +82,7 @@ class ModelArchitecture:
         return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
 
     @classmethod
-    def from_folder(cls, path: Path) -> ModelArchitecture:
+    def from_folder(cls, path: Path) -> ModelConfig:
         """Read config.json and, where there is one, generation_config.json.
 
         Raises CheckpointError that names the file, the key and the fix.

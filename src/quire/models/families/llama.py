@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms, Normed
+from quire.kernels.operands import HeadNorms, ResidualState
 from quire.layers.attention_layer import Attention, Rope
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.forward_context import ForwardContext
@@ -18,13 +18,13 @@ from quire.layers.linear_layers import GateUpParallelLinear, QKVParallelLinear, 
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 
 
 class LlamaAttention(nn.Module):
     """Project to heads that are turned, attend, project back."""
 
-    def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
             shape.hidden_size,
@@ -40,8 +40,8 @@ class LlamaAttention(nn.Module):
         self.attn = Attention(layer_id, shape.head_dim, shape.sliding_windows[layer_id], options)
 
     def forward(
-        self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
-    ) -> Normed:
+        self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
+    ) -> ResidualState:
         """Add to the residual stream [T, H], which then goes to the following norm."""
         query = self.qkv_proj.turned(stream, self.attn.turning(self.head_norms(), rope, ctx))
         out = self.attn.forward(query, ctx)
@@ -55,7 +55,7 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, shape: ModelArchitecture, options: LayerOptions) -> None:
+    def __init__(self, shape: ModelConfig, options: LayerOptions) -> None:
         super().__init__()
         self.gate_up_proj = GateUpParallelLinear(
             shape.hidden_size, shape.intermediate_size, options, bias=shape.mlp_bias
@@ -64,7 +64,7 @@ class LlamaMLP(nn.Module):
             shape.intermediate_size, shape.hidden_size, options, bias=shape.mlp_bias
         )
 
-    def forward(self, stream: Normed, following: RMSNorm) -> Normed:
+    def forward(self, stream: ResidualState, following: RMSNorm) -> ResidualState:
         """Add to the residual stream [T, H], which then goes to the following norm."""
         return self.down_proj.add(self.gate_up_proj.silu(stream), stream, following)
 
@@ -74,7 +74,7 @@ class LlamaDecoderLayer(nn.Module):
 
     attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
 
-    def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
         self.self_attn = self.attention_class(shape, layer_id, options)
@@ -82,8 +82,8 @@ class LlamaDecoderLayer(nn.Module):
         self.mlp = LlamaMLP(shape, options)
 
     def forward(
-        self, stream: Normed, following: RMSNorm, rope: Rope, ctx: ForwardContext
-    ) -> Normed:
+        self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
+    ) -> ResidualState:
         """The residual stream behind this layer's first norm → behind the following layer's."""
         stream = self.self_attn.forward(stream, self.post_attention_layernorm, rope, ctx)
         return self.mlp.forward(stream, following)
@@ -94,7 +94,7 @@ class LlamaModel(nn.Module):
 
     def __init__(
         self,
-        shape: ModelArchitecture,
+        shape: ModelConfig,
         max_model_len: int,
         options: LayerOptions,
         layer_class: type[LlamaDecoderLayer],
@@ -114,7 +114,7 @@ class LlamaModel(nn.Module):
         rope = self.rotary(positions)
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
         for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
-            ctx.beat()
+            ctx.heartbeat()
             stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
         return self.norm.finish(stream)
 
@@ -131,7 +131,7 @@ class LlamaForCausalLM(nn.Module):
         "gate_up_proj": {"gate_proj": "gate", "up_proj": "up"},
     }
 
-    def __init__(self, shape: ModelArchitecture, max_model_len: int, options: LayerOptions) -> None:
+    def __init__(self, shape: ModelConfig, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()
         self.model = LlamaModel(shape, max_model_len, options, self.layer_class)
         if shape.has_head:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from quire.kernels.operands import HeadNorms
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
 
 
 class Qwen3Attention(LlamaAttention):
     """Attention with a norm over each head's dimensions."""
 
-    def __init__(self, shape: ModelArchitecture, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
         super().__init__(shape, layer_id, options)
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)

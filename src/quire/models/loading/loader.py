@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
 from quire.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from quire.models.checkpoints.gpu_transfer import FLOATS, DeviceReader
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.families.registry import MODELS
 from quire.models.loading.dummy_weights import fill_with_dummies
@@ -48,7 +48,7 @@ _DTYPES = {
 Targets = dict[str, tuple[Weight, str | None]]
 
 
-def resolve_dtype(name: str, architecture: ModelArchitecture) -> torch.dtype:
+def resolve_dtype(name: str, architecture: ModelConfig) -> torch.dtype:
     """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
 
     float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
@@ -62,8 +62,8 @@ def resolve_dtype(name: str, architecture: ModelArchitecture) -> torch.dtype:
 
 
 def load_model(
-    config: ModelConfig,
-    architecture: ModelArchitecture,
+    config: ModelSettings,
+    architecture: ModelConfig,
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -88,8 +88,8 @@ def load_model(
 
 
 def load_unsaved(
-    config: ModelConfig,
-    architecture: ModelArchitecture,
+    config: ModelSettings,
+    architecture: ModelConfig,
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -111,7 +111,7 @@ def load_unsaved(
     else:
         checkpoint = Checkpoint.open(path)
         plan = _build(config, architecture, torch.device("meta"), dtype, kernels_for("meta"))
-        names = _rehearse(checkpoint, plan, architecture)
+        names = _warm_up(checkpoint, plan, architecture)
         model = _build(config, architecture, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
     keep_at_hand(model)
@@ -119,8 +119,8 @@ def load_unsaved(
 
 
 def _build(
-    config: ModelConfig,
-    architecture: ModelArchitecture,
+    config: ModelSettings,
+    architecture: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     kernels: Kernels,
@@ -172,9 +172,7 @@ def _targets_in(checkpoint: Checkpoint, model: LlamaForCausalLM) -> Targets:
     return {name.removeprefix(_PREFIX): target for name, target in targets.items()}
 
 
-def _rehearse(
-    checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelArchitecture
-) -> set[str]:
+def _warm_up(checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelConfig) -> set[str]:
     """Load tensors without content into a model without memory; returns the names to load."""
     targets = _targets_in(checkpoint, plan)
     missing = [name for name in targets if name not in checkpoint.entries]
@@ -203,7 +201,7 @@ def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
         raise entry.wrong(str(error)) from error
 
 
-def _is_harmless(name: str, architecture: ModelArchitecture) -> bool:
+def _is_harmless(name: str, architecture: ModelConfig) -> bool:
     """Tensors that old checkpoints carry and nothing needs."""
     return name.endswith(".rotary_emb.inv_freq") or (
         name == "lm_head.weight" and (architecture.tie_word_embeddings or not architecture.has_head)

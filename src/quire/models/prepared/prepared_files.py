@@ -15,9 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.kernels.cpu import native
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.processes import is_alive
 from quire.version import __version__
 
@@ -30,7 +30,7 @@ _ABANDONED_SECONDS = 3600  # after which a file that was not finished is removed
 _QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
 
 
-def prepared_folder(config: ModelConfig) -> Path | None:
+def prepared_folder(config: ModelSettings) -> Path | None:
     """Where what a start on a CPU has made is kept for the next; None by the settings."""
     if config.prepared_weights == "none":
         return None
@@ -41,8 +41,8 @@ def prepared_folder(config: ModelConfig) -> Path | None:
 
 
 def prepared_file(
-    config: ModelConfig,
-    shape: ModelArchitecture,
+    config: ModelSettings,
+    shape: ModelConfig,
     path: Path,
     dtype: str,
     plainly: tuple[object, ...] = (),
@@ -62,7 +62,7 @@ def prepared_file(
     return folder / file_name(checkpoint_key(config, path), digest_of(form))
 
 
-def checkpoint_key(config: ModelConfig, path: Path) -> str:
+def checkpoint_key(config: ModelSettings, path: Path) -> str:
     """The first half of the names for a checkpoint's folder. Raises OSError."""
     files = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)
@@ -87,7 +87,7 @@ def unfinished_name(file: Path) -> Path:
     return file.with_suffix(f".{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
-def newest_file(config: ModelConfig, path: Path) -> Path | None:
+def newest_file(config: ModelSettings, path: Path) -> Path | None:
     """The one of a checkpoint's folder that was used last, most likely the next one, too."""
     folder = prepared_folder(config)
     if folder is None:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from quire.config import ModelConfig
+from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
@@ -29,7 +29,7 @@ from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
 from quire.models.checkpoints.mapped_file import Array
 from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_tensors
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import make_room, prepared_file, unfinished_name
 from quire.models.prepared.prepared_reader import CHECK, bytes_of, check_of, discard, open_prepared
 from quire.processes import interrupted
@@ -44,7 +44,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def prepared_weights(
-    config: ModelConfig, shape: ModelArchitecture, path: Path, dtype: torch.dtype
+    config: ModelSettings, shape: ModelConfig, path: Path, dtype: torch.dtype
 ) -> PreparedWeights | None:
     """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
     plainly: tuple[object, ...] = ()
@@ -70,7 +70,7 @@ class PreparedWeights:
             return None
         try:
             model = build()
-            _adopt(model, found.tensors())
+            _load_processed(model, found.tensors())
         except LookupError as error:
             discard(self.file, error)
             return None
@@ -180,13 +180,13 @@ def _tables(model: nn.Module) -> set[str]:
     }
 
 
-def _adopt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _load_processed(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if isinstance(module, LoadedModule):
             own = [key for key in tensors if key.rpartition(".")[0] == name]
-            module.adopt({key.rpartition(".")[2]: tensors.pop(key) for key in own})
+            module.load_processed({key.rpartition(".")[2]: tensors.pop(key) for key in own})
     for name, module in modules.items():  # an embedding may have got a weight from its head
         if isinstance(module, LoadedModule):
             continue

@@ -26,10 +26,10 @@ from quire.kernels.cpu.array_ops import (
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
-from quire.kernels.rope_table import RotaryTable
+from quire.kernels.rope_table import RopeTable
 from quire.kvcache.host_kv_cache import HostCache
 from quire.layers.rope_scale import attention_factor
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.models.runtimes.compiled_weights import Arrays, find_weights
 
 FEW_TOKENS = 64  # of a step
@@ -38,26 +38,26 @@ _TOGETHER = 8  # layers of a call, with so few: Python's turn between two is not
 
 
 class CompiledDecoder:
-    """Token ids to hidden states and logits. Raises NotServedError, see `find_weights`."""
+    """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
 
-    def __init__(self, shape: ModelArchitecture, arrays: Arrays, block_size: int) -> None:
+    def __init__(self, shape: ModelConfig, arrays: Arrays, block_size: int) -> None:
         weights = find_weights(shape, arrays, block_size)
         self._shape, self._weights = shape, weights
         self._dtype = weights.norms[0].dtype
         self._kept = np.empty(0, np.uint8)
         self._layers = (LayerArgs * len(weights.layers))(*weights.layers)
-        self._rotary = RotaryTable(
+        self._rotary = RopeTable(
             weights.inv_freq,
             attention_factor(shape.rope),
             in_bfloat16=self._dtype == np.uint16,
         )
 
     def forward(
-        self, input_ids: Ints, batch: RaggedBatch, cache: HostCache, beat: Callable[[], None]
+        self, input_ids: Ints, batch: RaggedBatch, cache: HostCache, heartbeat: Callable[[], None]
     ) -> Array:
         """input_ids [T] → hidden states [T, H], through as many layers as have a cache.
 
-        Writes the cache. beat: called now and then.
+        Writes the cache. heartbeat: called now and then.
         """
         residual = embedding(input_ids, self._weights.embedding)
         rows = rms_norm(residual, self._weights.norms[0], self._shape.rms_norm_eps)
@@ -80,7 +80,7 @@ class CompiledDecoder:
         )  # fmt: skip
         together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
         for begin in range(0, len(cache.layers), together):
-            beat()
+            heartbeat()
             args.layers = ctypes.addressof(self._layers[begin])
             args.count = min(together, len(cache.layers) - begin)
             native.compiled().quire_cpu_layers(ctypes.byref(args))

@@ -20,7 +20,7 @@ from quire.kernels.cpu.native_structs import (
     LayerArgs,
     ProductArgs,
 )
-from quire.models.config.model_config import ModelArchitecture
+from quire.models.config.model_config import ModelConfig
 from quire.quantization.scheme import INT4_GROUP
 
 _MOST_DIMS = 256  # of a head, a multiple of
@@ -29,7 +29,7 @@ _DIMS = 16
 Arrays = Mapping[str, Array]
 
 
-class NotServedError(Exception):
+class UnsupportedModelError(Exception):
     """Compiled code does not run a model; says why."""
 
 
@@ -45,16 +45,16 @@ class CompiledWeights:
     kept: Arrays
 
 
-def find_weights(shape: ModelArchitecture, arrays: Arrays, block_size: int) -> CompiledWeights:
-    """arrays: as a model keeps its tensors, by name. Raises NotServedError."""
+def find_weights(shape: ModelConfig, arrays: Arrays, block_size: int) -> CompiledWeights:
+    """arrays: as a model keeps its tensors, by name. Raises UnsupportedModelError."""
     if shape.rope.kind == "dynamic":
-        raise NotServedError("angles that depend on a sequence's length")
+        raise UnsupportedModelError("angles that depend on a sequence's length")
     if shape.head_dim % _DIMS or shape.head_dim > _MOST_DIMS or block_size & (block_size - 1):
-        raise NotServedError(f"heads of {shape.head_dim} in blocks of {block_size}")
+        raise UnsupportedModelError(f"heads of {shape.head_dim} in blocks of {block_size}")
     names = [f"model.layers.{i}.input_layernorm.weight" for i in range(shape.num_layers)]
     norms = tuple(_found(name, arrays) for name in (*names, "model.norm.weight"))
     if norms[0].dtype not in DTYPES:
-        raise NotServedError(f"activations of {norms[0].dtype}")
+        raise UnsupportedModelError(f"activations of {norms[0].dtype}")
     return CompiledWeights(
         embedding=_found(_embedding_name(arrays), arrays),
         layers=tuple(_layer(shape, arrays, i) for i in range(shape.num_layers)),
@@ -67,7 +67,7 @@ def find_weights(shape: ModelArchitecture, arrays: Arrays, block_size: int) -> C
 
 def _found(name: str, arrays: Arrays) -> Array:
     if name not in arrays:
-        raise NotServedError(f"there is no {name}")
+        raise UnsupportedModelError(f"there is no {name}")
     return arrays[name]
 
 
@@ -77,7 +77,7 @@ def _embedding_name(arrays: Arrays) -> str:
     return own if own in arrays else "lm_head.weight"
 
 
-def _layer(shape: ModelArchitecture, arrays: Arrays, index: int) -> LayerArgs:
+def _layer(shape: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
     prefix = f"model.layers.{index}."
 
     def place(name: str) -> int | None:
@@ -99,7 +99,7 @@ def _layer(shape: ModelArchitecture, arrays: Arrays, index: int) -> LayerArgs:
     args.gate_up = _product(f"{prefix}mlp.gate_up_proj", arrays)
     args.down = _product(f"{prefix}mlp.down_proj", arrays)
     if args.gate_up.outputs % (2 * BLOCK):
-        raise NotServedError("gate and up rows that do not come by turns")
+        raise UnsupportedModelError("gate and up rows that do not come by turns")
     return args
 
 
@@ -119,7 +119,7 @@ def _packed(name: str, arrays: Arrays) -> PackedWeight:
     codes, scale = arrays.get(f"{name}.codes"), arrays.get(f"{name}.scale")
     if codes is not None and scale is not None:
         if codes.dtype != np.uint8 or scale.ndim != 2 or scale.shape[1]:
-            raise NotServedError(f"{name} is not packed")
+            raise UnsupportedModelError(f"{name} is not packed")
         if scale.dtype == np.float16:
             return PackedWeight(codes, len(scale), INT4_GROUP, INT4_SPREAD)
         return PackedWeight(codes, len(scale), 0, INT8)
@@ -127,5 +127,5 @@ def _packed(name: str, arrays: Arrays) -> PackedWeight:
     forms = {(np.dtype(np.float32), 3): FLOAT32, (np.dtype(np.uint16), 4): BFLOAT16}
     form = None if weight is None else forms.get((weight.dtype, weight.ndim))
     if weight is None or form is None:
-        raise NotServedError(f"{name} is not packed")
+        raise UnsupportedModelError(f"{name} is not packed")
     return PackedWeight(weight, len(weight) * BLOCK, 0, form)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from quire.errors import QueueFullError
-from quire.server.admission.in_flight import HeadCount
+from quire.server.admission.in_flight import InFlightCounter
 
 # What Retry-After may say, in seconds, and by how much it varies so that not all return at once.
 MIN_RETRY, MAX_RETRY, JITTER = 1.0, 30.0, 0.25
@@ -48,17 +48,17 @@ class Admission:
         capacity: Capacity,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
-        heads: HeadCount | None = None,
+        heads: InFlightCounter | None = None,
         house: Admission | None = None,
         waiters: str = "answers wait",
     ) -> None:
         self._waiters = waiters
         self.capacity = capacity
-        self.heads = heads or HeadCount.alone()
+        self.heads = heads or InFlightCounter.alone()
         self._house = house
         self.num_refused = 0
         self._jitter = jitter
-        self._rate = DepartureRate(clock)
+        self._rate = CompletionRate(clock)
 
     @property
     def num_waiting(self) -> int:
@@ -163,7 +163,7 @@ class Ticket:
         self._count_out()
 
 
-class DepartureRate:
+class CompletionRate:
     """Departures per busy second, over about the last MEMORY of them; idle time does not count."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

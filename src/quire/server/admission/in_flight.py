@@ -15,7 +15,7 @@ from quire.processes import is_alive
 _NUM_BYTES = 8  # of a word
 
 
-class HeadCount:
+class InFlightCounter:
     """One place's heads. pids, answers, tokens: a word for each process; row: this one's."""
 
     def __init__(
@@ -30,7 +30,7 @@ class HeadCount:
         pids[row] = os.getpid()
 
     @classmethod
-    def alone(cls) -> HeadCount:
+    def alone(cls) -> InFlightCounter:
         """Of a process that shares its places with nobody."""
         words = memoryview(bytearray(3 * _NUM_BYTES)).cast("q")
         return cls(words[:1], words[1:2], words[2:], 0)
@@ -63,12 +63,12 @@ class HeadCount:
         assert not has_left, "more has left than had entered"
 
 
-def own_counts(num_places: int) -> list[HeadCount]:
+def own_counts(num_places: int) -> list[InFlightCounter]:
     """The counts of a process that is the only one of its server."""
-    return [HeadCount.alone() for _ in range(num_places)]
+    return [InFlightCounter.alone() for _ in range(num_places)]
 
 
-def shared_counts(path: Path, row: int, num_rows: int, num_places: int) -> list[HeadCount]:
+def shared_counts(path: Path, row: int, num_rows: int, num_places: int) -> list[InFlightCounter]:
     """The counts of each place, in a file that all processes of one server open."""
     width = 1 + 2 * num_places
     size = num_rows * width * _NUM_BYTES
@@ -79,6 +79,6 @@ def shared_counts(path: Path, row: int, num_rows: int, num_places: int) -> list[
     finally:
         os.close(descriptor)
     return [
-        HeadCount(words[::width], words[place::width], words[place + 1 :: width], row)
+        InFlightCounter(words[::width], words[place::width], words[place + 1 :: width], row)
         for place in range(1, width, 2)
     ]

@@ -36,7 +36,7 @@ MAX_LOOKS = 64  # at once, in one process; each may hold a whole body and what w
 CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough to count by
 
 
-class Visit:
+class RequestContext:
     """One request that has been let in, until its `with` block ends. ticket: what it counts as."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Visit:
         finally:
             entry.num_waiting -= 1
 
-    def __enter__(self) -> Visit:
+    def __enter__(self) -> RequestContext:
         return self
 
     def __exit__(
@@ -115,7 +115,7 @@ class Visit:
         self._ticket.__exit__(kind, error, trace)
 
 
-class Reception:
+class RequestGate:
     """Lets requests in."""
 
     def __init__(self, loader: Loader, settings: ServerSettings) -> None:
@@ -127,7 +127,7 @@ class Reception:
             settings.held_body_bytes, lambda: loader.models.entrance.retry_after()
         )
 
-    def visit(self, scope: Scope) -> Visit:
+    def visit(self, scope: Scope) -> RequestContext:
         """Count a request in as one that arrives, and out however it ends.
 
         A full queue refuses it here, before its body is read. The place in it is taken by
@@ -143,7 +143,7 @@ class Reception:
         self._loader.models.entrance.check()
         ticket = self._arriving.enter()
         space = self.bodies.space()
-        visit = Visit(state["record"], self._loader, tenant, self._settings, ticket, space)
+        visit = RequestContext(state["record"], self._loader, tenant, self._settings, ticket, space)
         visit.deadline.shorten(asked, TIMEOUT_HEADER)
         return visit
 

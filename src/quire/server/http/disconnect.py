@@ -12,11 +12,11 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-# In a scope's state: the Departure of our own protocol, and the task that answers.
+# In a scope's state: the DisconnectWatch of our own protocol, and the task that answers.
 STATE_KEY, TASK_KEY = "departure", "task"
 
 
-class Departure:
+class DisconnectWatch:
     """Of one request's client."""
 
     __slots__ = ("_has_left", "_task")
@@ -58,22 +58,22 @@ def unless_disconnected(
 ) -> Coroutine[None, None, None]:
     """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
     state = scope["state"]
-    departure: Departure | None = state.get(STATE_KEY)
-    if departure is None:
+    disconnect_watch: DisconnectWatch | None = state.get(STATE_KEY)
+    if disconnect_watch is None:
         return _watched(receive, work)
-    return departure.interrupts(work, state.get(TASK_KEY))
+    return disconnect_watch.interrupts(work, state.get(TASK_KEY))
 
 
 async def _watched(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    departure = Departure()
-    watch = asyncio.ensure_future(_watch(receive, departure))
+    disconnect_watch = DisconnectWatch()
+    watch = asyncio.ensure_future(_watch(receive, disconnect_watch))
     try:
-        await departure.interrupts(work)
+        await disconnect_watch.interrupts(work)
     finally:
         watch.cancel()
 
 
-async def _watch(receive: Receive, departure: Departure) -> None:
+async def _watch(receive: Receive, disconnect_watch: DisconnectWatch) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    departure.tell()
+    disconnect_watch.tell()

@@ -16,7 +16,7 @@ from quire.server.http.http_errors import (
     send_in_two,
     words_of,
 )
-from quire.server.http.ids import new_label
+from quire.server.http.ids import new_id
 from quire.server.http.request_reader import first_headers
 from quire.server.http.request_record import RequestRecord
 
@@ -89,6 +89,6 @@ def _label(headers: Mapping[bytes, bytes]) -> str:
     """The client's own label, or a new one."""
     given = headers.get(b"x-request-id")
     if given is None:
-        return new_label()
+        return new_id()
     label = given.decode("latin-1")
-    return label if _LABEL.fullmatch(label) else new_label()
+    return label if _LABEL.fullmatch(label) else new_id()

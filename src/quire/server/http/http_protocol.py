@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.server.http.disconnect import STATE_KEY as DEPARTURE
-from quire.server.http.disconnect import Departure
+from quire.server.http.disconnect import DisconnectWatch
 from quire.server.http.http_errors import WHOLE, HttpError, describe
 from quire.server.http.http_response import refusal_bytes, send_on
 from quire.server.http.request_reader import STATE_KEY as BODY
@@ -73,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_headers = 0
         self._num_bytes = 0  # of this phase; of a body, those that are not the body's own
         self._num_body_bytes = 0
-        self._departures: deque[Departure] = deque()  # of the requests that are not answered
+        self._departures: deque[DisconnectWatch] = deque()  # of the requests that are not answered
         self._refusal: HttpError | None = None
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = Phase.NONE
@@ -201,8 +201,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request can begin to be served."""
         self._phase, self._num_bytes = Phase.BODY, 0
         super().on_headers_complete()
-        departure = self.scope["state"][DEPARTURE] = Departure()
-        self._departures.append(departure)
+        disconnect_watch = self.scope["state"][DEPARTURE] = DisconnectWatch()
+        self._departures.append(disconnect_watch)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
@@ -266,8 +266,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pause_writing()
 
     def _tell_departures(self) -> None:
-        for departure in self._departures:
-            departure.tell()
+        for disconnect_watch in self._departures:
+            disconnect_watch.tell()
 
     def _tell(self, refusal: HttpError) -> None:
         """Write the answer, and have it counted: by the application, if that has seen a request."""

@@ -7,6 +7,6 @@ import random
 _numbers = random.Random()  # asks the system for its seed, and then no more: that would cost a call
 
 
-def new_label() -> str:
+def new_id() -> str:
     """128 random bits, in hexadecimal digits."""
     return f"{_numbers.getrandbits(128):032x}"

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.server.admission.drain import Drain
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"
 
@@ -32,7 +32,7 @@ class Health:
     patience: seconds for which an engine may give no sign of life; 0: for ever.
     """
 
-    def __init__(self, models: ServedModels, drain: Drain, patience: float) -> None:
+    def __init__(self, models: ModelRegistry, drain: Drain, patience: float) -> None:
         self._patience = patience
         self._models = models
         self._drain = drain

@@ -16,7 +16,7 @@ from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
 
 MAX_CELLS = 4096  # of the map; beyond it, neighbouring blocks share a cell
@@ -102,7 +102,7 @@ class LiveState(msgspec.Struct):
 class Live:
     """The endpoint."""
 
-    def __init__(self, models: ServedModels, metrics: Metrics) -> None:
+    def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
         self._models = models
         self._metrics = metrics
 

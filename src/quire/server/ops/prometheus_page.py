@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from quire.core.histogram import Histogram
 from quire.engine.processes.control_channel import ModelCondition
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
 from quire.version import __version__
 
@@ -72,7 +72,9 @@ REQUEST_HISTOGRAMS = (
 class MetricsPage:
     """The endpoint that Prometheus scrapes. gpu_hour_cost: what an hour of the server costs."""
 
-    def __init__(self, metrics: Metrics, models: ServedModels, gpu_hour_cost: float | None) -> None:
+    def __init__(
+        self, metrics: Metrics, models: ModelRegistry, gpu_hour_cost: float | None
+    ) -> None:
         self._metrics = metrics
         self._models = models
         self._gpu_hour_cost = gpu_hour_cost

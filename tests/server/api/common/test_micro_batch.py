@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.server.api.common.micro_batch import InStep, Steps, at_once
+from quire.server.api.common.micro_batch import MicroBatch, Steps, at_once
 
 
 def preparation(name: str, stages: int, log: list[str]) -> Steps[str]:
@@ -21,7 +21,7 @@ def preparation(name: str, stages: int, log: list[str]) -> Steps[str]:
 
 
 async def together(log: list[str], **stages: int) -> list[Any]:
-    in_step = InStep()
+    in_step = MicroBatch()
     work = (in_step.run(preparation(name, count, log)) for name, count in stages.items())
     return await asyncio.gather(*work, return_exceptions=True)
 
@@ -42,7 +42,7 @@ def test_one_that_fails_fails_alone() -> None:
 
 def test_each_turn_of_the_loop_is_prepared_at_its_end() -> None:
     async def scenario() -> None:
-        in_step, log = InStep(), list[str]()
+        in_step, log = MicroBatch(), list[str]()
         for name in ("a", "b"):
             assert await in_step.run(preparation(name, 1, log)) == name.upper()
         assert log == ["a0", "b0"]
@@ -53,7 +53,7 @@ def test_each_turn_of_the_loop_is_prepared_at_its_end() -> None:
 
 def test_whoever_has_left_is_not_told() -> None:
     async def scenario() -> list[Any]:
-        in_step, log = InStep(), list[str]()
+        in_step, log = MicroBatch(), list[str]()
         leaving = asyncio.ensure_future(in_step.run(preparation("a", 2, log)))
         staying = asyncio.ensure_future(in_step.run(preparation("b", 2, log)))
         await asyncio.sleep(0)

@@ -43,7 +43,7 @@ from quire.kernels.triton.step.elementwise import (
     silu_fp8_kernel,
     silu_kernel,
 )
-from quire.kernels.triton.step.rope_kernels import angles_kernel, rotary_write_kv_kernel
+from quire.kernels.triton.step.rope_kernels import angles_kernel, rope_write_kv_kernel
 from quire.kernels.triton.step.step_kernels import (
     build_inputs_kernel,
     change_blocks_kernel,
@@ -56,7 +56,7 @@ _ALL = (
     skinny_gemm_kernel, tile_gemm_kernel, decode_attention_kernel, prefill_attention_kernel,
     invariant_attention_kernel, prefill_work_kernel, shared_attention_kernel, plan_kernel,
     shared_plan_kernel, norm_kernel,
-    silu_kernel, silu_fp8_kernel, quantize_kernel, rotary_write_kv_kernel,
+    silu_kernel, silu_fp8_kernel, quantize_kernel, rope_write_kv_kernel,
     angles_kernel, peaks_kernel, weigh_kernel, open_bin_kernel, penalise_kernel,
     change_blocks_kernel, build_inputs_kernel, finish_step_kernel, move_kernel,
 )  # fmt: skip

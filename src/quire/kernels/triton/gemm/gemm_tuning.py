@@ -62,7 +62,7 @@ def _has_ring(k: int, itemsize: int) -> bool:
 
 
 @functools.cache
-def turned_config(
+def rope_gemm_config(
     m: int,
     n: int,
     k: int,

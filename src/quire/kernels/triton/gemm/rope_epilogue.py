@@ -29,7 +29,7 @@ def load_angles(
 
 
 @triton.jit
-def store_turned(
+def store_rope_heads(
     x, tile, angles, out_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.triton.gemm.rope_epilogue import load_angles, store_turned
+from quire.kernels.triton.gemm.rope_epilogue import load_angles, store_rope_heads
 from quire.kernels.triton.launch.work_partition import arrive, owner, run_begin, slot
 
 
@@ -41,7 +41,7 @@ def skinny_gemm_kernel(
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`.
 
     SPLIT: so many programs share each tile; 0 where runs end anywhere. HEAD_DIM: 0, or out is the
-    queries of [M, N] and the rest goes to the caches, as `store_turned` tells.
+    queries of [M, N] and the rest goes to the caches, as `store_rope_heads` tells.
     """
     EARLY: tl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
     program, num_programs = tl.program_id(0), tl.num_programs(0)
@@ -107,7 +107,7 @@ def skinny_gemm_kernel(
                 acc *= _row_scale(beside[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[None, :]
             acc = _scaled(acc, beside, HAS_BIAS, FORM)
             if HEAD_DIM > 0:
-                store_turned(
+                store_rope_heads(
                     tl.trans(acc), tile, angles, out_ptr, query_norm_ptr, key_norm_ptr,
                     k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block,
                     stride_slot, stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,

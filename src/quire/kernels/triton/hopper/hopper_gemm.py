@@ -25,7 +25,7 @@ from quire.kernels.triton.hopper.hopper_gemm_ring import (
     multiply_rounding,
     multiply_tiles,
 )
-from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_turned
+from quire.kernels.triton.hopper.hopper_rope_epilogue import by_pair, load_angles, store_rope_heads
 from quire.kernels.triton.launch.gluon_compat import barrier
 
 
@@ -127,7 +127,7 @@ def hopper_gemm_kernel(
                     rows, tokens, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
                     HEAD_DIM, KV_HEADS,
                 )  # fmt: skip
-            store_turned(
+            store_rope_heads(
                 acc, tile, rows, tokens, angles, out_ptr, query_norm_ptr, key_norm_ptr,
                 k_cache_ptr, v_cache_ptr, M, N, head_eps, stride_out, stride_block, stride_slot,
                 stride_kv_head, HEAD_DIM, KV_HEADS, CACHE_BLOCK,

@@ -33,7 +33,7 @@ def load_angles(
 
 
 @gluon.jit
-def store_turned(
+def store_rope_heads(
     x, tile, rows, tokens, angles, out_ptr, query_norm_ptr, key_norm_ptr, k_cache_ptr, v_cache_ptr,
     M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: gl.constexpr, KV_HEADS: gl.constexpr, CACHE_BLOCK: gl.constexpr,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.operands import Fp8Rows, Fp8Weight, Normed, Rows
+from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
 from quire.kernels.triton.invariant.invariant_gemm import product
 from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
@@ -31,8 +31,8 @@ from quire.kernels.triton.step.elementwise import (
 
 # operations that treat each row, or the whole step, in one way
 _BY_ROW = {
-    "rms_norm", "rms_norm_residual", "silu_and_mul", "rotary_angles", "rotary_write_kv",
-    "build_inputs", "finish_step", "move", "penalise", "normed_rows", "order_gate_up",
+    "rms_norm", "rms_norm_residual", "silu_and_mul", "rope_angles", "rope_write_kv",
+    "build_inputs", "finish_step", "move", "penalise", "normalized_rows", "order_gate_up",
 }  # fmt: skip
 
 
@@ -63,15 +63,15 @@ def _rounds(x: Tensor) -> bool:
     return x.dtype != torch.float32 and multiplies_fp8(x.device)
 
 
-def linear_normed(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear_normed`."""
+def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.rms_norm_linear`."""
     assert x.rows is not None
     return linear(x.rows, weight, bias)
 
 
-def linear_silu(x: Normed, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
+def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
     """Twin of `reference.linear_silu`, for gate and up rows by turns."""
-    out = linear_normed(x, weight, bias)
+    out = rms_norm_linear(x, weight, bias)
     if _rounds_next(out, weight):
         return silu_and_mul_fp8(out)
     return silu_and_mul(out, by_turns=True)
@@ -84,12 +84,12 @@ def linear_add_norm(
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
-) -> Normed:
+) -> ResidualState:
     """Twin of `reference.linear_add_norm`."""
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if _rounds_next(out, weight) else rms_norm_residual
     rows, residual = normalise(out, residual, norm_weight, eps)
-    return Normed(residual, rows, norm_weight, eps)
+    return ResidualState(residual, rows, norm_weight, eps)
 
 
 def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
@@ -101,6 +101,6 @@ def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     """The operations of a device, without those that depend on the batch."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
-        "linear": linear, "linear_fp8": linear_fp8, "linear_normed": linear_normed,
+        "linear": linear, "linear_fp8": linear_fp8, "rms_norm_linear": rms_norm_linear,
         "linear_silu": linear_silu, "linear_add_norm": linear_add_norm, "attention": attention,
     }  # fmt: skip

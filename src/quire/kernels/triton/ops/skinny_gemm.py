@@ -13,8 +13,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from quire.kernels.operands import Fp8Weight, Normed, Turning
-from quire.kernels.triton.gemm.gemm_tuning import product_config, turned_config
+from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
+from quire.kernels.triton.gemm.gemm_tuning import product_config, rope_gemm_config
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig, tile_rows
 from quire.kernels.triton.launch.workspace import (
@@ -30,7 +30,7 @@ Config = SkinnyConfig | RingConfig
 
 
 def skinny_gemm(
-    x: Tensor | Normed,
+    x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
@@ -40,15 +40,16 @@ def skinny_gemm(
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
 
-    With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8.
-    A Normed x, with its squares, stands for the normalised rows. config: how work is cut, by the
-    shape if None. pdl: be launched before the kernel in front has ended; None where the GPU can.
+    With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8. A
+    ResidualState x, with its squares, stands for the normalised rows. config: how work is cut, by
+    the shape if None. pdl: be launched before the kernel in front has ended; None where the GPU
+    can.
     """
     return _launch(x, weight, bias, residual, None, 0.0, False, None, config, pdl)[0]
 
 
 def skinny_gemm_silu(
-    x: Tensor | Normed,
+    x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
@@ -60,7 +61,7 @@ def skinny_gemm_silu(
 
 
 def skinny_gemm_norm(
-    x: Tensor | Normed,
+    x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
     residual: Tensor,
     norm_weight: Tensor,
@@ -69,7 +70,7 @@ def skinny_gemm_norm(
     bias: Tensor | None = None,
     config: Config | None = None,
     pdl: bool | None = None,
-) -> Normed:
+) -> ResidualState:
     """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
 
     This product stores the sum times the norm's weight and, for each stretch of columns that one of
@@ -78,13 +79,13 @@ def skinny_gemm_norm(
     out, normed, squares = _launch(
         x, weight, bias, residual, norm_weight, eps, False, None, config, pdl
     )
-    return Normed(out, normed, norm_weight, eps, squares)
+    return ResidualState(out, normed, norm_weight, eps, squares)
 
 
-def skinny_gemm_turned(
-    x: Tensor | Normed,
+def skinny_gemm_rope(
+    x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
-    turning: Turning,
+    turning: RopeWriteKV,
     config: Config,
     *,
     bias: Tensor | None = None,
@@ -92,7 +93,7 @@ def skinny_gemm_turned(
 ) -> Tensor:
     """x · weightᵀ + bias are heads, which are turned and written: queries [M, Hq, D].
 
-    config: one whose tiles hold whole heads, as `turned_way` gives them.
+    config: one whose tiles hold whole heads, as `choose_rope_gemm_config` gives them.
     """
     out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, turning, config, pdl)
     return out.view(len(out), -1, turning.head_dim)
@@ -105,21 +106,21 @@ def interleave_gate_up(weight: Tensor) -> Tensor:
 
 
 def _launch(
-    x: Tensor | Normed,
+    x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
     bias: Tensor | None,
     residual: Tensor | None,
     norm_weight: Tensor | None,
     eps: float,
     silu: bool,
-    turning: Turning | None,
+    turning: RopeWriteKV | None,
     config: Config | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run a kernel → (out, out times the norm's weight, sums of out's squares)."""
     w, w_scale, form = _operand(weight)
     pdl = launches_early(w.device) if pdl is None else pdl
-    rows = x.rows if isinstance(x, Normed) else x
+    rows = x.rows if isinstance(x, ResidualState) else x
     assert isinstance(rows, Tensor)
     (num_rows, k), n = rows.shape, len(w)
     config = config or _usual_way(num_rows, w)
@@ -129,19 +130,19 @@ def _launch(
     space = workspace(w.device)
     num_tiles = triton.cdiv(n, config.block_n)
     assert num_tiles <= NUM_COUNTERS
-    operands, form_of_heads = _turning_operands(turning)
+    operands, form_of_heads = _rope_operands(turning)
     kept = 2 * form_of_heads["KV_HEADS"] * form_of_heads["HEAD_DIM"]  # of a row, in the caches
     out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=rows.dtype)
     normed = squares = None
     if norm_weight is not None:
         normed = torch.empty_like(out)
         squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
-    incoming = x.squares if isinstance(x, Normed) else None
-    assert incoming is not None or not isinstance(x, Normed)
+    incoming = x.squares if isinstance(x, ResidualState) else None
+    assert incoming is not None or not isinstance(x, ResidualState)
     behind = (
         w_scale, out, bias, residual, norm_weight, normed, squares, incoming, *operands[:7],
         space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
-        x.eps if isinstance(x, Normed) else eps, *operands[7:], rows.stride(0),
+        x.eps if isinstance(x, ResidualState) else eps, *operands[7:], rows.stride(0),
     )  # fmt: skip
     flags = {
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
@@ -162,8 +163,10 @@ def _usual_way(num_rows: int, w: Tensor) -> Config:
     return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_ring(w.device))
 
 
-def turned_way(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> Config | None:
-    """How `skinny_gemm_turned` cuts these, or None if it does not serve them."""
+def choose_rope_gemm_config(
+    x: ResidualState, weight: Tensor | Fp8Weight, turning: RopeWriteKV
+) -> Config | None:
+    """How `skinny_gemm_rope` cuts these, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
@@ -172,10 +175,10 @@ def turned_way(x: Normed, weight: Tensor | Fp8Weight, turning: Turning) -> Confi
     w = _operand(weight)[0]
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
     kv_heads = turning.k_cache.shape[2]
-    return turned_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
+    return rope_gemm_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
 
 
-def _turning_operands(turning: Turning | None) -> tuple[tuple[Any, ...], dict[str, int]]:
+def _rope_operands(turning: RopeWriteKV | None) -> tuple[tuple[Any, ...], dict[str, int]]:
     """As the kernels take them: tensors and numbers, constants."""
     if turning is None:
         return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}

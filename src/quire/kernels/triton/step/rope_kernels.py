@@ -16,10 +16,10 @@ from quire.kernels.operands import HeadNorms
 from quire.kernels.triton.launch.workspace import follow, launches_early
 
 
-def rotary_angles(
+def rope_angles(
     positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Twin of `reference.rotary_angles`."""
+    """Twin of `reference.rope_angles`."""
     half = inv_freq.shape[-1]
     angles = torch.empty(2, len(positions), 2 * half, dtype=dtype, device=positions.device)
     angles_kernel[(len(positions),)](
@@ -29,7 +29,7 @@ def rotary_angles(
     return angles[0], angles[1]
 
 
-def rotary_write_kv(
+def rope_write_kv(
     heads: Tensor,
     norms: HeadNorms | None,
     cos: Tensor,
@@ -38,13 +38,13 @@ def rotary_write_kv(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Twin of `reference.rotary_write_kv`."""
+    """Twin of `reference.rope_write_kv`."""
     tokens, num_heads, head_dim = heads.shape
     kv_heads = k_cache.shape[2]
     out = heads.new_empty(tokens, num_heads - 2 * kv_heads, head_dim)
     assert heads.stride(2) == 1
     pdl = launches_early(heads.device)
-    rotary_write_kv_kernel[(tokens, 3)](
+    rope_write_kv_kernel[(tokens, 3)](
         heads, out, norms and norms.query, norms and norms.key, cos, sin,
         k_cache, v_cache, slot_mapping,
         norms.eps if norms else 0.0, heads.stride(0), heads.stride(1), cos.stride(0),
@@ -76,7 +76,7 @@ def angles_kernel(
 
 
 @triton.jit
-def rotary_write_kv_kernel(
+def rope_write_kv_kernel(
     heads_ptr, out_ptr, query_norm_ptr, key_norm_ptr, cos_ptr, sin_ptr,
     k_cache_ptr, v_cache_ptr, slots_ptr,
     eps, stride_token, stride_head, stride_angles, stride_block, stride_slot, stride_kv_head,

@@ -35,7 +35,7 @@ from quire.server.api.common.field_names import FieldNames
 from quire.server.api.common.micro_batch import Steps
 from quire.server.api.common.usage import Usage
 from quire.server.http.http_errors import AnthropicError, ErrorReply
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.parsing.parsed_events import (
     Event,
     ReasoningDelta,
@@ -58,7 +58,7 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ServedModels) -> Steps[MessagesDialect]:
+def prepare(data: bytes, models: ModelRegistry) -> Steps[MessagesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = messages_protocol.parse(data)
     served = models.find(request.model)
@@ -70,7 +70,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[MessagesDialect]:
     return MessagesDialect(made)
 
 
-def count_tokens(data: bytes, models: ServedModels) -> TokenCountReply:
+def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
     """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_protocol.parse_count(data)
     served = models.find(request.model)

@@ -11,7 +11,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.input_processor import Prompt, StopWhen
 from quire.errors import invalid_value
 from quire.server.api.common.generation_request import MAX_CHOICES, GenerationRequest
-from quire.server.http.ids import new_label
+from quire.server.http.ids import new_id
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ def make_job(
         raise invalid_value("prompt", f"{problem}; send at most {MAX_CHOICES}")
     options = request.stream_options
     return Job(
-        reply_id=f"{id_prefix}{new_label()}",
+        reply_id=f"{id_prefix}{new_id()}",
         model=model,
         prompts=prompts,
         sampling=sampling,

@@ -27,7 +27,7 @@ class _Work(msgspec.Struct, eq=False):
     error: Exception | None = None
 
 
-class InStep:
+class MicroBatch:
     """Runs what comes in one turn of the event loop together, when the turn ends."""
 
     def __init__(self) -> None:

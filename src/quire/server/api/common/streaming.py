@@ -16,7 +16,7 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.admission.request_gate import Visit
+from quire.server.admission.request_gate import RequestContext
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.job_runner import gather, run
 from quire.server.api.common.usage import Usage, UsageCounter
@@ -67,7 +67,7 @@ class OpenAIDialect:
         return ErrorChunk(reply.error)
 
 
-async def answer(dialect: Dialect, visit: Visit, send: Send) -> None:
+async def answer(dialect: Dialect, visit: RequestContext, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
     engine = visit.begin(dialect.job)
     if dialect.job.stream:

@@ -24,10 +24,10 @@ from quire.server.api.openai.chat_wire import (
     message_of,
 )
 from quire.server.engine_protocol import TokenizerProtocol
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 
 
-def prepare(body: bytes, models: ServedModels) -> Steps[ChatDialect]:
+def prepare(body: bytes, models: ModelRegistry) -> Steps[ChatDialect]:
     """Read a body, render and encode the conversation for the model that it names.
 
     Raises InvalidRequestError or ContextLengthError.

@@ -22,7 +22,7 @@ from quire.server.api.common.usage import Usage
 from quire.server.api.openai import completions_protocol
 from quire.server.api.openai.completions_protocol import CompletionRequest
 from quire.server.engine_protocol import TokenizerProtocol
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -49,7 +49,7 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-def prepare(body: bytes, models: ServedModels) -> Steps[CompletionDialect]:
+def prepare(body: bytes, models: ModelRegistry) -> Steps[CompletionDialect]:
     """Read a body and check what can be checked without the engine's work.
 
     Raises InvalidRequestError.

@@ -19,18 +19,18 @@ import msgspec
 from starlette.types import Send
 
 from quire.core.pooling_params import PoolingParams
-from quire.core.request import NO_WISHES
+from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.bounded_encoding import encode_within
 from quire.engine.frontend.input_processor import Prompt, told_of
-from quire.server.admission.request_gate import TenantEngine, Visit
+from quire.server.admission.request_gate import RequestContext, TenantEngine
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Steps
 from quire.server.api.common.usage import UsageCounter
 from quire.server.api.openai import embeddings_protocol
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.http_errors import send_json
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 
 # Inputs of one request, and tokens of them, that the engine has at a time: enough to keep it busy
 # for some steps, and no more, because whoever comes later waits behind them.
@@ -75,7 +75,7 @@ class EmbeddingJob:
     as_base64: bool
 
 
-def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
+def prepare(data: bytes, models: ModelRegistry) -> Steps[EmbeddingJob]:
     """Read a body, and refuse whatever can be known to be wrong with any of its inputs.
 
     Raises InvalidRequestError.
@@ -90,7 +90,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
         reply_id=f"embd-{uuid.uuid4().hex}",
         model=served.name,
         prompts=_token_ids(embeddings_protocol.inputs(request), pooling, served.engine),
-        sampling=NO_WISHES,
+        sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
         return_token_ids=False,
@@ -101,7 +101,7 @@ def prepare(data: bytes, models: ServedModels) -> Steps[EmbeddingJob]:
     return EmbeddingJob(job, pooling, request.encoding_format == "base64")
 
 
-async def answer(wanted: EmbeddingJob, visit: Visit, send: Send) -> None:
+async def answer(wanted: EmbeddingJob, visit: RequestContext, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
     longest = max(map(len, wanted.job.prompts))
     engine = visit.begin(

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
 from quire.server.http.http_errors import ANTHROPIC_VERSION
-from quire.server.model_registry import Entry, ServedModels
+from quire.server.model_registry import Entry, ModelRegistry
 from quire.version import __version__
 
 
@@ -78,7 +78,7 @@ class VersionReply(msgspec.Struct):
 class Models:
     """The routes."""
 
-    def __init__(self, models: ServedModels) -> None:
+    def __init__(self, models: ModelRegistry) -> None:
         self._models = models
         self._created = int(time.time())
 

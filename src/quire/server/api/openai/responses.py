@@ -16,7 +16,7 @@ from quire.server.api.openai import responses_wire as wire
 from quire.server.api.openai.responses_protocol import ResponsesRequest
 from quire.server.api.openai.responses_to_chat import to_chat
 from quire.server.http.http_errors import ErrorReply
-from quire.server.model_registry import ServedModels
+from quire.server.model_registry import ModelRegistry
 from quire.server.parsing.parsed_events import (
     Event,
     ReasoningDelta,
@@ -38,7 +38,7 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ServedModels) -> Steps[ResponsesDialect]:
+def prepare(data: bytes, models: ModelRegistry) -> Steps[ResponsesDialect]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
     request = responses_protocol.parse(data)
     served = models.find(request.model)

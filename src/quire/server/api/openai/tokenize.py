@@ -11,7 +11,7 @@ from quire.server.api.common import chat_request, conversation
 from quire.server.api.common.chat_messages import check_message_names
 from quire.server.api.common.tool_definitions import Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
-from quire.server.model_registry import Served, ServedModels
+from quire.server.model_registry import ModelRegistry, Served
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -79,7 +79,7 @@ _tokenize_decoder = msgspec.json.Decoder(TokenizeRequest)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def tokenize(data: bytes, models: ServedModels) -> TokenizeReply:
+def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     """Answer a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _tokenize_decoder)
     _check_names(data, request)
@@ -94,7 +94,7 @@ def tokenize(data: bytes, models: ServedModels) -> TokenizeReply:
     )
 
 
-def detokenize(data: bytes, models: ServedModels) -> DetokenizeReply:
+def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
     """Answer a body. Raises InvalidRequestError, also for an id without a token."""
     request = strict_json.decode(data, _detokenize_decoder)
     strict_json.check_names(strict_json.read_names(data), request.__struct_fields__, {})
