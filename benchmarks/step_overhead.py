@@ -28,7 +28,7 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_core import EngineCore, model_runner, running_requests
 from quire.engine.core.input_batch import InputBatch
-from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup import start_engine
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.rope_table import RopeTable
 from quire.layers.embedding import VocabParallelEmbedding

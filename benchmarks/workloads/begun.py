@@ -19,9 +19,9 @@ from torch import Tensor
 
 from quire.core.request import Request
 from quire.engine.gpu.device_backend import DeviceBackend
+from quire.engine.startup import start_engine
 from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.host_backend import HostBackend
-from quire.engine.startup.start_engine import start_engine
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from workloads.steady import BEGUN
 

@@ -71,9 +71,7 @@ def test_every_operation_of_the_step_is_there() -> None:
     for op in found.operations:
         counts[op.name] += op.count
     assert counts["attention"] == counts["rope_write_kv"] == SHAPE.num_layers
-    assert sum(n for name, n in counts.items() if name.startswith("linear")) == (
-        4 * SHAPE.num_layers + 1
-    )
+    assert sum(n for name, n in counts.items() if "linear" in name) == (4 * SHAPE.num_layers + 1)
     assert all(op.seconds > 0 and op.floor > 0 for op in found.operations)
     assert found.operations == sorted(found.operations, key=lambda op: -op.seconds)
 

@@ -18,10 +18,11 @@ from quire.engine.core.executor import UniprocExecutor
 from quire.engine.gpu import kv_cache_profiling
 from quire.engine.gpu.kv_cache_profiling import measured_bytes, run_largest_step
 from quire.engine.gpu.step_work import layers_of_all_kinds
-from quire.engine.startup import host_backend, start_engine, torch_start
+from quire.engine.startup import host_backend, torch_start
 from quire.engine.startup.kv_cache_size import choose_num_blocks
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.out_of_memory import describe_step, fitting_kv, fitting_step
+from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError
 from quire.hub import resolve_model
 from quire.kernels.batch_layout import BatchLayout
@@ -117,7 +118,10 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
     ("place", "told"),
     [
         ("torch_start.load_unsaved", "free memory, take a smaller model, or give quantization"),
-        ("startup.choose_num_blocks", "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem"),
+        (
+            "start_engine.choose_num_blocks",
+            "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem",
+        ),
         ("host_backend.HostBackend.allocate", "lower num_blocks, kv_cache_memory_bytes or max_num"),
     ],
 )
@@ -135,7 +139,7 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(f"quire.engine.{place}", fail)
+    monkeypatch.setattr(f"quire.engine.startup.{place}", fail)
     with pytest.raises(ConfigError, match=told):
         start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.startup import prefetch, start_engine
+from quire.engine.startup import prefetch
 from quire.engine.startup.prefetch import give_head_start, read_ahead, wait_for_triton
+from quire.engine.startup.start_engine import start_engine
 from quire.models.prepared.prepared_files import checkpoint_key, file_name
 
 

@@ -14,12 +14,12 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import (
     compiled_start,
     host_backend,
-    start_engine,
     step_tuning,
     torch_start,
 )
 from quire.engine.startup import thread_candidates as thread_choice
 from quire.engine.startup.compiled_model import CompiledModel
+from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.step_tuning import (
     StepTable,
     choose_threads,

@@ -151,6 +151,6 @@ def _known(m: int, itemsize: int) -> dict[Way, list[tuple[Place, Shape, float]]]
 @functools.cache
 def timed() -> dict[str, Any]:
     """The table of shapes with the times of their ways, from benchmarks/gpu_neighbours.py."""
-    text = (resources.files("quire.kernels.triton") / "timed.json").read_text()
+    text = (resources.files("quire.kernels.triton.gemm") / "timed.json").read_text()
     table: dict[str, Any] = json.loads(text)
     return table
