@@ -186,6 +186,6 @@ def measured() -> dict[str, Any]:
     library: whether cuBLAS was faster than the best way by itself, which then serves fused products
     only. head_dim: of the heads that a product makes, with which it was tuned.
     """
-    text = (resources.files("quire.kernels.triton") / "tuned.json").read_text()
+    text = (resources.files("quire.kernels.triton.gemm") / "tuned.json").read_text()
     table: dict[str, Any] = json.loads(text)
     return table
