@@ -109,14 +109,19 @@ class OfflineEngine:
 
 
 class ServedEngine:
-    """`quire serve`, and processes that make the load."""
+    """`quire serve`, and processes that make the load, which begin with the first level.
 
-    def __init__(self, options: dict[str, Any], patience: float) -> None:
+    env: the server's environment; this process's if None.
+    """
+
+    def __init__(
+        self, options: dict[str, Any], patience: float, env: dict[str, str] | None = None
+    ) -> None:
         begin = time.monotonic()
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the server
         self._server = subprocess.Popen(
             [sys.executable, "-m", "quire", "serve", "--port", "0", *flags(options)],
-            stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True, env=env,
         )  # fmt: skip
         self._children: list[Child] = []
         try:
@@ -125,7 +130,6 @@ class ServedEngine:
             ready = time.monotonic() - begin
             ask_one_token(self._url, patience)
             first = time.monotonic() - begin
-            self._children = [Child(http_load.main, self._url) for _ in range(LOAD_PROCESSES)]
         except (BackendError, OSError, http.client.HTTPException) as error:
             said = self._said()
             self.close()
@@ -135,6 +139,8 @@ class ServedEngine:
     def run(self, level: Level) -> tuple[list[Exchange], float]:
         """As Backend says."""
         shares = level.shares(LOAD_PROCESSES)
+        while len(self._children) < len(shares):
+            self._children.append(Child(http_load.main, self._url))
         children = self._children[: len(shares)]
         for child, share in zip(children, shares, strict=True):
             child.send(share)

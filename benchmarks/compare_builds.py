@@ -1,0 +1,333 @@
+"""Compares two source trees of Quire on one machine: ratios new/old of rates, latencies and starts.
+
+    python benchmarks/compare_builds.py --old /path/to/old/src --new src
+    python benchmarks/compare_builds.py --old OLD/src --new src --rows 8b-fp8 1b --rounds 1
+    python benchmarks/compare_builds.py --old OLD/src --new src --device cpu --rows int8 starts
+
+Both builds are driven by what is public alone: `quire serve` over HTTP, `quire.LLM`, the command
+line. Both are loaded at the same time and measured alternately, in reversed order from one
+measurement to the next; an engine without requests does nothing meanwhile. Random weights, random
+prompts (the same for both), answers of forced lengths, temperature 0.
+
+Rows on a GPU (`quire serve`, shapes of Llama-3.1-8B and Llama-3.2-1B): 8b, 8b-fp8, 1b; each build
+starts anew in each round. In the first round a start compiles kernels, in later ones it finds them.
+Rows on a CPU: bf16, int8, int4 (`quire.LLM`: prefill; 1, 8 and 16 streams), served (`quire serve`),
+starts (import; `quire generate` without and with prepared weights; first answer of `quire serve`).
+Both trees need their compiled library there.
+
+The result file has a row for each figure: the values of both builds by measurement, and the median
+of the ratios of neighbouring measurements. A ratio above 1 means that the new build is faster where
+the figure is a rate (its name ends in tok_s or req_s), and slower where it is a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from workloads import figures
+from workloads.backends import BackendError, ServedEngine, shape_folder
+from workloads.build_ratios import SIDES, Ratios
+from workloads.builds import Build, LLMProcess, has_native_code, read_whole_libraries
+from workloads.plan import Level, Workload, make_level
+from workloads.vocabulary import make_folder
+
+TIMES = ("itl_p50", "itl_p99", "ttft_p50", "ttft_p99", "lat_p50", "lat_p99")
+KV_CACHE_BYTES = 20 * 10**9  # for 64 requests of 2,150 tokens, so that two engines have room
+CPU_MAX_LEN, PREFILL = 1024, 512
+STEPS = {1: 48, 8: 24, 16: 16}  # of decoding, by the number of streams
+PATIENCE = 180.0  # seconds that a start or a measurement may take
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests for a server: name, workload, how many at a time (or a second), how many in all."""
+
+    name: str
+    workload: Workload
+    level: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRow:
+    """A model behind `quire serve`, and what is asked of it."""
+
+    shape: str
+    loads: tuple[Load, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _voice(shape: str) -> Workload:
+    return Workload("voice", shape, 1950, 200, ())
+
+
+def _voice_loads(shape: str, *, most: int = 64) -> tuple[Load, ...]:
+    counts = {1: 4, 16: 48, 64: 128}
+    return tuple(Load(f"voice {n}", _voice(shape), n, counts[n]) for n in counts if n <= most)
+
+
+_8B, _1B = "llama-3.1-8b", "llama-3.2-1b"
+_REWRITE = Workload("rewrite", _1B, 15, 15, (), stream=False)
+SERVED = {
+    "8b": ServedRow(
+        _8B,
+        (*_voice_loads(_8B), Load("shared 16", replace(_voice(_8B), shared_prefix=1750), 16, 48)),
+    ),
+    "8b-fp8": ServedRow(_8B, _voice_loads(_8B), {"quantization": "fp8", "kv_cache_dtype": "fp8"}),
+    "1b": ServedRow(
+        _1B,
+        (
+            *_voice_loads(_1B),
+            Load("rewrite 256 at a time", _REWRITE, 256, 8192),
+            Load("rewrite 1000/s", replace(_REWRITE, is_open=True), 1000, 3000),
+        ),
+    ),
+}
+_SHORT = Workload("short", _1B, 64, 32, ())
+SERVED_ON_CPU = ServedRow(
+    _1B,
+    (
+        Load("short 1", _SHORT, 1, 4),
+        Load("short 8", _SHORT, 8, 16),
+        Load("rewrite 16 at a time", _REWRITE, 16, 64),
+        Load("rewrite 2/s", replace(_REWRITE, is_open=True), 2, 8),
+    ),
+)
+WEIGHTS = {
+    "bf16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+
+
+class Comparison:
+    """Measures both builds in turn."""
+
+    def __init__(self, builds: tuple[Build, Build], args: argparse.Namespace) -> None:
+        self._builds, self._args = builds, args
+        self._end = time.monotonic() + args.seconds
+        self._num_measured = 0
+        self.ratios = Ratios(args.name, Path(args.out), args.device)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - time.monotonic()
+
+    def in_turn(self) -> tuple[int, ...]:
+        """Which build is measured first, and which then."""
+        self._num_measured += 1
+        return (0, 1) if self._num_measured % 2 else (1, 0)
+
+    def served(
+        self, name: str, row: ServedRow, model: str, options: dict[str, Any], round_: int
+    ) -> None:
+        """Start both servers, put each load on both, end them."""
+        engines: dict[int, ServedEngine] = {}
+        warm_up = replace(row.loads[0].workload, output_len=8)
+        try:
+            for build in self.in_turn():
+                engines[build] = engine = self._builds[build].serve(options, PATIENCE)
+                for figure in ("ready_s", "first_token_s"):
+                    self.ratios.add(f"{name} start {round_}", figure, build, engine.start[figure])
+                engine.run(make_level(warm_up, 4, row.shape, 512, 1, PATIENCE))
+            for load in row.loads:
+                for build in self.in_turn():
+                    self._put(name, load, engines[build], build, model)
+                self.ratios.save()
+        finally:
+            for engine in engines.values():
+                engine.close()
+
+    def _put(self, name: str, load: Load, engine: ServedEngine, build: int, model: str) -> None:
+        level = level_of(load, vocab_size_of(model), self._num_measured * 1_000_003)
+        found = figures.summarize(level, *engine.run(level))
+        if found["errors"]:
+            self.ratios.errors.append(f"{name} {load.name} {SIDES[build]}: {found['errors']}")
+        rates = () if load.workload.is_open else ("req_s", "tok_s")
+        for figure in (*TIMES, *rates):
+            if figure in found:
+                self.ratios.add(f"{name} {load.name}", figure, build, found[figure])
+
+    def on_cpu(self, name: str, model: str, options: dict[str, Any]) -> None:
+        """Prefill and decode of both builds' `LLM`, in turn `repeats` times."""
+        vocab_size, engines = vocab_size_of(model), dict[int, LLMProcess]()
+        try:
+            for build in self.in_turn():
+                engines[build] = self._builds[build].load(options, PATIENCE)
+                self.ratios.add(name, "load_s", build, engines[build].load_s)
+                engines[build].tokens_per_s([[7] * 16], 4, 4)
+            for repeat in range(self._args.repeats if self.left > 0 else 0):
+                prompt = random_prompt(vocab_size, PREFILL, repeat)
+                for build in self.in_turn():
+                    rate = engines[build].tokens_per_s([prompt], 1, PREFILL)
+                    self.ratios.add(name, f"prefill {PREFILL} tok_s", build, rate)
+                for streams, steps in STEPS.items():
+                    seeds = range(1000 * repeat, 1000 * repeat + streams)
+                    prompts = [random_prompt(vocab_size, 16, seed) for seed in seeds]
+                    for build in self.in_turn():
+                        rate = engines[build].tokens_per_s(prompts, steps, streams * steps)
+                        self.ratios.add(name, f"{streams} streams tok_s", build, rate)
+                self.ratios.save()
+        finally:
+            for engine in engines.values():
+                engine.close()
+
+    def starts(self, model: str, options: dict[str, Any]) -> None:
+        """Seconds of processes from their start to their end or first answer, and of processors."""
+        given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        generate = ["-m", "quire", "generate", model, "--prompt", "a", "--max-tokens", "1", *given]
+        warm = [build.cold_folder() for build in self._builds]
+        for repeat in range(self._args.repeats + 1 if self.left > 0 else 0):
+            for build in self.in_turn():
+                this = self._builds[build]
+                cold = this.cold_folder()
+                commands = {
+                    "import": ("-c", "import quire"),
+                    "generate cold": (*generate, "--prepared-weights", str(cold)),
+                    "generate warm": (*generate, "--prepared-weights", str(warm[build])),
+                }
+                found = {name: this.seconds_of(*words) for name, words in commands.items()}
+                shutil.rmtree(cold)
+                settings = options | {"model": model, "prepared_weights": str(warm[build])}
+                server = this.serve(settings | {"log_level": "warning"}, PATIENCE)
+                server.close()
+                for name, seconds in found.items() if repeat else ():  # first, caches are filled
+                    self.ratios.add("starts", f"{name} wall_s", build, seconds.wall)
+                    self.ratios.add("starts", f"{name} cpu_s", build, seconds.cpu)
+                if repeat:
+                    first = server.start["first_token_s"]
+                    self.ratios.add("starts", "serve first answer_s", build, first)
+            self.ratios.save()
+
+
+def vocab_size_of(model: str) -> int:
+    """Of a model's folder."""
+    return int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
+
+
+def level_of(load: Load, vocab_size: int, seed: int) -> Level:
+    """So many requests of a load; none is given up before a long time has passed."""
+    workload = load.workload
+    seconds = load.count / load.level if workload.is_open else PATIENCE
+    level = make_level(workload, load.level, workload.shape, vocab_size, seed, seconds)
+    if workload.is_open:
+        return replace(level, stop_after=PATIENCE, cut_after=PATIENCE)
+    return replace(level, seeds=range(seed, seed + load.count))
+
+
+def random_prompt(vocab_size: int, length: int, seed: int) -> list[int]:
+    """So many random token ids, that are no special ones."""
+    rng = random.Random(f"{length} {seed}")
+    return [rng.randrange(vocab_size // 8, vocab_size // 2) for _ in range(length)]
+
+
+def checkpoint(args: argparse.Namespace, folder: Path) -> str:
+    """The folder of the model that rows on a CPU run: --model, or one with random weights."""
+    if args.model:
+        return str(args.model)
+    from peers.checkpoint import write_checkpoint
+
+    return str(write_checkpoint(shape_folder(_1B), folder / "checkpoint"))
+
+
+def run(compare: Comparison, args: argparse.Namespace, folder: Path) -> None:
+    """All rows, as often as there are rounds and time."""
+    model = checkpoint(args, folder) if args.device == "cpu" else ""
+    for round_ in range(1, args.rounds + 1):
+        for name in args.rows:
+            print(f"round {round_}: {name}, {compare.left:.0f} s left", flush=True)
+            try:
+                if compare.left < 10:
+                    raise BackendError(f"no time was left in round {round_}")
+                run_row(compare, name, model, args, folder, round_)
+            except BackendError as error:
+                compare.ratios.errors.append(f"{name}: {error}")
+                print(compare.ratios.errors[-1], flush=True)
+            compare.ratios.save()
+
+
+def run_row(
+    compare: Comparison, name: str, model: str, args: argparse.Namespace, folder: Path, round_: int
+) -> None:
+    """Raises BackendError."""
+    common = {"device": args.device} | ({"threads": args.threads} if args.threads else {})
+    if args.device == "cuda":
+        own, options = served_model(SERVED[name], folder)
+        return compare.served(name, SERVED[name], own, options | common, round_)
+    common |= {"max_model_len": CPU_MAX_LEN}
+    if name == "starts":
+        return compare.starts(model, common)
+    options = common | {"model": model}
+    if name in WEIGHTS:
+        most = max(STEPS)
+        cache = {"num_blocks": most * CPU_MAX_LEN // 16, "max_num_seqs": most}
+        return compare.on_cpu(name, model, options | WEIGHTS[name] | cache)
+    options |= {"served_model_name": SERVED_ON_CPU.shape, "log_level": "warning"}
+    return compare.served(name, SERVED_ON_CPU, model, options, round_)
+
+
+def served_model(row: ServedRow, folder: Path) -> tuple[str, dict[str, Any]]:
+    """A folder with a shape and a tokenizer, and the settings of a server of it."""
+    own = folder / row.shape
+    if not own.exists():
+        own.mkdir()
+        make_folder(shape_folder(row.shape), own)
+    options = {"model": str(own), "load_format": "dummy", "max_model_len": 4096}
+    options |= {"kv_cache_memory_bytes": KV_CACHE_BYTES, "served_model_name": row.shape}
+    return str(own), options | {"api_server_count": 4, "log_level": "warning"} | row.options
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--old", type=Path, required=True, help="PYTHONPATH of the old build")
+    parser.add_argument("--new", type=Path, required=True, help="PYTHONPATH of the new build")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--rows", nargs="+", help="in this order; all of the device if not given")
+    parser.add_argument("--rounds", type=int, help="2 on a GPU, 1 on a CPU")
+    parser.add_argument("--repeats", type=int, default=5, help="of a round on a CPU")
+    parser.add_argument("--seconds", type=float, default=440.0, help="no row begins later")
+    parser.add_argument("--threads", type=int, help="of an engine on a CPU")
+    parser.add_argument("--model", help="on a CPU, in place of random weights: folder")
+    parser.add_argument("--name", default="compare_builds", help="of the result file")
+    parser.add_argument("--out", default=".", help="folder of the result file")
+    args = parser.parse_args()
+    known = [*SERVED] if args.device == "cuda" else [*WEIGHTS, "served", "starts"]
+    args.rows = args.rows or known
+    args.rounds = args.rounds or (2 if args.device == "cuda" else 1)
+    if unknown := set(args.rows) - set(known):
+        parser.error(f"no rows {sorted(unknown)} on {args.device}; known: {', '.join(known)}")
+    for root in (args.old, args.new):
+        if args.device == "cpu" and not has_native_code(root):
+            parser.error(f"{root}: build it first: python setup.py build_ext --inplace")
+    return args
+
+
+def main() -> None:
+    args = parse()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        read_whole_libraries()
+        old, new = (Build(side, getattr(args, side), folder / side) for side in ("old", "new"))
+        compare = Comparison((old, new), args)
+        run(compare, args, folder)
+    compare.ratios.show()
+    sys.exit(1 if compare.ratios.errors else 0)
+
+
+if __name__ == "__main__":
+    main()

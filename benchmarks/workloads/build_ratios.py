@@ -1,0 +1,53 @@
+"""The result of compare_builds.py: figures of two builds by measurement, and their ratios."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import record
+
+SIDES = ("old", "new")
+
+
+class Ratios:
+    """Figures of both builds, in the order in which they were measured."""
+
+    def __init__(self, name: str, folder: Path, device: str) -> None:
+        self._name, self._folder, self._device = name, folder, device
+        self._values: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+        self.errors: list[str] = []
+
+    def add(self, row: str, figure: str, build: int, value: float) -> None:
+        """Keep a value of build 0 (old) or 1 (new)."""
+        self._values.setdefault((row, figure), ([], []))[build].append(round(value, 4))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each figure: the median of the ratios new/old, the least and the greatest, the values."""
+        found = []
+        for (row, figure), (old, new) in self._values.items():
+            ratios = [round(b / a, 4) for a, b in zip(old, new, strict=False) if a]
+            if ratios:
+                ratio = round(statistics.median(ratios), 4)
+                apart = {"least": min(ratios), "most": max(ratios), "n": len(ratios)}
+                values = {"old": old, "new": new}
+                found.append({"row": row, "figure": figure, "ratio": ratio} | apart | values)
+        return found
+
+    def save(self) -> None:
+        """Write the result file as far as it is known."""
+        found = {"device": self._device, "rows": self.rows(), "errors": self.errors}
+        record.save(self._name, found, self._folder)
+
+    def show(self) -> None:
+        """Print a line for each figure, medians of both builds, and the errors."""
+        print(f"{'row':32} {'figure':22} {'old':>10} {'new':>10} {'new/old':>8}  least   most  n")
+        for row in self.rows():
+            old, new = (statistics.median(row[side]) for side in SIDES)
+            print(
+                f"{row['row']:32} {row['figure']:22} {old:10.3f} {new:10.3f} {row['ratio']:8.3f}  "
+                f"{row['least']:.3f}  {row['most']:.3f} {row['n']:2}"
+            )
+        for error in self.errors:
+            print(error)

@@ -1,0 +1,44 @@
+"""How two builds are compared: equal loads in turn, ratios of neighbouring measurements."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import compare_builds
+import pytest
+from compare_builds import SERVED, SERVED_ON_CPU, Comparison, level_of
+from workloads.build_ratios import Ratios
+
+LOADS = [load for row in (*SERVED.values(), SERVED_ON_CPU) for load in row.loads]
+
+
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
+def test_a_load_has_all_of_its_requests(load: compare_builds.Load) -> None:
+    level = level_of(load, 1000, 5)
+    assert level == level_of(load, 1000, 5)  # of both builds
+    assert level.stop_after >= compare_builds.PATIENCE
+    assert len(level.seeds) == (len(level.offsets) if load.workload.is_open else load.count)
+    assert 0.5 * load.count <= len(level.seeds) <= 1.5 * load.count
+
+
+def test_the_builds_take_turns_at_being_first(tmp_path: Path) -> None:
+    args = argparse.Namespace(seconds=1.0, name="found", out=tmp_path, device="cpu")
+    builds: Any = (None, None)
+    compare = Comparison(builds, args)
+    assert [compare.in_turn() for _ in range(3)] == [(0, 1), (1, 0), (0, 1)]
+
+
+def test_a_ratio_is_of_measurements_beside_one_another(tmp_path: Path) -> None:
+    ratios = Ratios("found", tmp_path, "cpu")
+    for build, value in ((0, 10.0), (1, 11.0), (1, 36.0), (0, 30.0), (0, 10.0), (1, 30.0)):
+        ratios.add("8b", "itl_p50", build, value)
+    ratios.add("8b", "lat_p50", 0, 1.0)  # the other build failed
+    ratios.errors.append("why")
+    ratios.save()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["errors"] == ["why"]
+    (row,) = found["rows"]
+    assert (row["ratio"], row["least"], row["most"], row["n"]) == (1.2, 1.1, 3.0, 3)
