@@ -65,7 +65,7 @@ def main() -> None:
     set_num_threads(1)
     torch.set_grad_enabled(False)
     folder = resolve_model(args.model)
-    shape = ModelConfig.from_folder(folder)
+    model_config = ModelConfig.from_folder(folder)
     samples = read_samples(folder, args.texts, args.chats)
     own = kernels_for("cpu")
     by_rows, by_stretches = (
@@ -73,7 +73,7 @@ def main() -> None:
         for rounded in (rounded_rows, rounded_stretches)
     )
     plain, fp8, on_gpu, on_hopper, int8, int4 = (
-        load(folder, shape, scheme, kernels)
+        load(folder, model_config, scheme, kernels)
         for scheme, kernels in (
             ("none", own), ("fp8", own), ("fp8", by_rows), ("fp8", by_stretches), ("int8", own),
             ("int4", own),
@@ -83,7 +83,7 @@ def main() -> None:
     kept = (
         {row["what"]: row for row in json.loads(earlier.read_text())["rows"]} if args.only else {}
     )
-    exact = [score(plain, shape, ids, "auto") for ids in samples]
+    exact = [score(plain, model_config, ids, "auto") for ids in samples]
     rows = []
     for name, model, cache in (
         ("INT8 weights and activations", int8, "auto"),
@@ -99,11 +99,17 @@ def main() -> None:
         if args.only is not None and not name.startswith(args.only):
             rows.append(kept[name])
             continue
-        found = [score(model, shape, ids, cache) for ids in samples]
+        found = [score(model, model_config, ids, cache) for ids in samples]
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)
     sizes = [
-        block_bytes(shape.num_layers, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype)
+        block_bytes(
+            model_config.num_layers,
+            BLOCK_SIZE,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            dtype,
+        )
         for dtype in (kv_name(kept, "bfloat16") for kept in ("auto", "fp8", "int8"))
     ]
     tokens = sum(len(ids) - 1 for ids in samples)
@@ -126,9 +132,11 @@ def read_samples(folder: Path, num_texts: int, num_chats: int) -> list[list[int]
     return texts + chats
 
 
-def load(folder: Path, shape: ModelConfig, quantization: Any, kernels: Kernels) -> LlamaForCausalLM:
+def load(
+    folder: Path, model_config: ModelConfig, quantization: Any, kernels: Kernels
+) -> LlamaForCausalLM:
     config = ModelSettings(model=str(folder), quantization=quantization)
-    return load_model(config, shape, folder, torch.device("cpu"), torch.float32, kernels)
+    return load_model(config, model_config, folder, torch.device("cpu"), torch.float32, kernels)
 
 
 def rounded_fp8(
@@ -156,12 +164,13 @@ def rounded_stretches(x: Tensor) -> Tensor:
 
 
 def score(
-    model: LlamaForCausalLM, shape: ModelConfig, ids: list[int], cache: str
+    model: LlamaForCausalLM, model_config: ModelConfig, ids: list[int], cache: str
 ) -> tuple[Tensor, Tensor]:
     """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)
     kv = allocate_kv(
-        shape.num_layers, num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim,
+        model_config.num_layers, num_blocks, BLOCK_SIZE,
+        model_config.num_kv_heads, model_config.head_dim,
         kv_dtype(cache, torch.float32), "cpu",
     )  # fmt: skip
     table = np.arange(num_blocks, dtype=np.int32)[None]

@@ -51,8 +51,8 @@ class Quire:
         settings["compiled_kernels"] = native.library() is not None
         answer = {"version": __version__, "settings": settings}
         if info.quantization != "none":  # what a token reads is no longer what the file holds
-            shape = ModelConfig.from_folder(load.model)
-            forms = weights_by_form(config, shape, load.model)
+            model_config = ModelConfig.from_folder(load.model)
+            forms = weights_by_form(config, model_config, load.model)
             read = sum(size for form, size in forms.items() if form != info.dtype)
             answer["weights_gb"] = round(read / 1e9, 3)
         return answer

@@ -47,10 +47,10 @@ FAMILIES: list[dict[str, Any]] = [
 
 
 def build(
-    shape: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
+    model_config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
 ) -> LlamaForCausalLM:
     """Random weights, the same for all kernels."""
-    model = MODELS[shape.family](shape, 256, LayerOptions(dtype, device, kernels))
+    model = MODELS[model_config.family](model_config, 256, LayerOptions(dtype, device, kernels))
     fill_with_dummies(model, 0)
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
     generator = torch.Generator().manual_seed(0)
@@ -91,9 +91,9 @@ def test_a_model_gives_what_its_twins_give(
         triton_operations, "_WIDE", {torch.float16}
     )  # the interpreter has no bfloat16
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | family))
-    shape = ModelConfig.from_folder(tmp_path)
-    mine = build(shape, kernels_for("cuda"), dtype, DEVICE)
-    theirs = build(shape, TWINS, torch.float32, torch.device("cpu"))
+    model_config = ModelConfig.from_folder(tmp_path)
+    mine = build(model_config, kernels_for("cuda"), dtype, DEVICE)
+    theirs = build(model_config, TWINS, torch.float32, torch.device("cpu"))
     assert isinstance(mine.model.layers[0].mlp.gate_up_proj.method, FusedLinear)
     exact = logits(theirs, torch.float32, torch.device("cpu"))
     limit = {torch.float32: 1e-5, torch.float16: 5e-3}[dtype] * exact.abs().max().item()

@@ -35,7 +35,7 @@ class PagedModel:
     def __init__(
         self,
         model: LlamaForCausalLM,
-        shape: ModelConfig,
+        model_config: ModelConfig,
         *,
         num_blocks: int = 128,
         block_size: int = 16,
@@ -45,11 +45,11 @@ class PagedModel:
     ) -> None:
         self.model, self.block_size, self.device = model, block_size, device
         self.kv = allocate_kv(
-            shape.num_layers,
+            model_config.num_layers,
             num_blocks,
             block_size,
-            shape.num_kv_heads,
-            shape.head_dim,
+            model_config.num_kv_heads,
+            model_config.head_dim,
             dtype,
             device,
         )
@@ -113,7 +113,7 @@ def load_folder(
     folder: Path, dtype: str = "float32", device: str = "cpu", **options: object
 ) -> tuple[LlamaForCausalLM, ModelConfig]:
     """A model and its shape from a folder; options go to ModelSettings."""
-    shape = ModelConfig.from_folder(folder)
+    model_config = ModelConfig.from_folder(folder)
     config = ModelSettings(model=str(folder), dtype=dtype, **options)
-    torch_dtype = resolve_dtype(config.dtype, shape)
-    return load_model(config, shape, folder, torch.device(device), torch_dtype), shape
+    torch_dtype = resolve_dtype(config.dtype, model_config)
+    return load_model(config, model_config, folder, torch.device(device), torch_dtype), model_config

@@ -36,8 +36,8 @@ def test_scores_in_bfloat16_are_as_near_to_float32_as_those_of_transformers(
     with torch.inference_mode():
         exact = theirs(ids, use_cache=False).logits[0]
         rounded = copy.deepcopy(theirs).bfloat16()(ids, use_cache=False).logits[0].float()
-    model, shape = load_folder(folder, "bfloat16", "cuda")
-    ours = PagedModel(model, shape, dtype=torch.bfloat16, device="cuda")
+    model, model_config = load_folder(folder, "bfloat16", "cuda")
+    ours = PagedModel(model, model_config, dtype=torch.bfloat16, device="cuda")
     for chunk in (None, 37, 1):  # large products, small ones, and decodes
         scores = ours.prefill(prompt, chunk).float()
         error = scores - exact

@@ -14,10 +14,12 @@ from quire.kvcache.kv_storage import kv_dtype
 @pytest.mark.parametrize("setting", ["fp8", "fp8_e4m3", "int8"])
 def test_a_cache_in_8_bits_changes_little(setting: str) -> None:
     """Logits of a whole prompt, chunk by chunk, so that most keys are read back."""
-    model, shape = load_folder(resolve_model("quire-tiny"))
+    model, model_config = load_folder(resolve_model("quire-tiny"))
     prompt = [5, 60, 700, 8, 90, 1000] * 8
     exact, ours = (
-        PagedModel(model, shape, dtype=kv_dtype(name, torch.float32)).prefill(prompt, chunk=7)
+        PagedModel(model, model_config, dtype=kv_dtype(name, torch.float32)).prefill(
+            prompt, chunk=7
+        )
         for name in ("auto", setting)
     )
     assert not torch.equal(ours, exact)

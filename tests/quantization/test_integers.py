@@ -147,8 +147,8 @@ def load(quantization: str, load_format: str) -> LlamaForCausalLM:
     set_num_threads(1)
     folder = resolve_model("quire-tiny-draft")
     config = ModelSettings(model=str(folder), load_format=load_format, quantization=quantization)
-    shape = ModelConfig.from_folder(folder)
-    return load_model(config, shape, folder, torch.device("cpu"), torch.float32)
+    model_config = ModelConfig.from_folder(folder)
+    return load_model(config, model_config, folder, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

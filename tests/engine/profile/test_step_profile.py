@@ -18,7 +18,7 @@ from quire.hub import resolve_model
 from quire.models.config.model_config import ModelConfig
 
 MODEL = "quire-tiny-draft"
-SHAPE = ModelConfig.from_folder(resolve_model(MODEL))
+MODEL_CONFIG = ModelConfig.from_folder(resolve_model(MODEL))
 
 
 def _rates(*_: object, in_fp8: bool) -> Roofline:
@@ -42,8 +42,8 @@ def profile(*step: int, quantization: str = "none") -> Profile:
 @pytest.mark.parametrize("step", [(3, 1, 40), (2, 300, 300)])
 def test_products_are_all_weights_once_a_token(step: tuple[int, int, int]) -> None:
     found = profile(*step)
-    head = SHAPE.vocab_size * SHAPE.hidden_size
-    layers = SHAPE.num_layers * sum(n * k for n, k in SHAPE.layer_products)
+    head = MODEL_CONFIG.vocab_size * MODEL_CONFIG.hidden_size
+    layers = MODEL_CONFIG.num_layers * sum(n * k for n, k in MODEL_CONFIG.layer_products)
     num_requests, num_new, _ = step
     products = [op for op in found.operations if op.name.startswith("linear")]
     assert sum(op.flops for op in products) == 2 * num_requests * (num_new * layers + head)
@@ -52,12 +52,18 @@ def test_products_are_all_weights_once_a_token(step: tuple[int, int, int]) -> No
 
 def test_attention_reads_each_key_once_and_sees_pairs() -> None:
     (decode,) = (op for op in profile(3, 1, 40).operations if op.name == "attention")
-    slot = 2 * SHAPE.num_kv_heads * SHAPE.head_dim * 4
-    rows = 2 * 3 * SHAPE.num_heads * SHAPE.head_dim * 4  # queries and results
-    assert decode.num_bytes == SHAPE.num_layers * (3 * 40 * slot + rows)
-    assert decode.flops == SHAPE.num_layers * 3 * 40 * 4 * SHAPE.num_heads * SHAPE.head_dim
+    slot = 2 * MODEL_CONFIG.num_kv_heads * MODEL_CONFIG.head_dim * 4
+    rows = 2 * 3 * MODEL_CONFIG.num_heads * MODEL_CONFIG.head_dim * 4  # queries and results
+    assert decode.num_bytes == MODEL_CONFIG.num_layers * (3 * 40 * slot + rows)
+    assert (
+        decode.flops
+        == MODEL_CONFIG.num_layers * 3 * 40 * 4 * MODEL_CONFIG.num_heads * MODEL_CONFIG.head_dim
+    )
     (prefill,) = (op for op in profile(2, 20, 20).operations if op.name == "attention")
-    assert prefill.flops == SHAPE.num_layers * 2 * 210 * 4 * SHAPE.num_heads * SHAPE.head_dim
+    assert (
+        prefill.flops
+        == MODEL_CONFIG.num_layers * 2 * 210 * 4 * MODEL_CONFIG.num_heads * MODEL_CONFIG.head_dim
+    )
 
 
 def test_windows_bound_what_is_seen() -> None:
@@ -70,8 +76,10 @@ def test_every_operation_of_the_step_is_there() -> None:
     counts = Counter({op.name: 0 for op in found.operations})
     for op in found.operations:
         counts[op.name] += op.count
-    assert counts["attention"] == counts["rope_write_kv"] == SHAPE.num_layers
-    assert sum(n for name, n in counts.items() if "linear" in name) == (4 * SHAPE.num_layers + 1)
+    assert counts["attention"] == counts["rope_write_kv"] == MODEL_CONFIG.num_layers
+    assert sum(n for name, n in counts.items() if "linear" in name) == (
+        4 * MODEL_CONFIG.num_layers + 1
+    )
     assert all(op.seconds > 0 and op.floor > 0 for op in found.operations)
     assert found.operations == sorted(found.operations, key=lambda op: -op.seconds)
 

@@ -27,8 +27,8 @@ def test_weights(dtype: str, load_format: str, quantization: str) -> None:
         model=model, dtype=dtype, load_format=load_format, quantization=quantization
     )
     folder = resolve_model(model)
-    shape = ModelConfig.from_folder(folder)
-    loaded = load_model(config.model, shape, folder, torch.device("cpu"), DTYPES[dtype])
+    model_config = ModelConfig.from_folder(folder)
+    loaded = load_model(config.model, model_config, folder, torch.device("cpu"), DTYPES[dtype])
     named = [*loaded.named_parameters(), *loaded.named_buffers()]
     weights = sum(_bytes(t, DTYPES[dtype]) for name, t in named if "rotary" not in name)
     assert footprint_of(config).weights == pytest.approx(weights, rel=0.01)

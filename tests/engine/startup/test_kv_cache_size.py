@@ -30,7 +30,7 @@ from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 
-SHAPE = ModelConfig.from_folder(resolve_model("quire-tiny-draft"))
+MODEL_CONFIG = ModelConfig.from_folder(resolve_model("quire-tiny-draft"))
 CPU, MIB = torch.device("cpu"), 2**20
 
 
@@ -40,7 +40,7 @@ class WatchedModel:
     def __init__(self) -> None:
         config = EngineConfig.from_options(model="quire-tiny-draft").model
         folder = resolve_model(config.model)
-        self.model = load_model(config, SHAPE, folder, CPU, torch.float32)
+        self.model = load_model(config, MODEL_CONFIG, folder, CPU, torch.float32)
         self.layouts: list[BatchLayout] = []
         self.num_logits = self.num_layers = 0
 
@@ -66,10 +66,10 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
         max_model_len=longest,
     )
     model = WatchedModel()
-    run_largest_step(config, SHAPE, model, torch.float32, CPU)
+    run_largest_step(config, MODEL_CONFIG, model, torch.float32, CPU)
     assert [layout.query_lens_host for layout in model.layouts] == [lens]
     assert model.num_logits == 20
-    assert model.num_layers == layers_of_all_kinds(SHAPE.sliding_windows)
+    assert model.num_layers == layers_of_all_kinds(MODEL_CONFIG.sliding_windows)
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
@@ -89,18 +89,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, ke
 
 def blocks(**options: Any) -> int:
     config = EngineConfig.from_options(model="quire-tiny-draft", **options).settled("cuda")
-    left = partial(measured_bytes, config, SHAPE, None, torch.float32, torch.device("cuda"))  # type: ignore[arg-type]
-    return choose_num_blocks(config, SHAPE, MIB, left)
+    left = partial(measured_bytes, config, MODEL_CONFIG, None, torch.float32, torch.device("cuda"))  # type: ignore[arg-type]
+    return choose_num_blocks(config, MODEL_CONFIG, MIB, left)
 
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, kept=30 * MIB)
     config = EngineConfig.from_options(model="quire-tiny-draft").settled("cuda")
-    graphs = graph_bytes(config, SHAPE, 4) + token_count_bytes(config, SHAPE)
+    graphs = graph_bytes(config, MODEL_CONFIG, 4) + token_count_bytes(config, MODEL_CONFIG)
     code = CODE_BYTES // MIB  # of kernels that are not loaded yet
     assert blocks() == 3600 - 200 - 100 - code - -(-graphs // MIB)
     assert blocks(gpu_memory_utilization=0.5) == 2000 - 200 - 100 - code - -(-graphs // MIB)
-    counts = token_count_bytes(config, SHAPE)
+    counts = token_count_bytes(config, MODEL_CONFIG)
     assert blocks(enforce_eager=True) == 3600 - 200 - 100 - code - -(-counts // MIB)
     assert blocks(num_blocks=7) == 7
     assert blocks(kv_cache_memory_bytes=9 * MIB) == 9

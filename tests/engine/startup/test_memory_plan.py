@@ -168,9 +168,9 @@ def test_how_many_requests_fit() -> None:
 
 
 def test_activations_grow_with_the_widest_part() -> None:
-    shape = ModelConfig.from_folder(SHAPE)
-    assert activation_bytes(shape, 2, 2) == 2 * activation_bytes(shape, 1, 2)
-    assert activation_bytes(shape, 1, 2) > (2 * 4096 + 3 * 14_336) * 2
+    model_config = ModelConfig.from_folder(SHAPE)
+    assert activation_bytes(model_config, 2, 2) == 2 * activation_bytes(model_config, 1, 2)
+    assert activation_bytes(model_config, 1, 2) > (2 * 4096 + 3 * 14_336) * 2
 
 
 def test_dry_run_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

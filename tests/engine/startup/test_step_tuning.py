@@ -77,19 +77,19 @@ def test_a_budget_that_was_asked_for_stays() -> None:
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["modules", "compiled"])
 def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> None:
     folder = resolve_model(config.model.model)
-    shape = ModelConfig.from_folder(folder)
-    model = load_model(config.model, shape, folder, torch.device("cpu"), torch.float32)
-    ready = partial(with_cache, model, shape, 16, torch.float32)
+    model_config = ModelConfig.from_folder(folder)
+    model = load_model(config.model, model_config, folder, torch.device("cpu"), torch.float32)
+    ready = partial(with_cache, model, model_config, 16, torch.float32)
     if is_compiled:
         if native.library() is None:
             pytest.skip("the kernels were not built")
-        decoder = CompiledDecoder(shape, arrays_of(kept_tensors(model)), 16)
-        rows = 16, shape.num_kv_heads, shape.head_dim, "float32"
+        decoder = CompiledDecoder(model_config, arrays_of(kept_tensors(model)), 16)
+        rows = 16, model_config.num_kv_heads, model_config.head_dim, "float32"
 
         def ready(num_layers: int, num_blocks: int) -> CompiledModel:
             return CompiledModel(decoder, HostCache.allocate(num_layers, num_blocks, *rows))
 
-    found = measure_steps(ready, shape, 16, [1])
+    found = measure_steps(ready, model_config, 16, [1])
     assert found.num_threads == num_threads() == 1
     assert list(found.threads) == [1]
     assert set(found.decodes) <= {1, 8}
@@ -131,11 +131,11 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = ModelConfig.from_folder(resolve_model(config.model.model))
+    model_config = ModelConfig.from_folder(resolve_model(config.model.model))
     monkeypatch.setattr(thread_choice, "usable_cores", lambda: 6)
-    assert thread_candidates(config, shape) == [1]
+    assert thread_candidates(config, model_config) == [1]
     monkeypatch.setattr(thread_choice, "is_tiny", lambda _: False)
-    assert thread_candidates(config, shape) == [6, 3, 1]
+    assert thread_candidates(config, model_config) == [6, 3, 1]
     asked = EngineConfig.from_options(threads=2)
-    assert thread_candidates(asked, shape) == [2]
-    assert 4 * shape.num_parameters < step_tuning.TINY_MODEL_BYTES
+    assert thread_candidates(asked, model_config) == [2]
+    assert 4 * model_config.num_parameters < step_tuning.TINY_MODEL_BYTES

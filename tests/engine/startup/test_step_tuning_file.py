@@ -37,9 +37,9 @@ def start(
     config = ModelSettings(
         prepared_weights=str(folder), quantization=other.get("quantization", "none")
     )
-    shape = ModelConfig.from_folder(resolve_model(other.get("model", "quire-tiny")))
+    model_config = ModelConfig.from_folder(resolve_model(other.get("model", "quire-tiny")))
     numbers = other.get("numbers", NUMBERS)
-    return steps_of(config, shape, numbers, other.get("candidates", [2, 1]), measure)
+    return steps_of(config, model_config, numbers, other.get("candidates", [2, 1]), measure)
 
 
 def test_a_second_start_is_told_what_the_first_one_found(

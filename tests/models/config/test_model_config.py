@@ -56,13 +56,25 @@ def test_every_family_has_a_model() -> None:
 
 
 def test_reads_the_older_spelling(tmp_path: Path) -> None:
-    shape = read(tmp_path)
-    assert (shape.num_layers, shape.num_heads, shape.num_kv_heads) == (16, 32, 8)
-    assert (shape.family, shape.dtype, shape.tie_word_embeddings) == ("llama", "bfloat16", True)
-    assert (shape.rope.kind, shape.rope.theta, shape.rope.factor) == ("llama3", 500000.0, 32.0)
-    assert shape.rope.original_max_position == 8192
-    assert shape.eos_token_ids == (128001, 128009)
-    assert shape.sliding_windows == (None,) * 16
+    model_config = read(tmp_path)
+    assert (model_config.num_layers, model_config.num_heads, model_config.num_kv_heads) == (
+        16,
+        32,
+        8,
+    )
+    assert (model_config.family, model_config.dtype, model_config.tie_word_embeddings) == (
+        "llama",
+        "bfloat16",
+        True,
+    )
+    assert (model_config.rope.kind, model_config.rope.theta, model_config.rope.factor) == (
+        "llama3",
+        500000.0,
+        32.0,
+    )
+    assert model_config.rope.original_max_position == 8192
+    assert model_config.eos_token_ids == (128001, 128009)
+    assert model_config.sliding_windows == (None,) * 16
 
 
 def test_reads_the_spelling_of_transformers_5(tmp_path: Path) -> None:
@@ -78,13 +90,13 @@ def test_generation_config_adds_its_end_tokens_first(tmp_path: Path) -> None:
 
 
 def test_defaults_of_left_out_keys(tmp_path: Path) -> None:
-    shape = read(
+    model_config = read(
         tmp_path, num_key_value_heads=..., head_dim=..., rope_scaling=..., rope_theta=None,
         torch_dtype=..., eos_token_id=...,
     )  # fmt: skip
-    assert (shape.num_kv_heads, shape.head_dim) == (32, 64)
-    assert (shape.rope.kind, shape.rope.theta) == ("default", 10000.0)
-    assert (shape.dtype, shape.eos_token_ids) == ("float32", ())
+    assert (model_config.num_kv_heads, model_config.head_dim) == (32, 64)
+    assert (model_config.rope.kind, model_config.rope.theta) == ("default", 10000.0)
+    assert (model_config.dtype, model_config.eos_token_ids) == ("float32", ())
 
 
 @pytest.mark.parametrize(
@@ -206,9 +218,9 @@ def test_random_mistakes_are_errors_of_the_checkpoint(
                 changed[key] = rng.choice(VALUES)
         (tmp_path / "config.json").write_text(json.dumps(changed))
         try:
-            model, shape = load_folder(tmp_path)
+            model, model_config = load_folder(tmp_path)
         except CheckpointError:
             continue
-        last = model.model.embed_tokens(torch.tensor([shape.vocab_size - 1]))
-        assert last.shape == (1, shape.hidden_size)
+        last = model.model.embed_tokens(torch.tensor([model_config.vocab_size - 1]))
+        assert last.shape == (1, model_config.hidden_size)
         assert model.lm_head.weight.dtype == torch.float32

@@ -29,19 +29,19 @@ def test_the_table_names_what_transformers_saves(checkpoint: Callable, name: str
 
 
 def test_auto_takes_the_checkpoints_data_type(checkpoint: Callable) -> None:
-    shape = ModelConfig.from_folder(checkpoint("llama")[0])
-    assert resolve_dtype("auto", shape) == torch.float32
-    assert resolve_dtype("bfloat16", shape) == torch.bfloat16
+    model_config = ModelConfig.from_folder(checkpoint("llama")[0])
+    assert resolve_dtype("auto", model_config) == torch.float32
+    assert resolve_dtype("bfloat16", model_config) == torch.bfloat16
 
 
 def test_an_unknown_data_type_is_refused(checkpoint: Callable, tmp_path: Path) -> None:
     folder, _ = checkpoint("llama")
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "float8"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = ModelConfig.from_folder(tmp_path)
+    model_config = ModelConfig.from_folder(tmp_path)
     with pytest.raises(CheckpointError, match="dtype is 'float8'; set dtype to one of"):
-        resolve_dtype("auto", shape)
-    assert resolve_dtype("float32", shape) == torch.float32
+        resolve_dtype("auto", model_config)
+    assert resolve_dtype("float32", model_config) == torch.float32
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

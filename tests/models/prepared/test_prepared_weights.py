@@ -38,7 +38,7 @@ from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 
 PATH = resolve_model("quire-tiny-draft")
-SHAPE = ModelConfig.from_folder(PATH)
+MODEL_CONFIG = ModelConfig.from_folder(PATH)
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +59,8 @@ def _all_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(folder: Path, scheme: str = "int4", model: str = "quire-tiny-draft") -> LlamaForCausalLM:
     path = resolve_model(model)
     config = ModelSettings(model=str(path), quantization=scheme, prepared_weights=str(folder))  # type: ignore[arg-type]
-    shape = ModelConfig.from_folder(path)
-    return loader.load_model(config, shape, path, torch.device("cpu"), torch.float32)
+    model_config = ModelConfig.from_folder(path)
+    return loader.load_model(config, model_config, path, torch.device("cpu"), torch.float32)
 
 
 def outputs(model: LlamaForCausalLM) -> list[Tensor]:
@@ -86,19 +86,21 @@ def test_each_choice_has_a_file_of_its_own() -> None:
         found.file
         for scheme in ("none", "int8", "int4")
         for dtype in (torch.float32, torch.bfloat16)
-        if (found := prepared_weights(ModelSettings(quantization=scheme), SHAPE, PATH, dtype))  # type: ignore[arg-type]
+        if (
+            found := prepared_weights(ModelSettings(quantization=scheme), MODEL_CONFIG, PATH, dtype)
+        )  # type: ignore[arg-type]
     }
     assert len(files) == 6
     for config in (ModelSettings(prepared_weights="none"), ModelSettings(load_format="dummy")):
-        assert prepared_weights(config, SHAPE, PATH, torch.float32) is None
+        assert prepared_weights(config, MODEL_CONFIG, PATH, torch.float32) is None
 
 
 def test_factors_of_long_sequences_have_a_file_of_their_own() -> None:
     """The angles' frequencies are kept with the weights."""
-    rope = dataclasses.replace(SHAPE.rope, kind="longrope", original_max_position=64)
-    shape = dataclasses.replace(SHAPE, rope=rope)
+    rope = dataclasses.replace(MODEL_CONFIG.rope, kind="longrope", original_max_position=64)
+    model_config = dataclasses.replace(MODEL_CONFIG, rope=rope)
     files = [
-        prepared_file(ModelSettings(max_model_len=length), shape, PATH, "float32")
+        prepared_file(ModelSettings(max_model_len=length), model_config, PATH, "float32")
         for length in (50, 64, 65, None)
     ]
     assert files[0] == files[1] != files[2] == files[3]
@@ -115,9 +117,9 @@ def test_a_file_is_found_without_torch(tmp_path: Path) -> None:
 def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1")
-    before = prepared_weights(ModelSettings(), SHAPE, tmp_path, torch.float32)
+    before = prepared_weights(ModelSettings(), MODEL_CONFIG, tmp_path, torch.float32)
     os.utime(weights, ns=(1, 1))
-    after = prepared_weights(ModelSettings(), SHAPE, tmp_path, torch.float32)
+    after = prepared_weights(ModelSettings(), MODEL_CONFIG, tmp_path, torch.float32)
     assert before is not None
     assert after is not None
     assert before.file != after.file
@@ -125,7 +127,7 @@ def test_a_changed_checkpoint_is_another(tmp_path: Path) -> None:
 
 def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = prepared_weights(ModelSettings(), SHAPE, PATH, torch.float32)
+    found = prepared_weights(ModelSettings(), MODEL_CONFIG, PATH, torch.float32)
     assert found is not None
     assert found.file.parent == tmp_path / "quire" / "prepared"
 

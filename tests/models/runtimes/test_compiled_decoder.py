@@ -44,14 +44,18 @@ class PagedDecoder(PagedModel):
     NumPy's cos and sin differ from PyTorch's in the last bit, now and then.
     """
 
-    def __init__(self, model: LlamaForCausalLM, shape: ModelConfig, kv: str = "auto") -> None:
-        super().__init__(model, shape)
+    def __init__(
+        self, model: LlamaForCausalLM, model_config: ModelConfig, kv: str = "auto"
+    ) -> None:
+        super().__init__(model, model_config)
         arrays = arrays_of(kept_tensors(model))
-        self.decoder = CompiledDecoder(shape, arrays, self.block_size)
+        self.decoder = CompiledDecoder(model_config, arrays, self.block_size)
         vars(self.decoder)["_rotary"] = self
         dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
-        sizes = shape.num_layers, len(self.free), self.block_size
-        self.cache = HostCache.allocate(*sizes, shape.num_kv_heads, shape.head_dim, dtype)
+        sizes = model_config.num_layers, len(self.free), self.block_size
+        self.cache = HostCache.allocate(
+            *sizes, model_config.num_kv_heads, model_config.head_dim, dtype
+        )
         self.beats = 0
 
     def up_to(self, end: int) -> tuple[Any, Any]:
@@ -114,9 +118,9 @@ def test_biases_beside_forms_of_weights(quantization: str, checkpoint: Callable)
 def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> None:
     """With its own angles."""
     folder, theirs = checkpoint(family)
-    model, shape = load_folder(folder)
-    paged = PagedDecoder(model, shape)
-    paged.decoder = CompiledDecoder(shape, arrays_of(kept_tensors(model)), paged.block_size)
+    model, model_config = load_folder(folder)
+    paged = PagedDecoder(model, model_config)
+    paged.decoder = CompiledDecoder(model_config, arrays_of(kept_tensors(model)), paged.block_size)
     prompt = [(7 * i * i + 3) % 500 for i in range(150)]
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
@@ -125,11 +129,11 @@ def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> 
 
 def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
     """As they are when steps are timed. And there is a sign of life for each call."""
-    model, shape = load_folder(checkpoint("qwen3_windows")[0])
-    ours, theirs = PagedDecoder(model, shape), PagedModel(model, shape)
+    model, model_config = load_folder(checkpoint("qwen3_windows")[0])
+    ours, theirs = PagedDecoder(model, model_config), PagedModel(model, model_config)
     whole = logits(ours)
     assert ours.beats == 3
-    first = PagedDecoder(model, shape)
+    first = PagedDecoder(model, model_config)
     del first.cache.layers[1:], theirs.kv[1:]
     found = logits(first)
     assert all(torch.equal(a, b) for a, b in zip(found, logits(theirs), strict=True))
@@ -147,9 +151,9 @@ def test_fewer_layers_are_those_of_the_caches(checkpoint: Callable) -> None:
 def test_shapes_that_are_left_to_the_modules(
     family: str, block_size: int, reason: str, checkpoint: Callable
 ) -> None:
-    shape = ModelConfig.from_folder(checkpoint(family)[0])
+    model_config = ModelConfig.from_folder(checkpoint(family)[0])
     with pytest.raises(UnsupportedModelError, match=reason):
-        CompiledDecoder(shape, {}, block_size)
+        CompiledDecoder(model_config, {}, block_size)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +171,12 @@ def test_forms_that_are_left_to_the_modules(options: dict[str, str], reason: str
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_head_of_an_odd_size_is_padded(quantization: str, checkpoint: Callable) -> None:
     options = {"quantization": quantization, "dtype": "bfloat16"}
-    model, shape = load_folder(checkpoint("llama_biased_d16")[0], **options)
-    paged = PagedDecoder(model, shape)
+    model, model_config = load_folder(checkpoint("llama_biased_d16")[0], **options)
+    paged = PagedDecoder(model, model_config)
     head = paged.decoder._weights.head
     assert head is not None
-    assert (shape.vocab_size, head.outputs) == (509, 512)
-    assert_same_bits((model, shape), paces=FEW)
+    assert (model_config.vocab_size, head.outputs) == (509, 512)
+    assert_same_bits((model, model_config), paces=FEW)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -38,8 +38,8 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
     config = config.settled("cpu")
     path = resolve_model(config.model.model, config.model.revision)
-    shape = ModelConfig.from_folder(path)
-    max_model_len = config.model.max_model_len or shape.max_position_embeddings
+    model_config = ModelConfig.from_folder(path)
+    max_model_len = config.model.max_model_len or model_config.max_position_embeddings
     block_size = config.cache.block_size
     usable = usable_blocks(config, max_model_len)
     num_blocks = config.cache.num_blocks or min(usable, DEFAULT_BLOCKS)
@@ -48,7 +48,7 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
             f"num_blocks is {num_blocks}; without a model, give at most {MOST_BLOCKS}"
         )
     num_slots = num_blocks * block_size
-    limits = request_limits(config, shape, min(max_model_len, num_slots), num_slots)
+    limits = request_limits(config, model_config, min(max_model_len, num_slots), num_slots)
     kv = KVCacheManager(
         num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching
     )
@@ -62,9 +62,9 @@ def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
         num_blocks=num_blocks,
         block_size=block_size,
         kv_cache_bytes=0,
-        pooling=read_pooling(path, config.model.pooling, shape.hidden_size),
+        pooling=read_pooling(path, config.model.pooling, model_config.hidden_size),
     )
-    runner = NullRunner(shape.vocab_size, shape.hidden_size)
+    runner = NullRunner(model_config.vocab_size, model_config.hidden_size)
     return EngineCore(scheduler, UniprocExecutor(runner), limits), info
 
 

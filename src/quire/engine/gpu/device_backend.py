@@ -50,12 +50,20 @@ class DeviceBackend:
 
     def kv_budget(self) -> int:
         """What the largest step leaves."""
-        return measured_bytes(self.config, self.task.shape, self._model, self._dtype, self._on)
+        return measured_bytes(
+            self.config, self.task.model_config, self._model, self._dtype, self._on
+        )
 
     def allocate(self, num_blocks: int) -> None:
         """Tensors of all layers."""
-        shape, block_size = self.task.shape, self.config.cache.block_size
-        sizes = shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim
+        model_config, block_size = self.task.model_config, self.config.cache.block_size
+        sizes = (
+            model_config.num_layers,
+            num_blocks,
+            block_size,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+        )
         self._kv_caches = allocate_kv(*sizes, self._kv_dtype, self._on)
 
     def make_executor(
@@ -78,7 +86,7 @@ class DeviceBackend:
             kernels_for(self._on.type),
             self.config.scheduler.max_num_batched_tokens,
             self._on,
-            num_warmed_up=layers_of_all_kinds(self.task.shape.sliding_windows),
+            num_warmed_up=layers_of_all_kinds(self.task.model_config.sliding_windows),
             record=None if self.config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=self.config.shares_prefixes,
         )

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 def measured_bytes(
     config: EngineConfig,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     model: CausalLM,
     dtype: torch.dtype,
     device: torch.device,
@@ -34,11 +34,13 @@ def measured_bytes(
     """What is left for the KV cache of the share of the GPU's memory; may be negative."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    run_largest_step(config, shape, model, dtype, device)
+    run_largest_step(config, model_config, model, dtype, device)
     peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    graphs = graph_bytes(config, shape, dtype.itemsize) + token_count_bytes(config, shape)
+    graphs = graph_bytes(config, model_config, dtype.itemsize) + token_count_bytes(
+        config, model_config
+    )
     share = int(total * config.cache.gpu_memory_utilization)
     budget = share - (total - free) - peak - graphs - CODE_BYTES
     logger.info(
@@ -52,7 +54,7 @@ def measured_bytes(
 @torch.inference_mode()
 def run_largest_step(
     config: EngineConfig,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     model: CausalLM,
     dtype: torch.dtype,
     device: torch.device,
@@ -63,20 +65,20 @@ def run_largest_step(
     next one takes. The prompts' keys all go to one block, over each other.
     """
     block_size = config.cache.block_size
-    longest = config.model.max_model_len or shape.max_position_embeddings
+    longest = config.model.max_model_len or model_config.max_position_embeddings
     left, lens = config.scheduler.max_num_batched_tokens, list[int]()
     while left > 0:
         lens.insert(0, min(left, longest))  # the shortest comes first: it may be a single token
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    num_layers = layers_of_all_kinds(shape.sliding_windows)
-    kv_shape = (num_layers, 1, block_size, shape.num_kv_heads, shape.head_dim)
+    num_layers = layers_of_all_kinds(model_config.sliding_windows)
+    kv_shape = (num_layers, 1, block_size, model_config.num_kv_heads, model_config.head_dim)
     kept = kv_dtype(config.cache.kv_cache_dtype, dtype)
     context = ForwardContext(layout, allocate_kv(*kv_shape, kept, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)
-    if shape.has_head:
+    if model_config.has_head:
         logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()
         copies = [logits.clone() for _ in range(2)]  # as many as samplers make
         del copies

@@ -102,24 +102,24 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     device = choose_device(config)
     config = settle(config, device.type)
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelConfig.from_folder(folder)
-    _check_positions(step, shape)
-    dtype = choose_dtype(config, shape, device)
+    model_config = ModelConfig.from_folder(folder)
+    _check_positions(step, model_config)
+    dtype = choose_dtype(config, model_config, device)
     kv_type = choose_kv_type(config, dtype, device)
-    threads = thread_candidates(config, shape)
+    threads = thread_candidates(config, model_config)
     set_num_threads(threads[0])
     recorder = Recorder(asked_kernels(config, device) or kernels_for(device.type))
-    model = load_model(config.model, shape, folder, device, dtype, recorder.kernels)
+    model = load_model(config.model, model_config, folder, device, dtype, recorder.kernels)
     table = None
-    if device.type == "cpu" and not is_tiny(shape):
+    if device.type == "cpu" and not is_tiny(model_config):
         table = measure_steps(
-            partial(with_cache, model, shape, config.cache.block_size, kv_type),
-            shape,
+            partial(with_cache, model, model_config, config.cache.block_size, kv_type),
+            model_config,
             config.cache.block_size,
             threads,
         )
     with torch.inference_mode():
-        run = _step(model, shape, step, config.cache.block_size, kv_type, device, recorder)
+        run = _step(model, model_config, step, config.cache.block_size, kv_type, device, recorder)
         recorder.record(run)
         in_fp8 = any(kind.in_fp8 for kind in recorder.kinds.values())
         roofline = measure_roofline(device, dtype, in_fp8=in_fp8)
@@ -137,18 +137,18 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     )
 
 
-def _check_positions(step: StepShape, shape: ModelConfig) -> None:
-    if step.context > shape.max_position_embeddings:
+def _check_positions(step: StepShape, model_config: ModelConfig) -> None:
+    if step.context > model_config.max_position_embeddings:
         name = "context" if step.num_new == 1 else "prefill"
         raise ConfigError(
             f"{name} is {step.context}, but the model knows positions up to "
-            f"{shape.max_position_embeddings}; lower it"
+            f"{model_config.max_position_embeddings}; lower it"
         )
 
 
 def _step(
     model: Any,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     step: StepShape,
     block_size: int,
     dtype: torch.dtype,
@@ -158,7 +158,13 @@ def _step(
     """A pass over such a batch, to be called again and again."""
     blocks_each = -(-step.context // block_size)
     num_blocks = step.num_requests * blocks_each
-    kv_shape = (shape.num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim)
+    kv_shape = (
+        model_config.num_layers,
+        num_blocks,
+        block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+    )
     kv_caches = allocate_kv(*kv_shape, dtype, device)
     recorder.ignore(kv_caches)
     table = np.arange(num_blocks, dtype=np.int32).reshape(step.num_requests, blocks_each)
@@ -167,12 +173,12 @@ def _step(
     context = ForwardContext(layout, kv_caches)
     own = torch.arange(step.context - step.num_new, step.context, device=device)
     positions = own.repeat(step.num_requests)
-    input_ids = positions % shape.vocab_size
+    input_ids = positions % model_config.vocab_size
     last = layout.query_start_loc[1:].long() - 1
 
     def run() -> None:
         hidden = model.forward(input_ids, positions, context)
-        if shape.has_head:
+        if model_config.has_head:
             model.compute_logits(hidden.index_select(0, last))
 
     return run

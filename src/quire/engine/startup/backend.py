@@ -31,7 +31,7 @@ class Task:
     asked: EngineConfig
     config: EngineConfig
     path: Path
-    shape: ModelConfig
+    model_config: ModelConfig
     pooling: PoolingParams
     length_limit: int
 
@@ -40,14 +40,14 @@ def task_of(asked: EngineConfig, device_type: str) -> Task:
     """device_type: "cpu" or "cuda". Raises ConfigError or CheckpointError."""
     config = settle(asked, device_type)
     path = resolve_model(config.model.model, config.model.revision)
-    shape = ModelConfig.from_folder(path)
+    model_config = ModelConfig.from_folder(path)
     return Task(
         asked=asked,
         config=config,
         path=path,
-        shape=shape,
-        pooling=read_pooling(path, config.model.pooling, shape.hidden_size),
-        length_limit=length_limit(config, shape),
+        model_config=model_config,
+        pooling=read_pooling(path, config.model.pooling, model_config.hidden_size),
+        length_limit=length_limit(config, model_config),
     )
 
 

@@ -39,12 +39,12 @@ def load_prepared(config: EngineConfig, phases: Phases) -> HostBackend | None:
         return None
     with phases.timed("device"):
         task = task_of(config, "cpu")
-        if task.config.model.dtype == "auto" and task.shape.dtype not in ITEM_BYTES:
+        if task.config.model.dtype == "auto" and task.model_config.dtype not in ITEM_BYTES:
             return None  # the loader tells
-        dtype = dtype_of(task.config, task.shape)
-        set_num_threads(thread_candidates(task.config, task.shape)[0])
+        dtype = dtype_of(task.config, task.model_config)
+        set_num_threads(thread_candidates(task.config, task.model_config)[0])
     with phases.timed("weights"):
-        file = prepared_file(task.config.model, task.shape, task.path, dtype)
+        file = prepared_file(task.config.model, task.model_config, task.path, dtype)
         found = None if file is None else open_prepared(file)
         if found is None:
             return None
@@ -59,7 +59,7 @@ def load_prepared(config: EngineConfig, phases: Phases) -> HostBackend | None:
 
 def decoder_of(task: Task, arrays: Arrays) -> CompiledDecoder:
     """Raises UnsupportedModelError."""
-    return CompiledDecoder(task.shape, arrays, task.config.cache.block_size)
+    return CompiledDecoder(task.model_config, arrays, task.config.cache.block_size)
 
 
 def host_backend(
@@ -73,17 +73,17 @@ def host_backend(
     kv_type = kv_name(task.config.cache.kv_cache_dtype, dtype)
     with_cache = partial(_with_cache, task, decoder, kv_type)
     backend = HostBackend(task, with_cache, dtype, kv_type, end_start)
-    if not is_tiny(task.shape):
+    if not is_tiny(task.model_config):
         with phases.timed("tuning"):
-            backend.tune(thread_candidates(task.config, task.shape))
+            backend.tune(thread_candidates(task.config, task.model_config))
     return backend
 
 
 def _with_cache(
     task: Task, decoder: CompiledDecoder, kv_type: str, num_layers: int, num_blocks: int
 ) -> CompiledModel:
-    shape, block_size = task.shape, task.config.cache.block_size
-    sizes = num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim
+    model_config, block_size = task.model_config, task.config.cache.block_size
+    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
     return CompiledModel(decoder, HostCache.allocate(*sizes, kv_type))
 
 

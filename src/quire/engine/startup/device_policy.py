@@ -27,11 +27,13 @@ def choose_device(config: EngineConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def choose_dtype(config: EngineConfig, shape: ModelConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(
+    config: EngineConfig, model_config: ModelConfig, device: torch.device
+) -> torch.dtype:
     """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
-    dtype = resolve_dtype(config.model.dtype, shape)
+    dtype = resolve_dtype(config.model.dtype, model_config)
     emulated = device.type == "cpu" and is_emulated(dtype)
-    is_small = shape.num_parameters * torch.float32.itemsize <= SMALL_MODEL_BYTES
+    is_small = model_config.num_parameters * torch.float32.itemsize <= SMALL_MODEL_BYTES
     if config.model.dtype == "auto" and emulated and is_small:
         return torch.float32
     return dtype

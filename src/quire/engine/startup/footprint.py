@@ -54,14 +54,14 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
     its share of that, not of the free memory. Raises CheckpointError.
     """
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelConfig.from_folder(folder)
+    model_config = ModelConfig.from_folder(folder)
     if config.model.load_format == "null":
         return Footprint(weights=0, kv_cache=0)
-    block_bytes = block_bytes_of(config, shape)
+    block_bytes = block_bytes_of(config, model_config)
     default = default_kv_bytes(memory_bytes or available_bytes())
     return Footprint(
-        weights=sum(weights_by_form(config, shape, folder).values()),
-        kv_cache=blocks_within(config, shape, default, block_bytes) * block_bytes,
+        weights=sum(weights_by_form(config, model_config, folder).values()),
+        kv_cache=blocks_within(config, model_config, default, block_bytes) * block_bytes,
     )
 
 
@@ -88,25 +88,27 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
     return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
 
 
-def weights_by_form(config: EngineConfig, shape: ModelConfig, folder: Path) -> dict[str, int]:
+def weights_by_form(
+    config: EngineConfig, model_config: ModelConfig, folder: Path
+) -> dict[str, int]:
     """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
     if config.model.load_format == "dummy":
-        num_weights = shape.num_parameters
+        num_weights = model_config.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
-    dtype = dtype_of(config, shape)
+    dtype = dtype_of(config, model_config)
     item = ITEM_BYTES[dtype]
     scheme = scheme_of(config.model.quantization)
-    head = [(shape.vocab_size, shape.hidden_size)] if shape.has_head else []
+    head = [(model_config.vocab_size, model_config.hidden_size)] if model_config.has_head else []
     if scheme is None:
-        copied = shape.tie_word_embeddings and not is_on_gpu(config)
+        copied = model_config.tie_word_embeddings and not is_on_gpu(config)
         copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, k))
         return {dtype: (num_weights + copies) * item}
     products: dict[Role, list[tuple[int, int]]] = {
-        "layer": shape.layer_products * shape.num_layers,
+        "layer": model_config.layer_products * model_config.num_layers,
         "head": head,
     }
-    taken_out = products["layer"] + ([] if shape.tie_word_embeddings else head)
+    taken_out = products["layer"] + ([] if model_config.tie_word_embeddings else head)
     found = Counter({dtype: (num_weights - sum(n * k for n, k in taken_out)) * item})
     for role, weights in products.items():
         for n, k in weights:
@@ -114,15 +116,20 @@ def weights_by_form(config: EngineConfig, shape: ModelConfig, folder: Path) -> d
     return dict(found)
 
 
-def block_bytes_of(config: EngineConfig, shape: ModelConfig) -> int:
+def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
-    kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, shape))
-    sizes = shape.num_layers, config.cache.block_size, shape.num_kv_heads, shape.head_dim
+    kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, model_config))
+    sizes = (
+        model_config.num_layers,
+        config.cache.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+    )
     return block_bytes(*sizes, kept)
 
 
 def blocks_within(
-    config: EngineConfig, shape: ModelConfig, default_bytes: int, block_bytes: int
+    config: EngineConfig, model_config: ModelConfig, default_bytes: int, block_bytes: int
 ) -> int:
     """How many KV blocks there will be: as asked, or what the bytes give and requests can use.
 
@@ -132,7 +139,7 @@ def blocks_within(
     if cache.num_blocks is not None:
         return cache.num_blocks
     budget = default_bytes if cache.kv_cache_memory_bytes is None else cache.kv_cache_memory_bytes
-    limit = config.model.max_model_len or shape.max_position_embeddings
+    limit = config.model.max_model_len or model_config.max_position_embeddings
     return max(0, min(budget // block_bytes, usable_blocks(config, limit)))
 
 
@@ -141,15 +148,15 @@ def default_kv_bytes(available: int) -> int:
     return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
 
 
-def dtype_of(config: EngineConfig, shape: ModelConfig) -> str:
+def dtype_of(config: EngineConfig, model_config: ModelConfig) -> str:
     """Data type of weights, and of a KV cache without its own, by startup's rule for "auto"."""
     wanted = config.model.dtype
     if wanted != "auto":
         return wanted
-    is_small = shape.num_parameters * 4 <= SMALL_MODEL_BYTES
-    if is_small and not is_on_gpu(config) and not _has_products_of(shape.dtype):
+    is_small = model_config.num_parameters * 4 <= SMALL_MODEL_BYTES
+    if is_small and not is_on_gpu(config) and not _has_products_of(model_config.dtype):
         return "float32"
-    return shape.dtype if shape.dtype in ITEM_BYTES else "float32"
+    return model_config.dtype if model_config.dtype in ITEM_BYTES else "float32"
 
 
 def is_on_gpu(config: EngineConfig) -> bool:

@@ -45,10 +45,10 @@ class HostBackend:
 
         threads: numbers of them that are chosen from. plainly: see `steps_of`.
         """
-        block_size, shape = self.config.cache.block_size, self.task.shape
-        measure = partial(measure_steps, self._with_cache, shape, block_size, threads)
+        block_size, model_config = self.config.cache.block_size, self.task.model_config
+        measure = partial(measure_steps, self._with_cache, model_config, block_size, threads)
         numbers = self.dtype, self.kv_type, block_size
-        self.table = steps_of(self.config.model, shape, numbers, threads, measure, plainly)
+        self.table = steps_of(self.config.model, model_config, numbers, threads, measure, plainly)
         self.config = with_token_budget(self.config, self.task.asked, self.table)
         budget = self.config.scheduler.max_num_batched_tokens
         logger.info("%s; %d tokens a step", self.table, budget)
@@ -63,7 +63,7 @@ class HostBackend:
 
     def allocate(self, num_blocks: int) -> None:
         """Give the model its cache."""
-        self._model = self._with_cache(self.task.shape.num_layers, num_blocks)
+        self._model = self._with_cache(self.task.model_config.num_layers, num_blocks)
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat

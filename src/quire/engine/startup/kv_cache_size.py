@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_num_blocks(
-    config: EngineConfig, shape: ModelConfig, block_bytes: int, budget: Callable[[], int]
+    config: EngineConfig, model_config: ModelConfig, block_bytes: int, budget: Callable[[], int]
 ) -> int:
     """As asked, or what the memory gives and the requests can use. Raises ConfigError.
 
@@ -23,7 +23,7 @@ def choose_num_blocks(
     """
     asked = config.cache.num_blocks, config.cache.kv_cache_memory_bytes
     num_bytes = budget() if asked == (None, None) else asked[1] or 0
-    num_blocks = blocks_within(config, shape, num_bytes, block_bytes)
+    num_blocks = blocks_within(config, model_config, num_bytes, block_bytes)
     if problem := cache_problem(config, num_bytes, block_bytes, num_blocks):
         raise ConfigError(problem)
     return num_blocks

@@ -116,18 +116,18 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     config = settle(config, memory.device)
     folder = resolve_model(config.model.model, config.model.revision)
-    shape = ModelConfig.from_folder(folder)
-    limit = length_limit(config, shape)
-    sizes = _sizes(config, shape)
-    weights = weights_by_form(config, shape, folder)
+    model_config = ModelConfig.from_folder(folder)
+    limit = length_limit(config, model_config)
+    sizes = _sizes(config, model_config)
+    weights = weights_by_form(config, model_config, folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)
     fixed = memory.context + sum(sizes.values()) + sum(weights.values())
     left = budget - (memory.total - memory.free) - fixed
-    block_bytes, block_size = block_bytes_of(config, shape), config.cache.block_size
+    block_bytes, block_size = block_bytes_of(config, model_config), config.cache.block_size
     default = left if memory.device == "cuda" else default_kv_bytes(memory.free)
     num_bytes = config.cache.kv_cache_memory_bytes or default
-    num_blocks = blocks_within(config, shape, num_bytes, block_bytes)
+    num_blocks = blocks_within(config, model_config, num_bytes, block_bytes)
     problem = _problem(config, left, num_bytes, block_bytes, num_blocks)
     max_model_len = min(limit, num_blocks * block_size)
     if problem is None:
@@ -151,42 +151,46 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     )
 
 
-def _sizes(config: EngineConfig, shape: ModelConfig) -> dict[str, int]:
+def _sizes(config: EngineConfig, model_config: ModelConfig) -> dict[str, int]:
     """What steps need beside weights and KV cache."""
     num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    item = ITEM_BYTES[dtype_of(config, shape)]
+    item = ITEM_BYTES[dtype_of(config, model_config)]
     sizes = {
-        "activations": activation_bytes(shape, num_tokens, item),
-        "logits": logits_bytes(shape, num_rows, item) if shape.has_head else 0,
+        "activations": activation_bytes(model_config, num_tokens, item),
+        "logits": logits_bytes(model_config, num_rows, item) if model_config.has_head else 0,
         "graphs": 0,
         "workspace": 0,
     }
     if config.device.device == "cuda":
         sizes["workspace"] = WORKSPACE_BYTES + CODE_BYTES
-        sizes["graphs"] = graph_bytes(config, shape, item)
-        sizes["logits"] += token_count_bytes(config, shape)
+        sizes["graphs"] = graph_bytes(config, model_config, item)
+        sizes["logits"] += token_count_bytes(config, model_config)
     return sizes
 
 
-def activation_bytes(shape: ModelConfig, num_tokens: int, item: int) -> int:
+def activation_bytes(model_config: ModelConfig, num_tokens: int, item: int) -> int:
     """The most that is alive at a time in a layer's pass over so many tokens."""
-    heads = 3 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim  # projected, turned, out
-    widest = max(heads, 3 * shape.intermediate_size)  # gate and up, and what they become
-    turns = 2 * shape.head_dim * 4  # cosines and sines
-    return num_tokens * ((2 * shape.hidden_size + widest) * item + turns)
+    heads = (
+        3 * (model_config.num_heads + model_config.num_kv_heads) * model_config.head_dim
+    )  # projected, turned, out
+    widest = max(heads, 3 * model_config.intermediate_size)  # gate and up, and what they become
+    turns = 2 * model_config.head_dim * 4  # cosines and sines
+    return num_tokens * ((2 * model_config.hidden_size + widest) * item + turns)
 
 
-def logits_bytes(shape: ModelConfig, num_rows: int, item: int) -> int:
+def logits_bytes(model_config: ModelConfig, num_rows: int, item: int) -> int:
     """Logits as they come, in float32, and two copies for a sampler to change."""
-    return num_rows * shape.vocab_size * (item + 3 * 4)
+    return num_rows * model_config.vocab_size * (item + 3 * 4)
 
 
-def token_count_bytes(config: EngineConfig, shape: ModelConfig) -> int:
+def token_count_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     """Of how often each request has each token, for penalties on a GPU."""
-    return config.scheduler.max_num_seqs * shape.vocab_size * 2 if shape.has_head else 0
+    return (
+        config.scheduler.max_num_seqs * model_config.vocab_size * 2 if model_config.has_head else 0
+    )
 
 
-def shared_part_bytes(config: EngineConfig, shape: ModelConfig) -> int:
+def shared_part_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     """Of the parts of softmaxes over prefixes that requests share, in float32 with two statistics.
 
     Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
@@ -194,10 +198,10 @@ def shared_part_bytes(config: EngineConfig, shape: ModelConfig) -> int:
     if not config.shares_prefixes:
         return 0
     places = config.scheduler.max_num_seqs + UNFILLED_PLACES
-    return places * shape.num_heads * (shape.head_dim + 2) * 4
+    return places * model_config.num_heads * (model_config.head_dim + 2) * 4
 
 
-def graph_bytes(config: EngineConfig, shape: ModelConfig, item: int) -> int:
+def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> int:
     """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
     A step may draw for each row, from logits as they come. Hidden states are kept apart from what
@@ -211,10 +215,10 @@ def graph_bytes(config: EngineConfig, shape: ModelConfig, item: int) -> int:
         pads_mixed=True, shares_prefixes=config.shares_prefixes,
     )  # fmt: skip
     most_tokens = max(sizes.mixed[-1], num_rows)
-    activations = activation_bytes(shape, most_tokens, item)
-    hidden = most_tokens * shape.hidden_size * item
-    logits = num_rows * shape.vocab_size * item if shape.has_head else 0
-    parts = activations + logits + hidden + shared_part_bytes(config, shape)
+    activations = activation_bytes(model_config, most_tokens, item)
+    hidden = most_tokens * model_config.hidden_size * item
+    logits = num_rows * model_config.vocab_size * item if model_config.has_head else 0
+    parts = activations + logits + hidden + shared_part_bytes(config, model_config)
     return parts + sizes.num_graphs * GRAPH_BYTES
 
 

@@ -15,9 +15,9 @@ from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
 
-def fitting_weights(shape: ModelConfig, dtype: str) -> AbstractContextManager[None]:
+def fitting_weights(model_config: ModelConfig, dtype: str) -> AbstractContextManager[None]:
     """Around loading a model."""
-    num_bytes = shape.num_parameters * ITEM_BYTES[dtype]
+    num_bytes = model_config.num_parameters * ITEM_BYTES[dtype]
     return _fitting(
         f"the model, {num_bytes:,} bytes in {dtype},",
         "free memory, take a smaller model, or give quantization",

@@ -21,9 +21,9 @@ def settle(config: EngineConfig, device_type: str) -> EngineConfig:
     return config.settled(device_type)
 
 
-def length_limit(config: EngineConfig, shape: ModelConfig) -> int:
+def length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
     """Positions that a request may have. Raises ConfigError for more than the model knows."""
-    limit = shape.max_position_embeddings
+    limit = model_config.max_position_embeddings
     wanted = config.model.max_model_len or limit
     if wanted > limit:
         raise ConfigError(
@@ -33,17 +33,17 @@ def length_limit(config: EngineConfig, shape: ModelConfig) -> int:
 
 
 def request_limits(
-    config: EngineConfig, shape: ModelConfig, max_model_len: int, num_slots: int
+    config: EngineConfig, model_config: ModelConfig, max_model_len: int, num_slots: int
 ) -> RequestLimits:
     """What requests are checked by. num_slots: tokens that the KV cache holds."""
     return RequestLimits(
         max_model_len=max_model_len,
         max_kv_tokens=num_slots,
-        vocab_size=shape.vocab_size,
+        vocab_size=model_config.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         honours_priority=config.scheduler.scheduling_policy == "priority",
-        hidden_size=shape.hidden_size,
-        generates=shape.has_head,
+        hidden_size=model_config.hidden_size,
+        generates=model_config.has_head,
     )
 
 

@@ -47,16 +47,16 @@ def start_engine(
     if begin is not None:
         phases.note("imports", time.monotonic() - begin)
     model = _load(config, phases)
-    config, shape = model.config, model.task.shape
+    config, model_config = model.config, model.task.model_config
     block_size = config.cache.block_size
-    sizes = shape.num_layers, block_size, shape.num_kv_heads, shape.head_dim
+    sizes = model_config.num_layers, block_size, model_config.num_kv_heads, model_config.head_dim
     bytes_each = block_bytes(*sizes, model.kv_type)
-    grammars = Grammars(_grammar_compiler(config, shape))
+    grammars = Grammars(_grammar_compiler(config, model_config))
     with phases.timed("kernels"), fitting_step(config), model.compiling():
-        num_blocks = choose_num_blocks(config, shape, bytes_each, model.kv_budget)
+        num_blocks = choose_num_blocks(config, model_config, bytes_each, model.kv_budget)
         num_slots = num_blocks * block_size
         max_model_len = choose_max_model_len(config, model.task.length_limit, num_slots)
-        limits = request_limits(config, shape, max_model_len, num_slots)
+        limits = request_limits(config, model_config, max_model_len, num_slots)
         with phases.timed("kv_cache"), fitting_kv(config, num_blocks * bytes_each):
             model.allocate(num_blocks)
         executor = model.make_executor(limits, grammars, heartbeat)
@@ -67,7 +67,7 @@ def start_engine(
     return core, EngineInfo(
         model_name=config.model.public_name,
         limits=limits,
-        eos_token_ids=[i for i in shape.eos_token_ids if i < shape.vocab_size],
+        eos_token_ids=[i for i in model_config.eos_token_ids if i < model_config.vocab_size],
         dtype=model.dtype,
         device=model.device,
         num_blocks=num_blocks,
@@ -109,11 +109,11 @@ def _make_scheduler(model: Backend, limits: RequestLimits, executor: Executor) -
     )
 
 
-def _grammar_compiler(config: EngineConfig, shape: ModelConfig) -> GrammarCompiler:
+def _grammar_compiler(config: EngineConfig, model_config: ModelConfig) -> GrammarCompiler:
     """Reads the tokenizer when the first request asks for a form."""
 
     def vocabulary() -> Vocabulary:
         tokenizer = Tokenizer.from_folder(tokenizer_folder(config))
-        return Vocabulary(tokenizer, shape.vocab_size, list(shape.eos_token_ids))
+        return Vocabulary(tokenizer, model_config.vocab_size, list(model_config.eos_token_ids))
 
     return GrammarCompiler(vocabulary)

@@ -85,9 +85,9 @@ class StepTable:
         return f"ms of a step by threads: {threads}; by tokens, with {self.num_threads}: {steps}"
 
 
-def is_tiny(shape: ModelConfig) -> bool:
+def is_tiny(model_config: ModelConfig) -> bool:
     """Whether a model is too small for the measurement to pay."""
-    return 4 * shape.num_parameters <= TINY_MODEL_BYTES
+    return 4 * model_config.num_parameters <= TINY_MODEL_BYTES
 
 
 def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTable) -> EngineConfig:
@@ -102,7 +102,7 @@ def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTabl
 
 def measure_steps(
     with_cache: WithCache,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     block_size: int,
     candidates: Sequence[int],
     kept: StepTable | None = None,
@@ -113,7 +113,7 @@ def measure_steps(
     kept: the table of an earlier start, which serves unless a step takes less than it says.
     """
     end = time.perf_counter() + SECONDS
-    probe = _Probe(with_cache, shape, block_size)
+    probe = _Probe(with_cache, model_config, block_size)
     if kept is not None and (now := _as_of_now(probe.step([1]), kept)) is not None:
         return now
     threads = _time_threads(probe.step([1]), candidates)
@@ -173,11 +173,13 @@ def choose_threads(seconds: dict[int, float]) -> int:
 class _Probe:
     """Steps through a model's first layers and its head. share: of its layers that are taken."""
 
-    def __init__(self, with_cache: WithCache, shape: ModelConfig, block_size: int) -> None:
-        layer_bytes = shape.num_parameters // shape.num_layers  # 8 bits each, at least
-        num_layers = min(shape.num_layers, -(-COLD_BYTES // layer_bytes))
-        self.share = num_layers / shape.num_layers
-        self._shape, self._block_size = shape, block_size
+    def __init__(self, with_cache: WithCache, model_config: ModelConfig, block_size: int) -> None:
+        layer_bytes = (
+            model_config.num_parameters // model_config.num_layers
+        )  # 8 bits each, at least
+        num_layers = min(model_config.num_layers, -(-COLD_BYTES // layer_bytes))
+        self.share = num_layers / model_config.num_layers
+        self._model_config, self._block_size = model_config, block_size
         self._model: HostModel = with_cache(num_layers, -(-max(PROMPTS) // block_size))
 
     def step(self, lens: list[int]) -> Callable[[], float]:
@@ -186,14 +188,14 @@ class _Probe:
         table = np.tile(np.arange(blocks, dtype=np.int32), (len(lens), 1))
         counts = np.array(lens, np.int64)
         batch = RaggedBatch.of(counts, counts, table, self._block_size)
-        input_ids = batch.flat.positions % self._shape.vocab_size
+        input_ids = batch.flat.positions % self._model_config.vocab_size
         last = batch.flat.query_start[1:] - 1
 
         def run() -> float:
             begin = time.perf_counter()
             hidden = self._model.forward(input_ids, batch)
             middle = time.perf_counter()
-            if self._shape.has_head:
+            if self._model_config.has_head:
                 hidden.logits(last)
             return (middle - begin) / self.share + time.perf_counter() - middle
 

@@ -36,7 +36,7 @@ Measure = Callable[[StepTable | None], StepTable]
 
 def steps_of(
     config: ModelSettings,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     numbers: tuple[str, str, int],
     candidates: Sequence[int],
     measure: Measure,
@@ -55,7 +55,7 @@ def steps_of(
         return measure(None)
     dtype, kv_type, block_size = numbers
     key = (
-        __version__, LAYOUT, _processor(), native.identity(), plainly, shape,
+        __version__, LAYOUT, _processor(), native.identity(), plainly, model_config,
         config.quantization, dtype, kv_type, block_size, list(candidates),
     )  # fmt: skip
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]

@@ -13,7 +13,7 @@ from quire.models.config.model_config import ModelConfig
 MOST_THREADS = 4  # for each of the machine's cores
 
 
-def thread_candidates(config: EngineConfig, shape: ModelConfig) -> list[int]:
+def thread_candidates(config: EngineConfig, model_config: ModelConfig) -> list[int]:
     """As asked; else all cores, and what is to be measured beside them.
 
     A tiny model's products are too short to be worth sharing. Raises ConfigError for far more than
@@ -25,4 +25,4 @@ def thread_candidates(config: EngineConfig, shape: ModelConfig) -> list[int]:
             raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
         return [asked]
     usable = usable_cores()
-    return [1] if is_tiny(shape) else sorted({usable, -(-usable // 2), 1}, reverse=True)
+    return [1] if is_tiny(model_config) else sorted({usable, -(-usable // 2), 1}, reverse=True)

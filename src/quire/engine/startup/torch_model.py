@@ -101,7 +101,7 @@ class TorchStates:
 
 def with_cache(
     model: CausalLM,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     block_size: int,
     kv_dtype: torch.dtype,
     num_layers: int,
@@ -109,5 +109,5 @@ def with_cache(
 ) -> TorchModel:
     """So many layers of a model on the host, with a cache for them. See `WithCache`."""
     host = torch.device("cpu")
-    sizes = num_layers, num_blocks, block_size, shape.num_kv_heads, shape.head_dim
+    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
     return TorchModel(model, allocate_kv(*sizes, kv_dtype, host), host)

@@ -54,13 +54,13 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
         if device.type == "cuda":
             phases.wait = torch.cuda.synchronize
         task = task_of(config, device.type)
-    shape, config = task.shape, task.config
-    dtype = choose_dtype(config, shape, device)
+    model_config, config = task.model_config, task.config
+    dtype = choose_dtype(config, model_config, device)
     kv_dtype = choose_kv_type(config, dtype, device)
-    set_num_threads(thread_candidates(config, shape)[0])
+    set_num_threads(thread_candidates(config, model_config)[0])
     kernels = asked_kernels(config, device)
-    with phases.timed("weights"), fitting_weights(shape, name_of(dtype)):
-        model, unsaved = load_unsaved(config.model, shape, task.path, device, dtype, kernels)
+    with phases.timed("weights"), fitting_weights(model_config, name_of(dtype)):
+        model, unsaved = load_unsaved(config.model, model_config, task.path, device, dtype, kernels)
 
     def end_start() -> None:
         give_back_code()
@@ -95,16 +95,16 @@ def _on_host(
             return host_backend(task, decoder, name_of(dtype), phases, end_start)
     backend = HostBackend(
         task,
-        partial(with_cache, model, task.shape, task.config.cache.block_size, kv_dtype),
+        partial(with_cache, model, task.model_config, task.config.cache.block_size, kv_dtype),
         name_of(dtype),
         name_of(kv_dtype),
         end_start,
     )
-    if not is_tiny(task.shape):
+    if not is_tiny(task.model_config):
         capability = torch.backends.cpu.get_cpu_capability()
         with phases.timed("tuning"):
             backend.tune(
-                thread_candidates(task.config, task.shape),
+                thread_candidates(task.config, task.model_config),
                 (torch.__version__, describe("cpu"), capability, is_emulated(dtype)),
             )
     return backend

@@ -24,20 +24,25 @@ from quire.models.config.model_config import ModelConfig
 class LlamaAttention(nn.Module):
     """Project to heads that are turned, attend, project back."""
 
-    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, model_config: ModelConfig, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
         self.qkv_proj = QKVParallelLinear(
-            shape.hidden_size,
-            shape.head_dim,
-            shape.num_heads,
-            shape.num_kv_heads,
+            model_config.hidden_size,
+            model_config.head_dim,
+            model_config.num_heads,
+            model_config.num_kv_heads,
             options,
-            bias=shape.qkv_bias,
+            bias=model_config.qkv_bias,
         )
         self.o_proj = RowParallelLinear(
-            shape.num_heads * shape.head_dim, shape.hidden_size, options, bias=shape.output_bias
+            model_config.num_heads * model_config.head_dim,
+            model_config.hidden_size,
+            options,
+            bias=model_config.output_bias,
         )
-        self.attn = Attention(layer_id, shape.head_dim, shape.sliding_windows[layer_id], options)
+        self.attn = Attention(
+            layer_id, model_config.head_dim, model_config.sliding_windows[layer_id], options
+        )
 
     def forward(
         self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
@@ -55,13 +60,19 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, shape: ModelConfig, options: LayerOptions) -> None:
+    def __init__(self, model_config: ModelConfig, options: LayerOptions) -> None:
         super().__init__()
         self.gate_up_proj = GateUpParallelLinear(
-            shape.hidden_size, shape.intermediate_size, options, bias=shape.mlp_bias
+            model_config.hidden_size,
+            model_config.intermediate_size,
+            options,
+            bias=model_config.mlp_bias,
         )
         self.down_proj = RowParallelLinear(
-            shape.intermediate_size, shape.hidden_size, options, bias=shape.mlp_bias
+            model_config.intermediate_size,
+            model_config.hidden_size,
+            options,
+            bias=model_config.mlp_bias,
         )
 
     def forward(self, stream: ResidualState, following: RMSNorm) -> ResidualState:
@@ -74,12 +85,14 @@ class LlamaDecoderLayer(nn.Module):
 
     attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
 
-    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, model_config: ModelConfig, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
-        self.self_attn = self.attention_class(shape, layer_id, options)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
-        self.mlp = LlamaMLP(shape, options)
+        self.input_layernorm = RMSNorm(model_config.hidden_size, model_config.rms_norm_eps, options)
+        self.self_attn = self.attention_class(model_config, layer_id, options)
+        self.post_attention_layernorm = RMSNorm(
+            model_config.hidden_size, model_config.rms_norm_eps, options
+        )
+        self.mlp = LlamaMLP(model_config, options)
 
     def forward(
         self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
@@ -94,17 +107,22 @@ class LlamaModel(nn.Module):
 
     def __init__(
         self,
-        shape: ModelConfig,
+        model_config: ModelConfig,
         max_model_len: int,
         options: LayerOptions,
         layer_class: type[LlamaDecoderLayer],
     ) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, options)
-        self.rotary = RotaryEmbedding(shape.rope, max_model_len, options)
-        layers = [layer_class(shape, layer_id, options) for layer_id in range(shape.num_layers)]
+        self.embed_tokens = VocabParallelEmbedding(
+            model_config.vocab_size, model_config.hidden_size, options
+        )
+        self.rotary = RotaryEmbedding(model_config.rope, max_model_len, options)
+        layers = [
+            layer_class(model_config, layer_id, options)
+            for layer_id in range(model_config.num_layers)
+        ]
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, options)
+        self.norm = RMSNorm(model_config.hidden_size, model_config.rms_norm_eps, options)
         self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
         self.path = list(zip(layers, self.norms[1:], strict=True))
 
@@ -131,12 +149,16 @@ class LlamaForCausalLM(nn.Module):
         "gate_up_proj": {"gate_proj": "gate", "up_proj": "up"},
     }
 
-    def __init__(self, shape: ModelConfig, max_model_len: int, options: LayerOptions) -> None:
+    def __init__(
+        self, model_config: ModelConfig, max_model_len: int, options: LayerOptions
+    ) -> None:
         super().__init__()
-        self.model = LlamaModel(shape, max_model_len, options, self.layer_class)
-        if shape.has_head:
-            tied = self.model.embed_tokens if shape.tie_word_embeddings else None
-            self.lm_head = ParallelLMHead(shape.vocab_size, shape.hidden_size, options, tied)
+        self.model = LlamaModel(model_config, max_model_len, options, self.layer_class)
+        if model_config.has_head:
+            tied = self.model.embed_tokens if model_config.tie_word_embeddings else None
+            self.lm_head = ParallelLMHead(
+                model_config.vocab_size, model_config.hidden_size, options, tied
+            )
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]."""

@@ -12,10 +12,10 @@ from quire.models.families.llama import LlamaAttention, LlamaDecoderLayer, Llama
 class Qwen3Attention(LlamaAttention):
     """Attention with a norm over each head's dimensions."""
 
-    def __init__(self, shape: ModelConfig, layer_id: int, options: LayerOptions) -> None:
-        super().__init__(shape, layer_id, options)
-        self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
-        self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps, options)
+    def __init__(self, model_config: ModelConfig, layer_id: int, options: LayerOptions) -> None:
+        super().__init__(model_config, layer_id, options)
+        self.q_norm = RMSNorm(model_config.head_dim, model_config.rms_norm_eps, options)
+        self.k_norm = RMSNorm(model_config.head_dim, model_config.rms_norm_eps, options)
 
     def head_norms(self) -> HeadNorms:
         """Of this layer."""

@@ -48,12 +48,12 @@ _DTYPES = {
 Targets = dict[str, tuple[Weight, str | None]]
 
 
-def resolve_dtype(name: str, architecture: ModelConfig) -> torch.dtype:
+def resolve_dtype(name: str, model_config: ModelConfig) -> torch.dtype:
     """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
 
     float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
     """
-    wanted = architecture.dtype if name == "auto" else name
+    wanted = model_config.dtype if name == "auto" else name
     if wanted not in _DTYPES:
         raise CheckpointError(
             f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(_DTYPES)}"
@@ -63,7 +63,7 @@ def resolve_dtype(name: str, architecture: ModelConfig) -> torch.dtype:
 
 def load_model(
     config: ModelSettings,
-    architecture: ModelConfig,
+    model_config: ModelConfig,
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -81,7 +81,7 @@ def load_model(
     With load_format "dummy" the weights are random and only the config files are read.
     Raises CheckpointError for whatever is missing, left over, damaged or of the wrong shape.
     """
-    model, prepared = load_unsaved(config, architecture, path, device, dtype, kernels)
+    model, prepared = load_unsaved(config, model_config, path, device, dtype, kernels)
     if prepared is not None:
         prepared.save_beside(model)
     return model
@@ -89,7 +89,7 @@ def load_model(
 
 def load_unsaved(
     config: ModelSettings,
-    architecture: ModelConfig,
+    model_config: ModelConfig,
     path: Path,
     device: torch.device,
     dtype: torch.dtype,
@@ -98,21 +98,21 @@ def load_unsaved(
     """The same, with where it is still to be saved: writing takes of what steps have."""
     prepared = None
     if kernels is None and device.type == "cpu":
-        prepared = prepared_weights(config, architecture, path, dtype)
+        prepared = prepared_weights(config, model_config, path, dtype)
     kernels = kernels or kernels_for(device.type)
     if prepared is not None:
-        found = prepared.restore(lambda: _build(config, architecture, device, dtype, kernels))
+        found = prepared.restore(lambda: _build(config, model_config, device, dtype, kernels))
         if found is not None:
             keep_at_hand(found)
             return found.eval(), None
     if config.load_format == "dummy":
-        model = _build(config, architecture, device, dtype, kernels)
+        model = _build(config, model_config, device, dtype, kernels)
         fill_with_dummies(model, config.seed)
     else:
         checkpoint = Checkpoint.open(path)
-        plan = _build(config, architecture, torch.device("meta"), dtype, kernels_for("meta"))
-        names = _warm_up(checkpoint, plan, architecture)
-        model = _build(config, architecture, device, dtype, kernels)
+        plan = _build(config, model_config, torch.device("meta"), dtype, kernels_for("meta"))
+        names = _warm_up(checkpoint, plan, model_config)
+        model = _build(config, model_config, device, dtype, kernels)
         _fill(model, checkpoint, names, device)
     keep_at_hand(model)
     return model.eval(), prepared
@@ -120,15 +120,15 @@ def load_unsaved(
 
 def _build(
     config: ModelSettings,
-    architecture: ModelConfig,
+    model_config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     kernels: Kernels,
 ) -> LlamaForCausalLM:
-    max_model_len = config.max_model_len or architecture.max_position_embeddings
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
     scheme = scheme_of(config.quantization)
     options = LayerOptions(dtype, device, kernels, scheme)
-    model = MODELS[architecture.family](architecture, max_model_len, options)
+    model = MODELS[model_config.family](model_config, max_model_len, options)
     if scheme is not None and device.type != "meta":
         _tell_exceptions(scheme, model)
     return model
@@ -172,18 +172,18 @@ def _targets_in(checkpoint: Checkpoint, model: LlamaForCausalLM) -> Targets:
     return {name.removeprefix(_PREFIX): target for name, target in targets.items()}
 
 
-def _warm_up(checkpoint: Checkpoint, plan: LlamaForCausalLM, architecture: ModelConfig) -> set[str]:
+def _warm_up(checkpoint: Checkpoint, plan: LlamaForCausalLM, model_config: ModelConfig) -> set[str]:
     """Load tensors without content into a model without memory; returns the names to load."""
     targets = _targets_in(checkpoint, plan)
     missing = [name for name in targets if name not in checkpoint.entries]
     left_over = [
         name
         for name in checkpoint.entries
-        if name not in targets and not _is_harmless(name, architecture)
+        if name not in targets and not _is_harmless(name, model_config)
     ]
     if missing or left_over:
         raise CheckpointError(
-            f"{checkpoint.folder}: its tensors are not those of {architecture.architecture}"
+            f"{checkpoint.folder}: its tensors are not those of {model_config.architecture}"
             f"{_listed('missing', missing)}{_listed('left over', left_over)}; check that "
             "config.json and the safetensors files belong together"
         )
@@ -201,10 +201,10 @@ def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
         raise entry.wrong(str(error)) from error
 
 
-def _is_harmless(name: str, architecture: ModelConfig) -> bool:
+def _is_harmless(name: str, model_config: ModelConfig) -> bool:
     """Tensors that old checkpoints carry and nothing needs."""
     return name.endswith(".rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and (architecture.tie_word_embeddings or not architecture.has_head)
+        name == "lm_head.weight" and (model_config.tie_word_embeddings or not model_config.has_head)
     )
 
 

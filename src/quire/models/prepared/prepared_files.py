@@ -42,7 +42,7 @@ def prepared_folder(config: ModelSettings) -> Path | None:
 
 def prepared_file(
     config: ModelSettings,
-    shape: ModelConfig,
+    model_config: ModelConfig,
     path: Path,
     dtype: str,
     plainly: tuple[object, ...] = (),
@@ -54,10 +54,10 @@ def prepared_file(
     folder = prepared_folder(config)
     if folder is None or config.load_format != "auto":
         return None
-    max_model_len = config.max_model_len or shape.max_position_embeddings
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
     form = (
         LAYOUT, dtype, native.instruction_set(), plainly,
-        shape.rope.takes_long_factors(max_model_len),
+        model_config.rope.takes_long_factors(max_model_len),
     )  # fmt: skip
     return folder / file_name(checkpoint_key(config, path), digest_of(form))
 

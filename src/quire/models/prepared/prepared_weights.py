@@ -44,13 +44,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def prepared_weights(
-    config: ModelSettings, shape: ModelConfig, path: Path, dtype: torch.dtype
+    config: ModelSettings, model_config: ModelConfig, path: Path, dtype: torch.dtype
 ) -> PreparedWeights | None:
     """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
     plainly: tuple[object, ...] = ()
     if native.library() is None:
         plainly = describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)
-    file = prepared_file(config, shape, path, str(dtype).removeprefix("torch."), plainly)
+    file = prepared_file(config, model_config, path, str(dtype).removeprefix("torch."), plainly)
     return None if file is None else PreparedWeights(file)
 
 

@@ -40,15 +40,15 @@ _TOGETHER = 8  # layers of a call, with so few: Python's turn between two is not
 class CompiledDecoder:
     """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
 
-    def __init__(self, shape: ModelConfig, arrays: Arrays, block_size: int) -> None:
-        weights = find_weights(shape, arrays, block_size)
-        self._shape, self._weights = shape, weights
+    def __init__(self, model_config: ModelConfig, arrays: Arrays, block_size: int) -> None:
+        weights = find_weights(model_config, arrays, block_size)
+        self._model_config, self._weights = model_config, weights
         self._dtype = weights.norms[0].dtype
         self._kept = np.empty(0, np.uint8)
         self._layers = (LayerArgs * len(weights.layers))(*weights.layers)
         self._rotary = RopeTable(
             weights.inv_freq,
-            attention_factor(shape.rope),
+            attention_factor(model_config.rope),
             in_bfloat16=self._dtype == np.uint16,
         )
 
@@ -60,7 +60,7 @@ class CompiledDecoder:
         Writes the cache. heartbeat: called now and then.
         """
         residual = embedding(input_ids, self._weights.embedding)
-        rows = rms_norm(residual, self._weights.norms[0], self._shape.rms_norm_eps)
+        rows = rms_norm(residual, self._weights.norms[0], self._model_config.rms_norm_eps)
         positions = batch.flat.positions
         cos, sin = (
             table[positions] for table in self._rotary.up_to(int(positions.max(initial=0)) + 1)
@@ -69,13 +69,14 @@ class CompiledDecoder:
         table = np.ascontiguousarray(batch.block_table)
         for own, (keys, values) in zip(self._layers, cache.layers, strict=False):
             own.k_cache, own.v_cache = keys, values
-        shape, room = self._shape, self._room(len(rows))
+        model_config, room = self._model_config, self._room(len(rows))
         args = LayersArgs(
             address(rows), address(residual), -(-address(room) // _LINE) * _LINE, 0,
             address(cos), address(sin), address(batch.slots),
             address(starts), address(lens), address(table),
             0, *residual.shape, len(lens), table.shape[1],
-            cache.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim, cos.shape[1],
+            cache.block_size, model_config.num_heads, model_config.num_kv_heads,
+            model_config.head_dim, cos.shape[1],
             DTYPES[self._dtype], cache.form, native.num_threads(),
         )  # fmt: skip
         together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
@@ -85,13 +86,15 @@ class CompiledDecoder:
             args.count = min(together, len(cache.layers) - begin)
             native.compiled().quire_cpu_layers(ctypes.byref(args))
             args.rows = None  # of those behind the first, norms are to be made
-        return rms_norm(residual, self._weights.norms[len(cache.layers)], shape.rms_norm_eps)
+        return rms_norm(residual, self._weights.norms[len(cache.layers)], model_config.rms_norm_eps)
 
     def _room(self, num_tokens: int) -> Array:
         """What lies between a layer's products; that of few tokens is kept."""
-        shape = self._shape
-        heads = 3 * shape.num_heads + 2 * shape.num_kv_heads  # as made, turned, and attended
-        numbers = heads * shape.head_dim + shape.intermediate_size
+        model_config = self._model_config
+        heads = (
+            3 * model_config.num_heads + 2 * model_config.num_kv_heads
+        )  # as made, turned, and attended
+        numbers = heads * model_config.head_dim + model_config.intermediate_size
         size = max(num_tokens, FEW_TOKENS) * numbers * self._dtype.itemsize + _LINE
         if num_tokens > FEW_TOKENS:
             return np.empty(size, np.uint8)
@@ -103,4 +106,4 @@ class CompiledDecoder:
         """hidden [S, H] → float32 [S, V]. Only for checkpoints with a head."""
         assert self._weights.head is not None
         logits = in_float32(linear(hidden, self._weights.head, None))
-        return np.ascontiguousarray(logits[:, : self._shape.vocab_size])  # without padding
+        return np.ascontiguousarray(logits[:, : self._model_config.vocab_size])  # without padding

@@ -45,21 +45,25 @@ class CompiledWeights:
     kept: Arrays
 
 
-def find_weights(shape: ModelConfig, arrays: Arrays, block_size: int) -> CompiledWeights:
+def find_weights(model_config: ModelConfig, arrays: Arrays, block_size: int) -> CompiledWeights:
     """arrays: as a model keeps its tensors, by name. Raises UnsupportedModelError."""
-    if shape.rope.kind == "dynamic":
+    if model_config.rope.kind == "dynamic":
         raise UnsupportedModelError("angles that depend on a sequence's length")
-    if shape.head_dim % _DIMS or shape.head_dim > _MOST_DIMS or block_size & (block_size - 1):
-        raise UnsupportedModelError(f"heads of {shape.head_dim} in blocks of {block_size}")
-    names = [f"model.layers.{i}.input_layernorm.weight" for i in range(shape.num_layers)]
+    if (
+        model_config.head_dim % _DIMS
+        or model_config.head_dim > _MOST_DIMS
+        or block_size & (block_size - 1)
+    ):
+        raise UnsupportedModelError(f"heads of {model_config.head_dim} in blocks of {block_size}")
+    names = [f"model.layers.{i}.input_layernorm.weight" for i in range(model_config.num_layers)]
     norms = tuple(_found(name, arrays) for name in (*names, "model.norm.weight"))
     if norms[0].dtype not in DTYPES:
         raise UnsupportedModelError(f"activations of {norms[0].dtype}")
     return CompiledWeights(
         embedding=_found(_embedding_name(arrays), arrays),
-        layers=tuple(_layer(shape, arrays, i) for i in range(shape.num_layers)),
+        layers=tuple(_layer(model_config, arrays, i) for i in range(model_config.num_layers)),
         norms=norms,
-        head=_packed("lm_head", arrays) if shape.has_head else None,
+        head=_packed("lm_head", arrays) if model_config.has_head else None,
         inv_freq=_found("model.rotary.inv_freq", arrays),
         kept=arrays,
     )
@@ -77,7 +81,7 @@ def _embedding_name(arrays: Arrays) -> str:
     return own if own in arrays else "lm_head.weight"
 
 
-def _layer(shape: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
+def _layer(model_config: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
     prefix = f"model.layers.{index}."
 
     def place(name: str) -> int | None:
@@ -89,10 +93,10 @@ def _layer(shape: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
         mlp_norm=place("post_attention_layernorm"),
         query_norm=place("self_attn.q_norm"),
         key_norm=place("self_attn.k_norm"),
-        eps=shape.rms_norm_eps,
-        head_eps=shape.rms_norm_eps,
-        scale=shape.head_dim**-0.5,
-        window=shape.sliding_windows[index] or 0,
+        eps=model_config.rms_norm_eps,
+        head_eps=model_config.rms_norm_eps,
+        scale=model_config.head_dim**-0.5,
+        window=model_config.sliding_windows[index] or 0,
     )
     args.qkv = _product(f"{prefix}self_attn.qkv_proj", arrays)
     args.o = _product(f"{prefix}self_attn.o_proj", arrays)
