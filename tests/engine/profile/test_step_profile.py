@@ -45,7 +45,7 @@ def test_products_are_all_weights_once_a_token(step: tuple[int, int, int]) -> No
     head = MODEL_CONFIG.vocab_size * MODEL_CONFIG.hidden_size
     layers = MODEL_CONFIG.num_layers * sum(n * k for n, k in MODEL_CONFIG.layer_products)
     num_requests, num_new, _ = step
-    products = [op for op in found.operations if op.name.startswith("linear")]
+    products = [op for op in found.operations if op.name.startswith(("linear", "rms_norm_linear"))]
     assert sum(op.flops for op in products) == 2 * num_requests * (num_new * layers + head)
     assert sum(op.num_bytes for op in products) > 4 * (layers + head)
 
@@ -97,7 +97,7 @@ def test_what_binds_is_what_takes_longer() -> None:
 
 def test_products_with_weights_in_fp8_have_a_roof_of_their_own() -> None:
     for op in profile(2, 300, 300, quantization="fp8").operations:
-        rate = 2e12 if op.name.startswith("linear") else 1e12
+        rate = 2e12 if op.name.startswith(("linear", "rms_norm_linear")) else 1e12
         assert op.floor == pytest.approx(max(op.num_bytes / 1e9, op.flops / rate))
 
 

@@ -120,7 +120,7 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
 
 def _flops(name: str, arguments: tuple[Any, ...]) -> int:
     """Of matrix products and attention; the rest is a few for each byte, and not counted."""
-    if name.startswith("linear"):
+    if name.startswith(("linear", "rms_norm_linear")):
         rows, weight = (next(_tensors(argument)) for argument in arguments[:2])
         return 2 * len(rows) * weight.numel()
     if name == "attention":
@@ -131,7 +131,7 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
 
 
 def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
-    return name.startswith("linear") and next(_tensors(arguments[1])).dtype == FP8
+    return name.startswith(("linear", "rms_norm_linear")) and next(_tensors(arguments[1])).dtype == FP8
 
 
 def _lens(layout: BatchLayout) -> list[tuple[int, int]]:
