@@ -131,7 +131,9 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
 
 
 def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
-    return name.startswith(("linear", "rms_norm_linear")) and next(_tensors(arguments[1])).dtype == FP8
+    return (
+        name.startswith(("linear", "rms_norm_linear")) and next(_tensors(arguments[1])).dtype == FP8
+    )
 
 
 def _lens(layout: BatchLayout) -> list[tuple[int, int]]:
