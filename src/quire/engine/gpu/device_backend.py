@@ -86,7 +86,7 @@ class DeviceBackend:
             kernels_for(self._on.type),
             self.config.scheduler.max_num_batched_tokens,
             self._on,
-            num_warmed_up=layers_of_all_kinds(self.task.model_config.sliding_windows),
+            num_warmed_up=layers_of_all_kinds(self._model.attention_params),
             record=None if self.config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=self.config.shares_prefixes,
         )

@@ -72,7 +72,7 @@ def run_largest_step(
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    num_layers = layers_of_all_kinds(model_config.sliding_windows)
+    num_layers = layers_of_all_kinds(model.attention_params)
     kv_shape = (num_layers, 1, block_size, model_config.num_kv_heads, model_config.head_dim)
     kept = kv_dtype(config.cache.kv_cache_dtype, dtype)
     context = ForwardContext(layout, allocate_kv(*kv_shape, kept, device))
