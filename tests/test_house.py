@@ -7,9 +7,12 @@ import functools
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import house_words
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -305,6 +308,30 @@ def test_import_takes_milliseconds() -> None:
 def test_files_say_what_they_own() -> None:
     silent = [path for path in (*FILES, *PROGRAMS) if not ast.get_docstring(parsed(path))]
     expect_none(f"{path} has no docstring" for path in silent)
+
+
+def old_words_in(path: Path) -> Iterator[str]:
+    """Old words among the parts of a file's name and of each identifier in it."""
+    old = {word for words in house_words.OLD_WORDS for word in words.split()}
+    with path.open("rb") as file:
+        names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
+    for name in (path.stem, *names):
+        if name not in house_words.ALLOWED:
+            parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+            yield from {part.lower() for part in parts} & old
+
+
+def test_names_are_the_terms_of_the_field() -> None:
+    found = {path: Counter(old_words_in(path)) for path in FILES}
+    total = sum(found.values(), Counter[str]())
+    instead = {w: new for words, new in house_words.OLD_WORDS.items() for w in words.split()}
+    expect_none(
+        f"{path}: {words[word]} of {total[word]} names with {word!r}, at most "
+        f"{house_words.KNOWN.get(word, 0)} are left: say {instead[word]}"
+        for path, words in found.items()
+        for word in words
+        if total[word] > house_words.KNOWN.get(word, 0)
+    )
 
 
 FORBIDDEN_CALLS = {
