@@ -13,7 +13,7 @@ from peers.worker import WARM_UP, Load, Prompt, serve
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.startup.lean_import import lean_start
+from quire.engine.startup.torch_import import dedicated_start
 from quire.version import __version__
 
 
@@ -38,7 +38,7 @@ class Quire:
             num_blocks=load.streams * -(-load.max_len // block_size),
             **load.options,
         )
-        with lean_start(config) if self._alone else nullcontext():
+        with dedicated_start(config) if self._alone else nullcontext():
             from quire.engine.startup.start_engine import start_engine
 
             self._core, info = start_engine(config)

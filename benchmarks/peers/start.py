@@ -21,10 +21,10 @@ def main() -> None:
     begin, before = time.monotonic(), age()
     settings = json.loads(sys.argv[1])
     from quire.config import EngineConfig
-    from quire.engine.startup.lean_import import lean_start
+    from quire.engine.startup.torch_import import dedicated_start
 
     config = EngineConfig.from_options(**settings)
-    with lean_start(config):
+    with dedicated_start(config):
         from quire.core.messages import AddRequest
         from quire.core.sampling_params import SamplingParams
         from quire.engine.startup.footprint import footprint_of

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from quire.core.request import Request
-from quire.engine.gpu.device_backend import DeviceBackend
 from quire.engine.startup import start_engine
+from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.compiled_model import CompiledModel
-from quire.engine.startup.host_backend import HostBackend
+from quire.engine.startup.gpu_backend import GpuBackend
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from workloads.steady import BEGUN
 
@@ -60,7 +60,7 @@ class BegunManager(KVCacheManager):
 def begun_requests() -> Iterator[None]:
     """Engines that are started within know such requests, and have random keys and values."""
     with (
-        _filled(DeviceBackend),
+        _filled(GpuBackend),
         _filled(HostBackend),
         mock.patch.object(start_engine, "KVCacheManager", BegunManager),
     ):
@@ -80,9 +80,9 @@ def _filled(kind: Any) -> Any:
 
 def _caches(backend: Any) -> list[Tensor]:
     """Keys and values of all layers."""
-    model = None if isinstance(backend, DeviceBackend) else backend._model
+    model = None if isinstance(backend, GpuBackend) else backend._model
     if isinstance(model, CompiledModel):
-        dtype = getattr(torch, backend.kv_type)
+        dtype = getattr(torch, backend.resolved.kv_dtype)
         return [torch.from_numpy(page).view(dtype) for page in model.cache.pages]
     pairs = backend._kv_caches if model is None else model.kv_caches
     return [cache for pair in pairs for cache in pair]

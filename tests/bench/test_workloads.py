@@ -23,7 +23,7 @@ from workloads.vocabulary import make_folder
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.null_engine import start_null_engine
+from quire.engine.startup.null_engine import start_null_engine
 from quire.engine.startup.start_engine import start_engine
 from quire.tokenizer.tokenizer import Tokenizer
 

@@ -23,12 +23,12 @@ from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.executor import Executor, OverlappedExecutor
 from quire.engine.core.running_requests import RunningRequests
-from quire.engine.gpu.device_backend import DeviceBackend
 from quire.engine.gpu.device_runner import DeviceRunner
 from quire.engine.gpu.step_graphs import Record, StepTensors
 from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup import torch_start
-from quire.engine.startup.backend import Task
+from quire.engine.startup.gpu_backend import GpuBackend
+from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
 from quire.layers.forward_context import Heartbeat
@@ -78,7 +78,7 @@ class Rerun:
         return self._launch()
 
 
-class Overlapped(DeviceBackend):
+class Overlapped(GpuBackend):
     """The host in a GPU's place. record: of parts of steps."""
 
     record: Record | None = None
@@ -91,11 +91,13 @@ class Overlapped(DeviceBackend):
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
         """With the twins."""
-        running = RunningRequests(limits, self.config.cache.block_size, matchers, heartbeat)
+        config = self.resolved.config
+        running = RunningRequests(limits, config.cache.block_size, matchers, heartbeat)
         runner = DeviceRunner(
             self._model, self._kv_caches, limits, running, CountingDraw(running.sampling), TWINS,
-            self.config.scheduler.max_num_batched_tokens, self._on,
-            num_warmed_up=layers_of_all_kinds(self._model.attention_params), record=self.record,
+            config.scheduler.max_num_batched_tokens, self._on,
+            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.sliding_windows),
+            record=self.record,
         )  # fmt: skip
         runner.warm_up()
         return OverlappedExecutor(runner, runner.step_sizes)
@@ -105,14 +107,12 @@ class Overlapped(DeviceBackend):
 def overlap(monkeypatch: pytest.MonkeyPatch) -> Callable[[Record | None], None]:
     """Have engines that are started from then on overlap their steps."""
 
-    def backend(
-        task: Task, model: CausalLM, dtype: torch.dtype, kv_dtype: torch.dtype, *_: object
-    ) -> Overlapped:
-        return Overlapped(task, model, torch.device("cpu"), dtype, kv_dtype)
+    def backend(resolved: ResolvedConfig, model: CausalLM, *_: object) -> Overlapped:
+        return Overlapped(resolved, model, torch.device("cpu"))
 
     def from_now_on(record: Record | None) -> None:
         monkeypatch.setattr(Overlapped, "record", record)
-        monkeypatch.setattr(torch_start, "_on_host", backend)
+        monkeypatch.setattr(torch_start, "_host_backend", backend)
         monkeypatch.setattr("quire.models.loading.loader.kernels_for", lambda _: TWINS)
 
     return from_now_on

@@ -7,9 +7,9 @@ import asyncio
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.null_engine import start_null_engine
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_link import Listener
+from quire.engine.startup.null_engine import start_null_engine
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 

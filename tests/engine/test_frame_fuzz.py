@@ -30,13 +30,13 @@ from quire.core.messages import (
     Watch,
 )
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.null_engine import start_null_engine
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket
 from quire.engine.processes.process_link import ProcessLink
 from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import QuireError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer

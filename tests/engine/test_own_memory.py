@@ -16,11 +16,12 @@ LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="told b
 PROGRAM = """
 from pathlib import Path
 from quire.config import EngineConfig
-from quire.engine.startup.lean_import import import_lean
-import_lean()
-from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.torch_import import dedicated_start
 from quire.engine.startup.library_pages import give_back_code
-core, info = start_engine(EngineConfig.from_options(device="cpu", num_blocks=8))
+config = EngineConfig.from_options(device="cpu", num_blocks=8, prepared_weights="none")
+with dedicated_start(config):
+    from quire.engine.startup.start_engine import start_engine
+    core, info = start_engine(config)
 assert give_back_code() > 0
 resident = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in l)
 print(int(resident.split()[1]) >> 10)

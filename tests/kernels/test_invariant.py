@@ -14,7 +14,7 @@ from torch import Tensor
 from twins import CASES, attention_case, device_case, normal
 
 from quire.config import EngineConfig
-from quire.engine.core.null_engine import start_null_engine
+from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout

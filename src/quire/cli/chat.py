@@ -66,10 +66,10 @@ def run(argv: Sequence[str]) -> int:
     args = make_parser().parse(argv)
     sampling, config = sampling_params(args, max_tokens=None), engine_config(args)
     from quire.engine.frontend.async_engine import AsyncEngine
-    from quire.engine.startup.lean_import import lean_start
+    from quire.engine.startup.torch_import import dedicated_start
 
     with asyncio.Runner() as runner:
-        with lean_start(config):
+        with dedicated_start(config):
             engine = runner.run(AsyncEngine.start(config))
         try:
             if not engine.tokenizer.has_chat_template:

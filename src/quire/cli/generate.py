@@ -65,9 +65,9 @@ def run(argv: Sequence[str]) -> int:
     args = parser.parse(argv)
     prompts = read_prompts(args)
     sampling = sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS)
-    from quire.engine.startup.lean_import import lean_start
+    from quire.engine.startup.torch_import import dedicated_start
 
-    with lean_start(engine_config(args)):
+    with dedicated_start(engine_config(args)):
         from quire.llm import LLM
 
         llm = LLM(**engine_options(args))

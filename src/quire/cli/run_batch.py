@@ -65,11 +65,11 @@ async def _run(config: EngineConfig, source: IO[bytes], target: IO[bytes], total
     from rich.progress import track
 
     from quire.engine.frontend.async_engine import AsyncEngine
-    from quire.engine.startup.lean_import import lean_start
+    from quire.engine.startup.torch_import import dedicated_start
     from quire.server.app import build_app
     from quire.server.settings import ServerSettings
 
-    with lean_start(config):
+    with dedicated_start(config):
         engine = await AsyncEngine.start(config)
     try:
         if Path(target.name).is_file():  # not a device or a pipe

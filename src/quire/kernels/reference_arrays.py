@@ -6,10 +6,15 @@ bfloat16 is an array of its bits, uint16.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from quire.array_types import Array, Bits, Flags, Ints, Singles
+import numpy as np
+import numpy.typing as npt
+
 from quire.kernels import sampling_math
+
+Bits = npt.NDArray[np.uint16]
+Flags = npt.NDArray[np.bool_]
 
 BLOCK = 64  # logits that the sampler looks at together
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
@@ -21,19 +26,19 @@ def few_rows(count: int, size: int) -> list[slice]:
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 
-def finite_rows(x: Array) -> Flags:
+def finite_rows(x: npt.NDArray[Any]) -> Flags:
     """Whether all numbers of a row are finite: [T, H], float32 or bfloat16 → [T]."""
-    values: Singles = to_float(x) if x.dtype == np.uint16 else x
+    values: sampling_math.Singles = to_float(x) if x.dtype == np.uint16 else x
     sound: Flags = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
     return sound
 
 
-def to_float(x: Bits) -> Singles:
+def to_float(x: Bits) -> sampling_math.Singles:
     """Logits [S, V] in bfloat16 as float32, in which tokens are drawn."""
     return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def highest(logits: Singles) -> tuple[Ints, Singles]:
+def highest(logits: sampling_math.Singles) -> tuple[sampling_math.Integers, sampling_math.Singles]:
     """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
 
     Where a row holds NaN, that is its logit, and the token means nothing.
@@ -42,7 +47,9 @@ def highest(logits: Singles) -> tuple[Ints, Singles]:
     return ids, logits[np.arange(len(ids)), ids]
 
 
-def block_maxima(logits: Singles, places: Ints) -> Singles:
+def block_maxima(
+    logits: sampling_math.Singles, places: sampling_math.Integers
+) -> sampling_math.Singles:
     """The highest logit, or NaN, of each block of rows: [S, P], places [N] → [N, P / 64]."""
     out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
     for part in few_rows(len(places), logits.shape[1]):
@@ -51,11 +58,11 @@ def block_maxima(logits: Singles, places: Ints) -> Singles:
 
 
 def block_masses(
-    logits: Singles,
-    places: Ints,
-    peaks: Singles,
-    slopes: Singles,
-) -> Ints:
+    logits: sampling_math.Singles,
+    places: sampling_math.Integers,
+    peaks: sampling_math.Singles,
+    slopes: sampling_math.Singles,
+) -> sampling_math.Integers:
     """The sum of the tokens' weights in each block of rows: [N, P / 64].
 
     logits [S, P]; places [N]: which rows; peaks, slopes [N]. The weights are those of
@@ -69,6 +76,6 @@ def block_masses(
     return out
 
 
-def _in_blocks(values: Singles) -> Singles:
+def _in_blocks(values: sampling_math.Singles) -> sampling_math.Singles:
     """A view of [N, P] as [N, B, BLOCK]."""
     return values.reshape(len(values), -1, BLOCK)

@@ -24,7 +24,6 @@ from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOu
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.null_engine import start_null_engine
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.frontend.engine_info import EngineInfo
 from quire.engine.processes import ipc
@@ -33,6 +32,7 @@ from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
 from quire.engine.processes.status_page import StatusPage, create_page
+from quire.engine.startup.null_engine import start_null_engine
 from quire.errors import EngineError, InvalidRequestError, OverloadedError
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer

@@ -15,13 +15,13 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from quire.engine.core.executor import UniprocExecutor
-from quire.engine.gpu import kv_cache_profiling
-from quire.engine.gpu.kv_cache_profiling import measured_bytes, run_largest_step
 from quire.engine.gpu.step_work import layers_of_all_kinds
-from quire.engine.startup import host_backend, torch_start
+from quire.engine.startup import backend, gpu_backend, torch_start
+from quire.engine.startup.gpu_backend import measured_bytes, run_largest_step
 from quire.engine.startup.kv_cache_size import choose_num_blocks
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.out_of_memory import describe_step, fitting_kv, fitting_step
+from quire.engine.startup.resolved_config import resolve
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError
 from quire.hub import resolve_model
@@ -41,7 +41,6 @@ class WatchedModel:
         config = EngineConfig.from_options(model="quire-tiny-draft").model
         folder = resolve_model(config.model)
         self.model = load_model(config, MODEL_CONFIG, folder, CPU, torch.float32)
-        self.attention_params = self.model.attention_params
         self.layouts: list[BatchLayout] = []
         self.num_logits = self.num_layers = 0
 
@@ -67,10 +66,10 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
         max_model_len=longest,
     )
     model = WatchedModel()
-    run_largest_step(config, MODEL_CONFIG, model, torch.float32, CPU)
+    run_largest_step(resolve(config, "cpu"), model, CPU)
     assert [layout.query_lens_host for layout in model.layouts] == [lens]
     assert model.num_logits == 20
-    assert model.num_layers == layers_of_all_kinds(model.attention_params)
+    assert model.num_layers == layers_of_all_kinds(MODEL_CONFIG.sliding_windows)
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:
@@ -85,13 +84,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, ke
         mem_get_info=lambda _: (free, total),
     )
     monkeypatch.setattr(torch, "cuda", told)
-    monkeypatch.setattr(kv_cache_profiling, "run_largest_step", lambda *_: None)
+    monkeypatch.setattr(gpu_backend, "run_largest_step", lambda *_: None)
 
 
 def blocks(**options: Any) -> int:
-    config = EngineConfig.from_options(model="quire-tiny-draft", **options).settled("cuda")
-    left = partial(measured_bytes, config, MODEL_CONFIG, None, torch.float32, torch.device("cuda"))  # type: ignore[arg-type]
-    return choose_num_blocks(config, MODEL_CONFIG, MIB, left)
+    config = EngineConfig.from_options(model="quire-tiny-draft", dtype="float32", **options)
+    resolved = resolve(config, "cuda")
+    left = partial(measured_bytes, resolved, None, torch.device("cuda"))  # type: ignore[arg-type]
+    return choose_num_blocks(resolved.config, MODEL_CONFIG, MIB, left)
 
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_gpu_without_room_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None
             "start_engine.choose_num_blocks",
             "lower max_num_batched_tokens, max_num_seqs or kv_cache_mem",
         ),
-        ("host_backend.HostBackend.allocate", "lower num_blocks, kv_cache_memory_bytes or max_num"),
+        ("backend.HostBackend.allocate", "lower num_blocks, kv_cache_memory_bytes or max_num"),
     ],
 )
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_step_without_memory_ends_its_requests_alone(monkeypatch: pytest.Monke
             return output
 
     monkeypatch.setattr(
-        host_backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
+        backend, "UniprocExecutor", lambda runner: UniprocExecutor(Forgetful(runner))
     )
     core, _ = start_engine(EngineConfig.from_options(model="quire-tiny-draft", num_blocks=8))
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)

@@ -11,7 +11,7 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.engine.startup import prefetch
-from quire.engine.startup.prefetch import give_head_start, read_ahead, wait_for_triton
+from quire.engine.startup.prefetch import read_ahead, start_prefetch, wait_for_triton
 from quire.engine.startup.start_engine import start_engine
 from quire.models.prepared.prepared_files import checkpoint_key, file_name
 
@@ -65,7 +65,7 @@ def test_a_system_that_cannot_be_asked_is_not(
 
 
 def test_it_ends_without_a_gpu_or_a_folder() -> None:
-    give_head_start(EngineConfig.from_options(model="no/such-model"))
+    start_prefetch(EngineConfig.from_options(model="no/such-model"))
     for thread in threading.enumerate():
         if thread.name.startswith("quire-"):
             thread.join(10.0)
@@ -79,14 +79,14 @@ def test_a_start_waits_for_triton_where_it_is_being_woken(monkeypatch: pytest.Mo
         time.sleep(0.05)
         awake.append(time.monotonic())
 
-    monkeypatch.setattr(prefetch, "is_for_gpus", lambda _: True)
+    monkeypatch.setattr(prefetch, "device_type", lambda _: "cuda")
     monkeypatch.setattr(prefetch, "_driver", lambda: None)
-    give_head_start(EngineConfig.from_options(model="no/such-model"))
+    start_prefetch(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()  # without a GPU nobody wakes it
     monkeypatch.setattr(prefetch, "_driver", object)
-    monkeypatch.setattr(prefetch, "_wake_driver", lambda _: None)
-    monkeypatch.setattr(prefetch, "_wake_triton", wake)
-    give_head_start(EngineConfig.from_options(model="no/such-model"))
+    monkeypatch.setattr(prefetch, "_initialise_driver", lambda _: None)
+    monkeypatch.setattr(prefetch, "_initialise_triton", wake)
+    start_prefetch(EngineConfig.from_options(model="no/such-model"))
     wait_for_triton()
     assert awake
 

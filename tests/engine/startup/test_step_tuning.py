@@ -12,8 +12,8 @@ from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import (
+    backend,
     compiled_start,
-    host_backend,
     step_tuning,
     torch_start,
 )
@@ -108,7 +108,7 @@ def test_an_engine_begins_with_what_it_measured(
     )
     for way in (compiled_start, torch_start):
         monkeypatch.setattr(way, "is_tiny", lambda _: False)
-    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
+    monkeypatch.setattr(backend, "measure_steps", lambda *_: table({32: 0.5, 128: 2.0}))
     core, info = start_engine(config)
     assert "tuning" in info.seconds
     assert isinstance(core, EngineCore)
@@ -123,7 +123,7 @@ def test_an_engine_begins_with_what_it_measured(
 def test_a_tiny_model_starts_at_once_with_one_thread(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_backend, "measure_steps", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(backend, "measure_steps", lambda *_: pytest.fail("it was measured"))
     core, info = start_engine(config)
     assert num_threads() == 1
     assert "tuning" not in info.seconds

@@ -36,7 +36,7 @@ from quire.engine.processes.control_channel import (
 from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.outbox import Clients
 from quire.engine.processes.status_page import StatusPage
-from quire.engine.startup.lean_import import lean_start
+from quire.engine.startup.torch_import import dedicated_start
 from quire.errors import EngineError, UserError
 from quire.logs import configure_logging
 
@@ -81,11 +81,11 @@ def main() -> None:
 
 def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, EngineInfo]:
     if config.model.load_format == "null":  # comes up in no time, since it needs no torch
-        from quire.engine.core.null_engine import start_null_engine
+        from quire.engine.startup.null_engine import start_null_engine
 
         return start_null_engine(config)
     begin = time.monotonic()
-    with lean_start(config):
+    with dedicated_start(config):
         from quire.engine.startup.start_engine import start_engine
 
         return start_engine(config, page.beat_within_step, begin)

@@ -18,18 +18,11 @@ import torch
 from quire.config import EngineConfig
 from quire.engine.profile.roofline import Call, Roofline, measure_roofline, time_calls
 from quire.engine.profile.step_recorder import CallKind, Recorder
-from quire.engine.startup.device_policy import (
-    asked_kernels,
-    choose_device,
-    choose_dtype,
-    choose_kv_type,
-)
-from quire.engine.startup.resolved_config import settle
 from quire.engine.startup.step_tuning import StepTable, is_tiny, measure_steps
 from quire.engine.startup.thread_candidates import thread_candidates
 from quire.engine.startup.torch_model import with_cache
+from quire.engine.startup.torch_start import requested_kernels, resolve_for_torch
 from quire.errors import ConfigError
-from quire.hub import resolve_model
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
@@ -99,17 +92,14 @@ class Profile:
 
 def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     """Load the model, run the step and time it. Raises CheckpointError or ConfigError."""
-    device = choose_device(config)
-    config = settle(config, device.type)
-    folder = resolve_model(config.model.model, config.model.revision)
-    model_config = ModelConfig.from_folder(folder)
+    device, resolved = resolve_for_torch(config)
+    config, model_config = resolved.config, resolved.model_config
     _check_positions(step, model_config)
-    dtype = choose_dtype(config, model_config, device)
-    kv_type = choose_kv_type(config, dtype, device)
+    dtype, kv_type = getattr(torch, resolved.dtype), getattr(torch, resolved.kv_dtype)
     threads = thread_candidates(config, model_config)
     set_num_threads(threads[0])
-    recorder = Recorder(asked_kernels(config, device) or kernels_for(device.type))
-    model = load_model(config.model, model_config, folder, device, dtype, recorder.kernels)
+    recorder = Recorder(requested_kernels(config, device) or kernels_for(device.type))
+    model = load_model(config.model, model_config, resolved.folder, device, dtype, recorder.kernels)
     table = None
     if device.type == "cpu" and not is_tiny(model_config):
         table = measure_steps(

@@ -1,82 +1,115 @@
-"""What is to be started, and what a start needs of the model that was loaded for it. No torch."""
+"""A loaded model, ready to become an executor: what a start needs of it. No torch.
+
+Owns the interface and the backend of a CPU; gpu_backend.py has a GPU's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
-from quire.config import EngineConfig
-from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
-from quire.engine.core.executor import Executor
-from quire.engine.startup.resolved_config import length_limit, settle
-from quire.engine.startup.step_tuning import StepTable
-from quire.hub import resolve_model
+from quire.engine.core.executor import Executor, UniprocExecutor
+from quire.engine.core.model_runner import ModelRunner
+from quire.engine.core.running_requests import RunningRequests
+from quire.engine.startup.footprint import available_bytes, default_kv_bytes
+from quire.engine.startup.host_model import HostModel, WithCache
+from quire.engine.startup.resolved_config import ResolvedConfig
+from quire.engine.startup.step_tuning import StepTable, measure_steps, with_token_budget
+from quire.engine.startup.step_tuning_file import steps_of
 from quire.layers.forward_context import Heartbeat
-from quire.models.config.model_config import ModelConfig
-from quire.models.config.pooling_config import read_pooling
 from quire.sampling.structured_mask import Matcher
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What settings and a model's config files come to on a type of device.
-
-    config: settled for it; asked: as given. length_limit: positions that a request may have.
-    """
-
-    asked: EngineConfig
-    config: EngineConfig
-    path: Path
-    model_config: ModelConfig
-    pooling: PoolingParams
-    length_limit: int
-
-
-def task_of(asked: EngineConfig, device_type: str) -> Task:
-    """device_type: "cpu" or "cuda". Raises ConfigError or CheckpointError."""
-    config = settle(asked, device_type)
-    path = resolve_model(config.model.model, config.model.revision)
-    model_config = ModelConfig.from_folder(path)
-    return Task(
-        asked=asked,
-        config=config,
-        path=path,
-        model_config=model_config,
-        pooling=read_pooling(path, config.model.pooling, model_config.hidden_size),
-        length_limit=length_limit(config, model_config),
-    )
+logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """A loaded model. device, dtype, kv_type: by PyTorch's names.
+    """A loaded model.
 
-    config: settled, with what was measured. table: what a CPU's steps take, where that was.
+    resolved: with the settings that were measured. device: by PyTorch's name. table: the measured
+    times of a CPU's steps; None where nothing was measured.
     """
 
-    config: EngineConfig
-    task: Task
+    resolved: ResolvedConfig
     device: str
-    dtype: str
-    kv_type: str
     table: StepTable | None
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Around all that launches kernels which may have to be compiled first."""
+        """A context around all first launches of kernels, which compiles them."""
 
     def kv_budget(self) -> int:
         """Bytes that the KV cache may take where the settings leave that open."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Make the KV cache. Raises MemoryError."""
+        """Allocate the KV cache. Raises MemoryError."""
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
     ) -> Executor:
-        """An executor, which has still to `get_ready`. heartbeat: called in long steps."""
+        """Return an executor, which has still to `get_ready`. heartbeat: called in long steps."""
 
     def has_started(self) -> None:
-        """Give back what only a start needs."""
+        """Release what only a start needs."""
+
+
+class HostBackend:
+    """A model whose steps the host runs to their end, as on a CPU; see `Backend`.
+
+    with_cache: gives layers of the model a KV cache. on_started: called once the engine is ready.
+    """
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        with_cache: WithCache,
+        on_started: Callable[[], object] | None = None,
+    ) -> None:
+        self.resolved, self.device = resolved, "cpu"
+        self.table: StepTable | None = None
+        self._with_cache = with_cache
+        self._model: HostModel  # from `allocate` on
+        self._on_started = on_started
+
+    def tune(self, threads: list[int], runtime: tuple[object, ...] = ()) -> None:
+        """Measure steps, or take what an earlier start measured; choose threads and budget by it.
+
+        threads: the numbers of threads to choose from. runtime: see `steps_of`.
+        """
+        resolved = self.resolved
+        config, model_config = resolved.config, resolved.model_config
+        block_size = config.cache.block_size
+        measure = partial(measure_steps, self._with_cache, model_config, block_size, threads)
+        numbers = resolved.dtype, resolved.kv_dtype, block_size
+        self.table = steps_of(config.model, model_config, numbers, threads, measure, runtime)
+        config = with_token_budget(config, resolved.requested, self.table)
+        self.resolved = dataclasses.replace(resolved, config=config)
+        logger.info("%s; %d tokens a step", self.table, config.scheduler.max_num_batched_tokens)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """A context that does nothing: a CPU's kernels are compiled at install."""
+        return nullcontext()
+
+    def kv_budget(self) -> int:
+        """A share of the memory that is free."""
+        return default_kv_bytes(available_bytes())
+
+    def allocate(self, num_blocks: int) -> None:
+        """Give the model its KV cache."""
+        self._model = self._with_cache(self.resolved.model_config.num_layers, num_blocks)
+
+    def make_executor(
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
+    ) -> Executor:
+        """Return an executor that runs each step at once."""
+        block_size = self.resolved.config.cache.block_size
+        running = RunningRequests(limits, block_size, matchers, heartbeat)
+        return UniprocExecutor(ModelRunner(self._model, running))
+
+    def has_started(self) -> None:
+        """Call `on_started`."""
+        if self._on_started is not None:
+            self._on_started()

@@ -1,61 +1,93 @@
-"""What is taken where the settings leave it open: the device, data types, operations.
+"""The device and the data type of a model, and whether a start needs PyTorch.
 
-The same for an engine (start_engine.py) and for a profile of its step (step_profile.py).
+Decided from the settings, the model's config, and what files and the processor show, so that the
+memory plan, starts with and without PyTorch, and the profile agree. A start with PyTorch may
+overrule the device alone (torch_start.py). No torch.
 """
 
 from __future__ import annotations
 
-import torch
+import os
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Literal
 
 from quire.config import EngineConfig
-from quire.engine.startup.footprint import SMALL_MODEL_BYTES
-from quire.errors import ConfigError
-from quire.kernels.cpu.torch_matmul import is_emulated
-from quire.kernels.dispatch import Kernels, has_triton, kernels_for
-from quire.kvcache.kv_storage import kv_dtype
+from quire.errors import CheckpointError
+from quire.kernels.cpu import native
 from quire.models.config.model_config import ModelConfig
-from quire.models.loading.loader import resolve_dtype
+
+DeviceType = Literal["cpu", "cuda"]
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+# Models of at most this size in float32 run in float32 on CPUs without 16-bit matrix products.
+SMALL_MODEL_BYTES = 1 << 30
+
+_GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # of NVIDIA's driver; of Windows' (WSL)
 
 
-def choose_device(config: EngineConfig) -> torch.device:
-    """As asked; "auto" takes a GPU if there is one. Raises ConfigError."""
+def device_type(config: EngineConfig) -> DeviceType:
+    """The device asked for; for "auto" a GPU if there seems to be one that PyTorch can use."""
     wanted = config.device.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    if wanted != "auto":
+        return wanted
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    has_gpu = not is_hidden and any(file.exists() for file in _GPU_FILES)
+    return "cuda" if has_gpu and not is_cpu_build(torch_library()) else "cpu"
 
 
-def choose_dtype(
-    config: EngineConfig, model_config: ModelConfig, device: torch.device
-) -> torch.dtype:
-    """As asked; "auto" avoids emulated 16-bit products where the memory is of no concern."""
-    dtype = resolve_dtype(config.model.dtype, model_config)
-    emulated = device.type == "cpu" and is_emulated(dtype)
-    is_small = model_config.num_parameters * torch.float32.itemsize <= SMALL_MODEL_BYTES
-    if config.model.dtype == "auto" and emulated and is_small:
-        return torch.float32
-    return dtype
+def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:
+    """Data type of activations and of unquantized weights, by PyTorch's name.
 
-
-def choose_kv_type(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """As asked. Raises ConfigError where the device cannot convert it."""
-    found = kv_dtype(config.cache.kv_cache_dtype, dtype)
-    if found == torch.float8_e4m3fn and device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < (8, 9):
-            raise ConfigError(
-                f"kv_cache_dtype is {config.cache.kv_cache_dtype!r}, which takes a GPU of compute "
-                f"capability 8.9 or later, but this one has {major}.{minor}; leave it out"
-            )
+    "auto" is the checkpoint's own; float32 instead for a small model on a CPU that would have to
+    emulate it. Raises CheckpointError for a data type that there are no kernels for.
+    """
+    wanted = config.model.dtype
+    found = model_config.dtype if wanted == "auto" else wanted
+    if found not in ITEM_BYTES:
+        raise CheckpointError(
+            f"config.json: dtype is {found!r}; set dtype to one of {', '.join(ITEM_BYTES)}"
+        )
+    is_small = model_config.num_parameters * ITEM_BYTES["float32"] <= SMALL_MODEL_BYTES
+    if wanted == "auto" and is_small and device_type(config) == "cpu" and _is_emulated(found):
+        return "float32"
     return found
 
 
-def asked_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
-    """The operations that the settings ask for, or None for the device's usual ones."""
-    if not config.device.batch_invariant:
-        return None
-    if not has_triton():
-        raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
-    return kernels_for(device.type, batch_invariant=True)
+def torch_reason(config: EngineConfig) -> str | None:
+    """Why an engine of these settings needs PyTorch whatever files there are, or None."""
+    if device_type(config) == "cuda":
+        return "the model runs on a GPU"
+    if native.library() is None:
+        return "there are no compiled kernels for this processor"
+    for name, value in (("quantization", config.model.quantization), ("dtype", config.model.dtype)):
+        if value in ("fp8", "float16"):
+            return f"{name} is {value}, which the compiled kernels do not have"
+    return None
+
+
+def torch_library() -> Path | None:
+    """PyTorch's shared library for CPUs, if PyTorch is installed; the file need not exist."""
+    spec = PathFinder.find_spec("torch")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(folders[0]) / "lib" / "libtorch_cpu.so" if folders else None
+
+
+def is_cpu_build(library: Path | None) -> bool:
+    """Whether an installed PyTorch is known to be one without GPUs."""
+    return (
+        library is not None
+        and library.exists()
+        and not library.with_name("libtorch_cuda.so").exists()
+        and not library.with_name("libtorch_hip.so").exists()
+    )
+
+
+def _is_emulated(dtype: str) -> bool:
+    """Whether the processor lacks matrix products of a data type, as far as the system tells."""
+    if dtype != "bfloat16":
+        return dtype != "float32"
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set[str]()
+    return not flags & {"avx512_bf16", "amx_tile"}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.engine.startup.cgroups import memory_left, own_groups
+from quire.engine.startup.device_policy import ITEM_BYTES, choose_dtype, device_type
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -26,11 +27,6 @@ BASE_BYTES = 256 << 20
 # On a CPU the default KV cache takes this share of the free memory, and at most this much.
 CPU_KV_SHARE = 0.25
 CPU_KV_BYTES = 4 << 30
-
-# Below this size of float32 weights, CPUs without 16-bit products run in float32.
-SMALL_MODEL_BYTES = 1 << 30
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +92,12 @@ def weights_by_form(
         num_weights = model_config.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
-    dtype = dtype_of(config, model_config)
+    dtype = choose_dtype(config, model_config)
     item = ITEM_BYTES[dtype]
     scheme = scheme_of(config.model.quantization)
     head = [(model_config.vocab_size, model_config.hidden_size)] if model_config.has_head else []
     if scheme is None:
-        copied = model_config.tie_word_embeddings and not is_on_gpu(config)
+        copied = model_config.tie_word_embeddings and device_type(config) == "cpu"
         copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, k))
         return {dtype: (num_weights + copies) * item}
     products: dict[Role, list[tuple[int, int]]] = {
@@ -118,7 +114,7 @@ def weights_by_form(
 
 def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
-    kept = kv_name(config.cache.kv_cache_dtype, dtype_of(config, model_config))
+    kept = kv_name(config.cache.kv_cache_dtype, choose_dtype(config, model_config))
     sizes = (
         model_config.num_layers,
         config.cache.block_size,
@@ -148,23 +144,6 @@ def default_kv_bytes(available: int) -> int:
     return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
 
 
-def dtype_of(config: EngineConfig, model_config: ModelConfig) -> str:
-    """Data type of weights, and of a KV cache without its own, by startup's rule for "auto"."""
-    wanted = config.model.dtype
-    if wanted != "auto":
-        return wanted
-    is_small = model_config.num_parameters * 4 <= SMALL_MODEL_BYTES
-    if is_small and not is_on_gpu(config) and not _has_products_of(model_config.dtype):
-        return "float32"
-    return model_config.dtype if model_config.dtype in ITEM_BYTES else "float32"
-
-
-def is_on_gpu(config: EngineConfig) -> bool:
-    """Whether the model will run there, by what can be told without torch."""
-    wanted = config.device.device
-    return wanted == "cuda" or (wanted == "auto" and Path("/dev/nvidiactl").exists())
-
-
 def _looks_up_packed(dtype: str, k: int) -> bool:
     """Whether a tied embedding reads what the head's product on a CPU does:
     kernels/cpu/native_linear.py,
@@ -172,15 +151,3 @@ def _looks_up_packed(dtype: str, k: int) -> bool:
     built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
     chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
     return built and chosen and dtype in ("float32", "bfloat16") and k % 2 == 0
-
-
-def _has_products_of(dtype: str) -> bool:
-    """Whether this processor multiplies numbers of the type, as far as the system tells."""
-    if dtype != "bfloat16":
-        return dtype == "float32"
-    return bool(_instructions() & {"avx512_bf16", "amx_tile"})
-
-
-def _instructions() -> set[str]:
-    cpuinfo = Path("/proc/cpuinfo")
-    return set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()

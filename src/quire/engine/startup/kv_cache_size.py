@@ -1,4 +1,4 @@
-"""How many KV blocks an engine makes, and how long requests may be because of that. No torch."""
+"""How many KV blocks an engine has, and how long requests may be because of that. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from quire.config import EngineConfig
 from quire.engine.startup.footprint import blocks_within
-from quire.engine.startup.resolved_config import cache_problem, larger_cache
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
@@ -17,9 +16,10 @@ logger = logging.getLogger(__name__)
 def choose_num_blocks(
     config: EngineConfig, model_config: ModelConfig, block_bytes: int, budget: Callable[[], int]
 ) -> int:
-    """As asked, or what the memory gives and the requests can use. Raises ConfigError.
+    """As many as asked for, or as the memory holds and requests can use. Raises ConfigError.
 
-    budget: tells the bytes that the cache may take, where the settings leave that open.
+    block_bytes: of one block in all layers. budget: returns the bytes that the cache may take;
+    called only where the settings leave that open.
     """
     asked = config.cache.num_blocks, config.cache.kv_cache_memory_bytes
     num_bytes = budget() if asked == (None, None) else asked[1] or 0
@@ -30,13 +30,47 @@ def choose_num_blocks(
 
 
 def choose_max_model_len(config: EngineConfig, limit: int, num_slots: int) -> int:
-    """limit: as asked, or the model's; or what the KV cache can hold of that."""
+    """Tokens that a request may have: the limit of settings and model, or what the cache holds."""
     if num_slots < limit:
         logger.warning(
             "the KV cache holds %d tokens, so the context is limited to that instead of the "
             "model's %d; for more, %s",
             num_slots,
             limit,
-            larger_cache(config),
+            _larger_cache(config),
         )
     return min(limit, num_slots)
+
+
+def cache_problem(
+    config: EngineConfig, num_bytes: int, block_bytes: int, num_blocks: int
+) -> str | None:
+    """Why a KV cache of so many blocks is too small, and what to change; None if it is not.
+
+    num_bytes: what it may take, unless the number of blocks was asked for.
+    """
+    num_slots, wanted = num_blocks * config.cache.block_size, config.model.max_model_len
+    if num_blocks < 1:
+        return (
+            f"the KV cache has {num_bytes:,} bytes, but one block takes {block_bytes:,}; "
+            f"{_larger_cache(config)}"
+        )
+    if wanted is not None and wanted > num_slots:
+        return (
+            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower the "
+            f"former, or {_larger_cache(config)}"
+        )
+    return None
+
+
+def _larger_cache(config: EngineConfig) -> str:
+    """What to change for a larger KV cache: the setting that decides its size."""
+    for name in ("num_blocks", "kv_cache_memory_bytes"):
+        if getattr(config.cache, name) is not None:
+            return f"raise {name}"
+    if config.device.device == "cuda":
+        return (
+            "raise gpu_memory_utilization, lower max_num_batched_tokens or max_num_seqs, or free "
+            "memory"
+        )
+    return "give kv_cache_memory_bytes, or free memory"

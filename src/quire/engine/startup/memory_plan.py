@@ -12,17 +12,16 @@ from typing import Any, Literal
 
 from quire.config import EngineConfig
 from quire.engine.core.step_sizes import StepSizes
+from quire.engine.startup.device_policy import ITEM_BYTES
 from quire.engine.startup.footprint import (
-    ITEM_BYTES,
     block_bytes_of,
     blocks_within,
     default_kv_bytes,
-    dtype_of,
     weights_by_form,
 )
-from quire.engine.startup.resolved_config import cache_problem, length_limit, settle
+from quire.engine.startup.kv_cache_size import cache_problem
+from quire.engine.startup.resolved_config import resolve
 from quire.errors import ConfigError
-from quire.hub import resolve_model
 from quire.models.config.model_config import ModelConfig
 
 # What CUDA takes in a process before anything is asked of it, as seen on Hopper.
@@ -114,12 +113,10 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     """
     if config.model.load_format == "null":
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
-    config = settle(config, memory.device)
-    folder = resolve_model(config.model.model, config.model.revision)
-    model_config = ModelConfig.from_folder(folder)
-    limit = length_limit(config, model_config)
-    sizes = _sizes(config, model_config)
-    weights = weights_by_form(config, model_config, folder)
+    resolved = resolve(config, memory.device)
+    config, model_config = resolved.config, resolved.model_config
+    sizes = _sizes(config, model_config, ITEM_BYTES[resolved.dtype])
+    weights = weights_by_form(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)
     fixed = memory.context + sum(sizes.values()) + sum(weights.values())
@@ -129,7 +126,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     num_bytes = config.cache.kv_cache_memory_bytes or default
     num_blocks = blocks_within(config, model_config, num_bytes, block_bytes)
     problem = _problem(config, left, num_bytes, block_bytes, num_blocks)
-    max_model_len = min(limit, num_blocks * block_size)
+    max_model_len = min(resolved.length_limit, num_blocks * block_size)
     if problem is None:
         config.scheduler.check_longest_prompt(max_model_len)
     return MemoryPlan(
@@ -151,10 +148,9 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     )
 
 
-def _sizes(config: EngineConfig, model_config: ModelConfig) -> dict[str, int]:
-    """What steps need beside weights and KV cache."""
+def _sizes(config: EngineConfig, model_config: ModelConfig, item: int) -> dict[str, int]:
+    """Bytes that steps need beside weights and KV cache. item: bytes of a number."""
     num_tokens, num_rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    item = ITEM_BYTES[dtype_of(config, model_config)]
     sizes = {
         "activations": activation_bytes(model_config, num_tokens, item),
         "logits": logits_bytes(model_config, num_rows, item) if model_config.has_head else 0,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from quire.config import EngineConfig
-from quire.engine.startup.footprint import ITEM_BYTES
+from quire.engine.startup.device_policy import ITEM_BYTES
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 

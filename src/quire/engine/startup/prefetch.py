@@ -1,7 +1,7 @@
-"""What the start of an engine can do while Python imports torch; itself it needs none.
+"""What can be done in threads while Python imports modules: an engine's start needs it later.
 
-The GPU's driver and Triton are woken, and the system is asked to read the weights' files ahead. All
-of that would happen anyway, later and one after the other.
+The GPU's driver and Triton are initialised, and the system is asked to read the weights' files
+ahead. No torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.engine.startup.footprint import is_on_gpu
-from quire.engine.startup.torch_library import is_for_gpus, torch_folder
+from quire.engine.startup.device_policy import device_type, torch_reason
 from quire.hub import BUNDLED, resolve_model
 from quire.models.checkpoints.large_pages import read_in_large_pages
 from quire.models.prepared.prepared_files import newest_file, product_bytes
@@ -23,14 +22,13 @@ from quire.models.prepared.prepared_files import newest_file, product_bytes
 _TRITON = "quire-triton"  # the thread's name
 
 
-def give_head_start(config: EngineConfig) -> None:
-    """Begin it in threads; whatever fails there is told by those who need it."""
-    for_gpus = config.device.device != "cpu" and is_for_gpus(torch_folder())
-    if for_gpus and (driver := _driver()) is not None:
+def start_prefetch(config: EngineConfig) -> None:
+    """Start the threads. What fails in one is reported by whoever needs it later."""
+    if device_type(config) == "cuda" and (driver := _driver()) is not None:
         threading.Thread(
-            target=_wake_driver, args=(driver,), name="quire-driver", daemon=True
+            target=_initialise_driver, args=(driver,), name="quire-driver", daemon=True
         ).start()
-        threading.Thread(target=_wake_triton, name=_TRITON, daemon=True).start()
+        threading.Thread(target=_initialise_triton, name=_TRITON, daemon=True).start()
     folder = Path(config.model.model)
     if config.model.load_format == "auto" and folder.is_dir():
         threading.Thread(
@@ -46,17 +44,17 @@ def _driver() -> ctypes.CDLL | None:
         return None
 
 
-def _wake_driver(driver: ctypes.CDLL) -> None:
+def _initialise_driver(driver: ctypes.CDLL) -> None:
     """Make the first GPU's primary context, which torch will use: a few tenths of a second."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def _wake_triton() -> None:
-    """Have Triton do what else the first launch would wait for.
+def _initialise_triton() -> None:
+    """Do what the first launch of a Triton kernel would otherwise wait for.
 
-    It compiles a module in C that talks to the driver, once on a machine, and hashes its own
+    Triton compiles a module in C that talks to the driver, once on a machine, and hashes its own
     0.4 GB for the names of compiled kernels on disk.
     """
     with suppress(Exception):  # there is none, or one that does it in another way
@@ -68,14 +66,14 @@ def _wake_triton() -> None:
 
 
 def wait_for_triton() -> None:
-    """Until it is awake, as nobody else may make that module meanwhile: its types would be two."""
+    """Wait for its thread: if anyone else loaded that module meanwhile, its types would be two."""
     for thread in threading.enumerate():
         if thread.name == _TRITON:
             thread.join()
 
 
 def read_ahead(config: EngineConfig) -> list[Path]:
-    """Ask the system for the weights' files; returns those that could be opened."""
+    """Ask the system to read the weights' files; returns those that could be opened."""
     found = []
     for path in files_to_read(config):
         try:
@@ -93,16 +91,16 @@ def read_ahead(config: EngineConfig) -> list[Path]:
 
 
 def files_to_read(config: EngineConfig) -> list[Path]:
-    """The prepared weights that a start on a CPU will map, else those of the checkpoint."""
+    """The prepared weights that a start on a CPU will map, or the checkpoint's files."""
     folder = Path(config.model.model)
-    prepared = None if is_on_gpu(config) else newest_file(config.model, folder)
+    prepared = None if device_type(config) == "cuda" else newest_file(config.model, folder)
     return sorted(folder.glob("*.safetensors")) if prepared is None else [prepared]
 
 
 def expects_torch(config: EngineConfig) -> bool:
-    """Whether a start most likely needs PyTorch, as far as can be told at once."""
-    if is_on_gpu(config) or config.model.quantization == "fp8" or config.model.dtype == "float16":
-        return True  # of which there are no compiled products
+    """Whether a start most likely needs PyTorch; only load_prepared (compiled_start.py) knows."""
+    if torch_reason(config) is not None:
+        return True
     name = config.model.model
     folder = resolve_model(name) if name in BUNDLED else Path(name)
     return folder.is_dir() and newest_file(config.model, folder) is None

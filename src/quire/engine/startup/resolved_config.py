@@ -1,28 +1,69 @@
-"""What settings come to on a device, and what is refused there: the same at a start and in a plan.
+"""Settings and a model's config files, resolved for a device: what an engine is started with.
 
-No torch, and no look at a weight.
+Owns what follows from them alone, and what is refused there: the same at a start, in a memory plan
+and in a profile. No torch, and no look at a weight.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from quire.config import EngineConfig
+from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
+from quire.engine.startup.device_policy import DeviceType, choose_dtype
 from quire.errors import ConfigError
+from quire.hub import resolve_model
+from quire.kvcache.kv_sizes import kv_name
 from quire.models.config.model_config import ModelConfig
+from quire.models.config.pooling_config import read_pooling
 from quire.quantization.scheme import check_device
 
 
-def settle(config: EngineConfig, device_type: str) -> EngineConfig:
-    """With what depends on the device filled in; device_type: "cpu" or "cuda".
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedConfig:
+    """Settings with nothing left open, and the model that they name.
 
-    Raises ConfigError for what that device has not.
+    requested: the settings as given. folder: the model's files. length_limit: tokens that a
+    request may have, prompt and answer. dtype, kv_dtype: of activations, of the KV cache, by
+    PyTorch's names.
     """
-    check_device(config.model.quantization, device_type)
-    return config.settled(device_type)
+
+    requested: EngineConfig
+    config: EngineConfig
+    folder: Path
+    model_config: ModelConfig
+    pooling: PoolingParams
+    length_limit: int
+    dtype: str
+    kv_dtype: str
 
 
-def length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Positions that a request may have. Raises ConfigError for more than the model knows."""
+def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
+    """Resolve settings for a device. Reads config files; downloads a model if need be.
+
+    Raises ConfigError or CheckpointError, which say what to change.
+    """
+    check_device(requested.model.quantization, device)
+    config = requested.settled(device)
+    folder = resolve_model(config.model.model, config.model.revision)
+    model_config = ModelConfig.from_folder(folder)
+    dtype = choose_dtype(config, model_config)
+    return ResolvedConfig(
+        requested=requested,
+        config=config,
+        folder=folder,
+        model_config=model_config,
+        pooling=read_pooling(folder, config.model.pooling, model_config.hidden_size),
+        length_limit=_length_limit(config, model_config),
+        dtype=dtype,
+        kv_dtype=kv_name(config.cache.kv_cache_dtype, dtype),
+    )
+
+
+def _length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Raises ConfigError for more positions than the model has."""
     limit = model_config.max_position_embeddings
     wanted = config.model.max_model_len or limit
     if wanted > limit:
@@ -35,7 +76,7 @@ def length_limit(config: EngineConfig, model_config: ModelConfig) -> int:
 def request_limits(
     config: EngineConfig, model_config: ModelConfig, max_model_len: int, num_slots: int
 ) -> RequestLimits:
-    """What requests are checked by. num_slots: tokens that the KV cache holds."""
+    """The limits that requests are checked against. num_slots: tokens that the KV cache holds."""
     return RequestLimits(
         max_model_len=max_model_len,
         max_kv_tokens=num_slots,
@@ -45,37 +86,3 @@ def request_limits(
         hidden_size=model_config.hidden_size,
         generates=model_config.has_head,
     )
-
-
-def cache_problem(
-    config: EngineConfig, num_bytes: int, block_bytes: int, num_blocks: int
-) -> str | None:
-    """Why a KV cache of so many blocks does not serve, and what to change; None if it does.
-
-    num_bytes: what it may take, unless the number of blocks was asked for.
-    """
-    num_slots, wanted = num_blocks * config.cache.block_size, config.model.max_model_len
-    if num_blocks < 1:
-        return (
-            f"the KV cache has {num_bytes:,} bytes, but one block takes {block_bytes:,}; "
-            f"{larger_cache(config)}"
-        )
-    if wanted is not None and wanted > num_slots:
-        return (
-            f"max_model_len is {wanted}, but the KV cache holds {num_slots} tokens; lower the "
-            f"former, or {larger_cache(config)}"
-        )
-    return None
-
-
-def larger_cache(config: EngineConfig) -> str:
-    """What to do for a larger KV cache: change the setting that decides its size."""
-    for name in ("num_blocks", "kv_cache_memory_bytes"):
-        if getattr(config.cache, name) is not None:
-            return f"raise {name}"
-    if config.device.device == "cuda":
-        return (
-            "raise gpu_memory_utilization, lower max_num_batched_tokens or max_num_seqs, or free "
-            "memory"
-        )
-    return "give kv_cache_memory_bytes, or free memory"

@@ -6,6 +6,7 @@ which needs no PyTorch, and torch_start.py.
 
 from __future__ import annotations
 
+import logging
 import time
 
 from quire.config import EngineConfig
@@ -13,15 +14,15 @@ from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.executor import Executor
 from quire.engine.core.grammar_matchers import Grammars
-from quire.engine.core.null_engine import start_null_engine
 from quire.engine.frontend.engine_info import EngineInfo
 from quire.engine.startup.backend import Backend
 from quire.engine.startup.compiled_start import load_prepared
 from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_blocks
-from quire.engine.startup.lean_import import import_torch
+from quire.engine.startup.null_engine import start_null_engine
 from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
 from quire.engine.startup.resolved_config import request_limits
 from quire.engine.startup.startup_phases import Phases
+from quire.engine.startup.torch_import import import_torch
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.vocabulary import Vocabulary
 from quire.hub import tokenizer_folder
@@ -29,8 +30,11 @@ from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.config.model_config import ModelConfig
+from quire.models.runtimes.compiled_weights import UnsupportedModelError
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def start_engine(
@@ -46,45 +50,47 @@ def start_engine(
     phases = Phases()
     if begin is not None:
         phases.note("imports", time.monotonic() - begin)
-    model = _load(config, phases)
-    config, model_config = model.config, model.task.model_config
+    backend = _load(config, phases)
+    resolved = backend.resolved
+    config, model_config = resolved.config, resolved.model_config
     block_size = config.cache.block_size
     sizes = model_config.num_layers, block_size, model_config.num_kv_heads, model_config.head_dim
-    bytes_each = block_bytes(*sizes, model.kv_type)
+    bytes_each = block_bytes(*sizes, resolved.kv_dtype)
     grammars = Grammars(_grammar_compiler(config, model_config))
-    with phases.timed("kernels"), fitting_step(config), model.compiling():
-        num_blocks = choose_num_blocks(config, model_config, bytes_each, model.kv_budget)
+    with phases.timed("kernels"), fitting_step(config), backend.compiling():
+        num_blocks = choose_num_blocks(config, model_config, bytes_each, backend.kv_budget)
         num_slots = num_blocks * block_size
-        max_model_len = choose_max_model_len(config, model.task.length_limit, num_slots)
+        max_model_len = choose_max_model_len(config, resolved.length_limit, num_slots)
         limits = request_limits(config, model_config, max_model_len, num_slots)
         with phases.timed("kv_cache"), fitting_kv(config, num_blocks * bytes_each):
-            model.allocate(num_blocks)
-        executor = model.make_executor(limits, grammars, heartbeat)
+            backend.allocate(num_blocks)
+        executor = backend.make_executor(limits, grammars, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
         executor.get_ready()
-    model.has_started()
-    core = EngineCore(_make_scheduler(model, limits, executor), executor, limits, grammars)
+    backend.has_started()
+    core = EngineCore(_make_scheduler(backend, limits, executor), executor, limits, grammars)
     return core, EngineInfo(
         model_name=config.model.public_name,
         limits=limits,
         eos_token_ids=[i for i in model_config.eos_token_ids if i < model_config.vocab_size],
-        dtype=model.dtype,
-        device=model.device,
+        dtype=resolved.dtype,
+        device=backend.device,
         num_blocks=num_blocks,
         block_size=block_size,
         kv_cache_bytes=num_blocks * bytes_each,
         seconds=phases.seconds,
         quantization=config.model.quantization,
-        kv_cache_dtype=model.kv_type,
-        pooling=model.task.pooling,
+        kv_cache_dtype=resolved.kv_dtype,
+        pooling=resolved.pooling,
     )
 
 
 def _load(config: EngineConfig, phases: Phases) -> Backend:
-    """Without PyTorch, if that can be."""
-    prepared = load_prepared(config, phases)
-    if prepared is not None:
-        return prepared
+    """Load the model without PyTorch if that is possible, and say why if it is not."""
+    try:
+        return load_prepared(config, phases)
+    except UnsupportedModelError as reason:
+        logger.info("this start needs PyTorch: %s", reason)
     with phases.timed("imports"):
         import_torch()
         from quire.engine.startup.torch_start import load_with_torch
@@ -92,8 +98,8 @@ def _load(config: EngineConfig, phases: Phases) -> Backend:
     return load_with_torch(config, phases)
 
 
-def _make_scheduler(model: Backend, limits: RequestLimits, executor: Executor) -> Scheduler:
-    config, table = model.config, model.table
+def _make_scheduler(backend: Backend, limits: RequestLimits, executor: Executor) -> Scheduler:
+    config, table = backend.resolved.config, backend.table
     kv = KVCacheManager(
         limits.max_kv_tokens // config.cache.block_size,
         config.cache.block_size,
@@ -103,7 +109,7 @@ def _make_scheduler(model: Backend, limits: RequestLimits, executor: Executor) -
         config.scheduler,
         kv,
         limits.max_model_len,
-        paces_prompts=model.device != "cpu" or table is not None,
+        paces_prompts=backend.device != "cpu" or table is not None,
         measured=table.observations if table is not None else (),
         step_sizes=executor.step_sizes,
     )

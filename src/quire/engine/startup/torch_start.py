@@ -1,4 +1,4 @@
-"""The way to a loaded model by PyTorch: on a GPU, or where no weights are prepared yet."""
+"""The start with PyTorch: on a GPU, or where there are no prepared weights yet."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig
-from quire.engine.gpu.device_backend import DeviceBackend, name_of
-from quire.engine.startup.backend import Backend, Task, task_of
-from quire.engine.startup.compiled_start import decoder_of, host_backend
-from quire.engine.startup.device_policy import (
-    asked_kernels,
-    choose_device,
-    choose_dtype,
-    choose_kv_type,
-)
-from quire.engine.startup.host_backend import HostBackend
+from quire.engine.startup.backend import Backend, HostBackend
+from quire.engine.startup.compiled_start import compiled_backend, make_decoder
+from quire.engine.startup.device_policy import device_type
+from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.library_pages import give_back_code
 from quire.engine.startup.out_of_memory import fitting_weights
 from quire.engine.startup.prefetch import wait_for_triton
+from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.step_tuning import is_tiny
 from quire.engine.startup.thread_candidates import thread_candidates
 from quire.engine.startup.torch_model import with_cache
+from quire.errors import ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.cpu.torch_matmul import is_emulated
-from quire.kernels.dispatch import describe
+from quire.kernels.dispatch import Kernels, describe, has_triton, kernels_for
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
@@ -50,61 +46,102 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
     Raises CheckpointError or ConfigError, which say what to change.
     """
     with phases.timed("device"):
-        device = choose_device(config)
+        device, resolved = resolve_for_torch(config)
         if device.type == "cuda":
             phases.wait = torch.cuda.synchronize
-        task = task_of(config, device.type)
-    model_config, config = task.model_config, task.config
-    dtype = choose_dtype(config, model_config, device)
-    kv_dtype = choose_kv_type(config, dtype, device)
+    config, model_config = resolved.config, resolved.model_config
+    dtype = getattr(torch, resolved.dtype)
     set_num_threads(thread_candidates(config, model_config)[0])
-    kernels = asked_kernels(config, device)
-    with phases.timed("weights"), fitting_weights(model_config, name_of(dtype)):
-        model, unsaved = load_unsaved(config.model, model_config, task.path, device, dtype, kernels)
+    kernels = requested_kernels(config, device)
+    with phases.timed("weights"), fitting_weights(model_config, resolved.dtype):
+        model, unsaved = load_unsaved(
+            config.model, model_config, resolved.folder, device, dtype, kernels
+        )
 
-    def end_start() -> None:
+    def on_started() -> None:
         give_back_code()
         if unsaved is not None:
             unsaved.save_beside(model)
 
     if device.type == "cpu":
-        return _on_host(task, model, dtype, kv_dtype, phases, end_start)
+        return _host_backend(resolved, model, phases, on_started)
     wait_for_triton()
-    return DeviceBackend(task, model, device, dtype, kv_dtype)
+    return GpuBackend(resolved, model, device)
 
 
-def _on_host(
-    task: Task,
+def resolve_for_torch(config: EngineConfig) -> tuple[torch.device, ResolvedConfig]:
+    """The device, and the config resolved for it. Raises ConfigError or CheckpointError."""
+    device = torch_device(config)
+    resolved = resolve(config, "cuda" if device.type == "cuda" else "cpu")
+    _check_kv_dtype(resolved, device)
+    return device, resolved
+
+
+def torch_device(config: EngineConfig) -> torch.device:
+    """The device of `device_type`, unless that is "auto" and PyTorch says otherwise.
+
+    Raises ConfigError for a GPU that PyTorch does not see.
+    """
+    wanted, expected = config.device.device, device_type(config)
+    if wanted == "cpu":
+        return torch.device("cpu")
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and found == "cpu":
+        raise ConfigError("device is 'cuda', but torch sees no GPU; give device='cpu'")
+    if found != expected:
+        text = "device is %s and not %s, as the system's files have it: PyTorch sees %s GPU"
+        logger.warning(text, found, expected, "no" if found == "cpu" else "a")
+    return torch.device(found)
+
+
+def requested_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
+    """The operations that the settings ask for; None for the device's usual ones."""
+    if not config.device.batch_invariant:
+        return None
+    if not has_triton():
+        raise ConfigError("batch_invariant needs Triton; pip install triton, or leave it out")
+    return kernels_for(device.type, batch_invariant=True)
+
+
+def _check_kv_dtype(resolved: ResolvedConfig, device: torch.device) -> None:
+    """Raise ConfigError where a GPU cannot convert the KV cache's data type."""
+    if device.type != "cuda" or resolved.kv_dtype != "float8_e4m3fn":
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 9):
+        raise ConfigError(
+            f"kv_cache_dtype is {resolved.config.cache.kv_cache_dtype!r}, which takes a GPU of "
+            f"compute capability 8.9 or later, but this one has {major}.{minor}; leave it out"
+        )
+
+
+def _host_backend(
+    resolved: ResolvedConfig,
     model: LlamaForCausalLM,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
     phases: Phases,
-    end_start: Callable[[], None],
+    on_started: Callable[[], None],
 ) -> HostBackend:
-    """Compiled code takes over from here where it can."""
+    """The compiled decoder over the loaded weights, or PyTorch's modules where it cannot serve."""
     if native.library() is None and native.VARIABLE not in os.environ:
         logger.warning("%s", _UNCOMPILED)
     tensors = kept_tensors(model)
-    opaque = any(tensor.is_mkldnn for tensor in tensors.values())
-    if native.library() is not None and not task.config.device.batch_invariant and not opaque:
+    is_opaque = any(tensor.is_mkldnn for tensor in tensors.values())
+    if native.library() is not None and not is_opaque:
         try:
-            decoder = decoder_of(task, arrays_of(tensors))
+            decoder = make_decoder(resolved, arrays_of(tensors))
         except UnsupportedModelError as error:
             logger.info("PyTorch's modules run the model: %s", error)
         else:
-            return host_backend(task, decoder, name_of(dtype), phases, end_start)
-    backend = HostBackend(
-        task,
-        partial(with_cache, model, task.model_config, task.config.cache.block_size, kv_dtype),
-        name_of(dtype),
-        name_of(kv_dtype),
-        end_start,
-    )
-    if not is_tiny(task.model_config):
+            return compiled_backend(resolved, decoder, phases, on_started)
+    config, model_config = resolved.config, resolved.model_config
+    dtype, kv_dtype = getattr(torch, resolved.dtype), getattr(torch, resolved.kv_dtype)
+    ready = partial(with_cache, model, model_config, config.cache.block_size, kv_dtype)
+    backend = HostBackend(resolved, ready, on_started)
+    if not is_tiny(model_config):
         capability = torch.backends.cpu.get_cpu_capability()
         with phases.timed("tuning"):
             backend.tune(
-                thread_candidates(task.config, task.model_config),
+                thread_candidates(config, model_config),
                 (torch.__version__, describe("cpu"), capability, is_emulated(dtype)),
             )
     return backend

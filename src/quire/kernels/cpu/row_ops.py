@@ -7,18 +7,20 @@ kernels were not built, those serve. Arrays of logits and states are contiguous.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import reference_arrays
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import DTYPES, address
 from quire.kernels.cpu.native_structs import RowsArgs
-from quire.kernels.reference_arrays import BLOCK
+from quire.kernels.reference_arrays import BLOCK, Bits, Flags
+from quire.kernels.sampling_math import Integers, Singles
 
 
-def finite_rows(x: Array) -> Flags:
+def finite_rows(x: npt.NDArray[Any]) -> Flags:
     """Twin of `reference_rows.finite_rows`."""
     if native.library() is None:
         return reference_arrays.finite_rows(x)
@@ -36,12 +38,12 @@ def to_float(x: Bits) -> Singles:
     return out
 
 
-def in_float32(x: Array) -> Singles:
+def in_float32(x: npt.NDArray[Any]) -> Singles:
     """Numbers of bfloat16 in float32, and those in float32 as they are."""
     return x if x.dtype == np.float32 else to_float(x)
 
 
-def highest(logits: Singles) -> tuple[Ints, Singles]:
+def highest(logits: Singles) -> tuple[Integers, Singles]:
     """Twin of `reference_rows.highest`."""
     if native.library() is None:
         return reference_arrays.highest(logits)
@@ -50,7 +52,7 @@ def highest(logits: Singles) -> tuple[Ints, Singles]:
     return ids, peaks
 
 
-def block_maxima(logits: Singles, places: Ints) -> Singles:
+def block_maxima(logits: Singles, places: Integers) -> Singles:
     """Twin of `reference_rows.block_maxima`."""
     if native.library() is None:
         return reference_arrays.block_maxima(logits, places)
@@ -59,7 +61,7 @@ def block_maxima(logits: Singles, places: Ints) -> Singles:
     return out
 
 
-def block_masses(logits: Singles, places: Ints, peaks: Singles, slopes: Singles) -> Ints:
+def block_masses(logits: Singles, places: Integers, peaks: Singles, slopes: Singles) -> Integers:
     """Twin of `reference_rows.block_masses`."""
     if native.library() is None:
         return reference_arrays.block_masses(logits, places, peaks, slopes)
@@ -68,7 +70,9 @@ def block_masses(logits: Singles, places: Ints, peaks: Singles, slopes: Singles)
     return out
 
 
-def _call(name: str, x: Array, *, out: Array, **others: Array) -> None:
+def _call(
+    name: str, x: npt.NDArray[Any], *, out: npt.NDArray[Any], **others: npt.NDArray[Any]
+) -> None:
     """x: all rows; out: one result for each row that is worked on."""
     arrays = {"x": x, "out": out, **others}
     assert all(array.flags.c_contiguous for array in arrays.values())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.array_types import Array
 from quire.kernels import reference_step
 from quire.kernels.cpu import cpu_elementwise, native, row_ops
 from quire.kernels.cpu.native_structs import BFLOAT16, FLOAT32, PackArgs, RmsNormArgs
@@ -48,9 +49,9 @@ def to_float(x: Tensor) -> Tensor:
     return torch.from_numpy(row_ops.to_float(_array(x)))
 
 
-def _array(x: Tensor) -> Array:
+def _array(x: Tensor) -> npt.NDArray[Any]:
     """A tensor's memory; of bfloat16 the bits."""
-    found: Array = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    found: npt.NDArray[Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return found
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.array_types import Array
-from quire.kernels.cpu.array_ops import BLOCK, DTYPES, PackedWeight, address
+from quire.kernels.cpu.array_ops import BLOCK, DTYPES, Array, PackedWeight, address
 from quire.kernels.cpu.native_structs import (
     BFLOAT16,
     FLOAT32,

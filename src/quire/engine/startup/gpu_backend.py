@@ -1,0 +1,148 @@
+"""The backend of a GPU: its memory measured, its executor made.
+
+The KV cache gets what the settings' share of the GPU's memory leaves beside the weights and the
+largest step, which is run once, without requests. Tensors are what is measured, so kernels need not
+be compiled yet; their code, and that of kernels first launched by a request much later, has a part
+of the share set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+
+from quire.core.request_limits import RequestLimits
+from quire.engine.core.executor import Executor, OverlappedExecutor, UniprocExecutor
+from quire.engine.core.model_runner import ModelRunner
+from quire.engine.core.running_requests import RunningRequests
+from quire.engine.gpu.device_runner import DeviceRunner
+from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
+from quire.engine.startup.resolved_config import ResolvedConfig
+from quire.engine.startup.step_tuning import StepTable
+from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchModel
+from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
+from quire.kvcache.kv_storage import allocate_kv
+from quire.layers.forward_context import ForwardContext, Heartbeat
+from quire.sampling.structured_mask import Matcher
+
+logger = logging.getLogger(__name__)
+
+
+class GpuBackend:
+    """See `Backend`.
+
+    Steps overlap where Triton's kernels serve the device. The plain twins of the operations wait
+    for it within a step, so there each step runs to its end.
+    """
+
+    def __init__(self, resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> None:
+        self.resolved, self.device = resolved, str(device)
+        self.table: StepTable | None = None
+        self._model, self._on = model, device
+        self._kv_caches: KVCaches = []
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """A context that compiles kernels in several processes."""
+        return compiling_ahead(self._on.type)
+
+    def kv_budget(self) -> int:
+        """What the largest step leaves, in bytes."""
+        return measured_bytes(self.resolved, self._model, self._on)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate keys and values of all layers."""
+        self._kv_caches = _allocate(
+            self.resolved, self.resolved.model_config.num_layers, num_blocks, self._on
+        )
+
+    def make_executor(
+        self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
+    ) -> Executor:
+        """Return an executor that overlaps steps, where Triton's kernels serve."""
+        config = self.resolved.config
+        running = RunningRequests(limits, config.cache.block_size, matchers, heartbeat)
+        if not has_triton():
+            model = TorchModel(self._model, self._kv_caches, self._on)
+            return UniprocExecutor(ModelRunner(model, running))
+        from quire.engine.gpu.cuda_graph import cuda_graphs
+        from quire.sampling.device_sampler import DeviceSampler  # which imports Triton
+
+        runner = DeviceRunner(
+            self._model,
+            self._kv_caches,
+            limits,
+            running,
+            DeviceSampler(running.sampling, limits.max_num_seqs, limits.vocab_size, self._on),
+            kernels_for(self._on.type),
+            config.scheduler.max_num_batched_tokens,
+            self._on,
+            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.sliding_windows),
+            record=None if config.device.enforce_eager else cuda_graphs(),
+            shares_prefixes=config.shares_prefixes,
+        )
+        runner.warm_up()
+        return OverlappedExecutor(runner, runner.step_sizes)
+
+    def has_started(self) -> None:
+        """Do nothing: a GPU's start leaves nothing behind."""
+
+
+def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> int:
+    """Bytes left for the KV cache of the share of the GPU's memory; may be negative."""
+    config, model_config = resolved.config, resolved.model_config
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_largest_step(resolved, model, device)
+    peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    item = getattr(torch, resolved.dtype).itemsize
+    graphs = graph_bytes(config, model_config, item) + token_count_bytes(config, model_config)
+    share = int(total * config.cache.gpu_memory_utilization)
+    budget = share - (total - free) - peak - graphs - CODE_BYTES
+    logger.info(
+        "GPU memory: %.2f GiB, %.2f free with the weights loaded; %.2f for the largest step, %.2f "
+        "for graphs, %.2f for kernels, %.2f for the KV cache",
+        *(size / 2**30 for size in (total, free, peak, graphs, CODE_BYTES, budget)),
+    )
+    return budget
+
+
+@torch.inference_mode()
+def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.device) -> None:
+    """Run prompts of all tokens that a step may have, and logits of all requests it may have.
+
+    It goes through as many layers as there are kinds, since a layer leaves nothing but what the
+    next one takes. The prompts' keys all go to one block, over each other.
+    """
+    config, model_config = resolved.config, resolved.model_config
+    block_size = config.cache.block_size
+    longest = config.model.max_model_len or model_config.max_position_embeddings
+    left, lens = config.scheduler.max_num_batched_tokens, list[int]()
+    while left > 0:
+        lens.insert(0, min(left, longest))  # the shortest comes first: it may be a single token
+        left -= lens[0]
+    table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
+    layout = BatchLayout.build(lens, lens, table, block_size, device)
+    num_layers = layers_of_all_kinds(model_config.sliding_windows)
+    context = ForwardContext(layout, _allocate(resolved, num_layers, 1, device))
+    positions = torch.cat([torch.arange(count, device=device) for count in lens])
+    hidden = model.forward(torch.zeros_like(positions), positions, context)
+    if model_config.has_head:
+        logits = model.compute_logits(hidden[: config.scheduler.max_num_seqs]).float()
+        copies = [logits.clone() for _ in range(2)]  # as many as samplers make
+        del copies
+
+
+def _allocate(
+    resolved: ResolvedConfig, num_layers: int, num_blocks: int, device: torch.device
+) -> KVCaches:
+    model_config, block_size = resolved.model_config, resolved.config.cache.block_size
+    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
+    return allocate_kv(*sizes, getattr(torch, resolved.kv_dtype), device)

@@ -1,0 +1,78 @@
+"""The import of PyTorch and NumPy at the start of an engine that has a process of its own.
+
+Owns what makes it shorter there: no garbage collection, PyTorch's library loaded by a thread, and
+one module of it left out. A program that runs an engine beside other work (`LLM`) imports them
+unchanged. docs/decisions/starts.md has the measurements. No torch at import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from types import ModuleType
+
+from quire.config import EngineConfig
+from quire.engine.startup.device_policy import is_cpu_build, torch_library
+from quire.engine.startup.prefetch import expects_torch, start_prefetch
+from quire.errors import ConfigError
+
+# Shape functions for tracing models: a quarter of PyTorch's import, and nothing else imports them.
+_LEFT_OUT = "torch._meta_registrations"
+
+
+def import_torch() -> None:
+    """Import PyTorch. Raises ConfigError if it is not installed."""
+    if "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
+        raise ConfigError("this start needs PyTorch, which is not installed; pip install torch")
+    import torch  # noqa: F401
+
+
+@contextmanager
+def dedicated_start(config: EngineConfig) -> Iterator[None]:
+    """Around the start of an engine whose process does nothing else.
+
+    Prefetches files and drivers (prefetch.py) and shortens the import of PyTorch, if one follows.
+    """
+    if config.model.load_format == "null" or "torch" in sys.modules:
+        yield
+        return
+    gc.disable()  # nothing that is imported becomes garbage
+    if expects_torch(config):
+        # Not a daemon: no exit handler may run while the library loads.
+        threading.Thread(target=_load_torch_library, name="quire-library").start()
+    start_prefetch(config)
+    _import_numpy()
+    sys.modules[_LEFT_OUT] = ModuleType(_LEFT_OUT)
+    try:
+        yield
+    finally:
+        del sys.modules[_LEFT_OUT]
+        gc.freeze()  # later collections need not look at what was imported
+        gc.enable()
+
+
+def _import_numpy() -> None:
+    """Without threads of its BLAS library: they would spin for 0.1 s, and nothing uses them."""
+    name = "OPENBLAS_NUM_THREADS"
+    is_set = name in os.environ
+    os.environ.setdefault(name, "1")
+    import numpy as np  # noqa: F401
+
+    if not is_set:
+        del os.environ[name]
+
+
+def _load_torch_library() -> None:
+    """Load PyTorch's CPU library without the interpreter's lock, which an import would hold."""
+    library = torch_library()
+    # A build for GPUs finds its other libraries by itself, and only when imported as a whole.
+    if library is not None and is_cpu_build(library):
+        dlopen = ctypes.CDLL(None).dlopen
+        dlopen.argtypes, dlopen.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
+        dlopen(os.fsencode(library), os.RTLD_NOW)

@@ -1,0 +1,53 @@
+"""A dedicated start imports what it needs and leaves the process as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+IMPORT = """
+import gc, os, sys
+from quire.config import EngineConfig
+from quire.engine.startup.torch_import import dedicated_start, import_torch
+environment = dict(os.environ)
+with dedicated_start(EngineConfig.from_options(load_format="null")):
+    assert gc.isenabled()
+with dedicated_start(EngineConfig.from_options(device="cpu", prepared_weights="none")):
+    assert "numpy" in sys.modules and "torch" not in sys.modules and not gc.isenabled()
+    import_torch()
+    assert "torch" in sys.modules and not gc.isenabled()
+assert gc.isenabled() and os.environ == environment
+with dedicated_start(EngineConfig.from_options(device="cpu")):
+    assert gc.isenabled()
+import torch
+assert torch.mm(torch.ones(2, 3), torch.ones(3, 2)).sum() == 12
+torch.nn.Linear(4, 4, device="meta")
+import torch._meta_registrations
+assert callable(torch._meta_registrations.register_meta)
+"""
+
+ENGINE = """
+import sys
+from quire.config import EngineConfig
+from quire.core.messages import AddRequest
+from quire.core.sampling_params import SamplingParams
+from quire.engine.startup.torch_import import dedicated_start
+config = EngineConfig.from_options(device="cpu", num_blocks=8, prepared_weights="none")
+with dedicated_start(config):
+    from quire.engine.startup.start_engine import start_engine
+    core, _ = start_engine(config)
+sampling = SamplingParams(max_tokens=2, logprobs=1)
+core.handle(AddRequest(request_id="1", prompt_token_ids=[7, 9], sampling=sampling))
+while core.has_work:
+    assert all(delta.error is None for delta in core.step().deltas)
+assert "torch" in sys.modules and "torch._refs" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("program", [IMPORT, ENGINE], ids=["import", "engine"])
+def test_a_start_in_a_process_of_its_own(program: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
