@@ -28,6 +28,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.launch import attention_config
 from quire.kernels.triton.launch.attention_config import (
     DecodeConfig,
@@ -38,6 +39,7 @@ from quire.kernels.triton.launch.attention_config import (
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
 # in what type keys and values are kept
+PARAMS = AttentionParams(scale=0.1)
 KEPT = {"bf16": DTYPE, "fp8": reference.FP8}
 
 
@@ -103,7 +105,7 @@ def decode(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any
                 return
             model = MODELS[name]
             query, caches, layout = attention_inputs(model, [1] * len(lens), lens, kept)
-            expected = reference.attention(query, *caches[0], layout, 0.1, None)
+            expected = reference.attention(query, *caches[0], layout, PARAMS)
             ways = decode_configs(model, kept, len(lens))
             make = functools.partial(decode_calls, query, caches, layout)
             rows = time_ways(ways, make, expected, f"decode {name} {kept} {label}")
@@ -141,7 +143,7 @@ def decode_calls(
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        triton_attention.decode_attention(query, k_cache, v_cache, layout, plan, 0.1, 0, out, way)
+        triton_attention.decode_attention(query, k_cache, v_cache, layout, plan, PARAMS, out, way)
         return out
 
     return [functools.partial(run, *cache) for cache in caches]
@@ -190,7 +192,7 @@ def prefill(budget: Budget, args: argparse.Namespace, results: list[dict[str, An
             query, caches, layout = attention_inputs(model, queries, lens, kept)
             expected = None
             if max(lens) * max(queries) <= 2**24:
-                expected = reference.attention(query, *caches[0], layout, 0.1, None)
+                expected = reference.attention(query, *caches[0], layout, PARAMS)
             pairs = sum(q * (n - q) + q * (q + 1) // 2 for q, n in zip(queries, lens, strict=True))
             row = {"model": name, "kept": kept, "batch": label, "tokens": sum(queries),
                    "flops": 4 * pairs * model.heads * model.head_dim, "us": {}}  # fmt: skip
@@ -225,7 +227,7 @@ def prefill_calls(
     out = torch.empty_like(query)
 
     def run(k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        triton_attention.prefill_attention(query, k_cache, v_cache, layout, plan, 0.1, 0, out, way)
+        triton_attention.prefill_attention(query, k_cache, v_cache, layout, plan, PARAMS, out, way)
         return out
 
     return [functools.partial(run, *cache) for cache in caches]

@@ -16,7 +16,7 @@ from gpu_timing import DEVICE, DTYPE, REPLAYS, Budget, capture, precompile, repl
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import ResidualState, RopeWriteKV
+from quire.kernels.operands import AttentionParams, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.ops import paged_attention as triton_attention
 
@@ -78,7 +78,11 @@ def joined(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV)
     """What attention gives."""
     query = triton_operations.qkv_rope_write_kv(stream, weight, None, turning)
     return triton_attention.attention(
-        query, turning.k_cache, turning.v_cache, step.layout, step.model.head_dim**-0.5, None
+        query,
+        turning.k_cache,
+        turning.v_cache,
+        step.layout,
+        AttentionParams(step.model.head_dim**-0.5),
     )
 
 
@@ -86,14 +90,14 @@ def apart(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) 
     """The same, kernel by kernel."""
     fused = triton_operations.rms_norm_linear(stream, weight, None)
     query = triton_operations.rope_write_kv(*turning.operands(fused))
-    way = triton_attention.decode_way(query, turning.k_cache)
+    params = AttentionParams(step.model.head_dim**-0.5)
+    way = triton_attention.decode_way(query, turning.k_cache, params)
     make = functools.partial(
         triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads
     )
     plan, out = step.layout.once("apart", make), torch.empty_like(query)
     triton_attention.decode_attention(
-        query, turning.k_cache, turning.v_cache, step.layout, plan,
-        step.model.head_dim**-0.5, 0, out, way,
+        query, turning.k_cache, turning.v_cache, step.layout, plan, params, out, way,
     )  # fmt: skip
     return out
 

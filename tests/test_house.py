@@ -7,15 +7,20 @@ import functools
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import house_words
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "quire"
 
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
-    "version": -3, "errors": -2, "processes": -2, "options": -1,
+    "version": -3, "array_types": -3, "errors": -2, "processes": -2, "options": -1,
     "background": 0, "config": 0, "logs": 0,
     "hub": 1, "kernels": 1,
     "core": 2,
@@ -26,6 +31,54 @@ LEVELS = {
     "server": 7,
     "llm": 8, "cli": 9, "__init__": 10, "__main__": 10,
 }  # fmt: skip
+
+# The same inside rooms: a sub-room or a module at a room's root imports from lower ones and itself.
+SUBLEVELS = {
+    "engine": {"core": 0, "frontend": 1, "gpu": 2, "startup": 3, "processes": 4, "profile": 4},
+    "server": {
+        "http": 0, "parsing": 0, "engine_protocol": 0, "settings": 1,
+        "admission": 2, "model_registry": 3, "model_loading": 4,
+        "api.common": 5, "api.openai": 6, "api.anthropic": 6,
+        "ops": 7, "app": 8, "worker": 9,
+    },
+    "kernels.triton": {
+        "launch": 0, "step": 1, "sampling": 1, "attention": 1, "gemm": 2, "hopper": 3,
+        "ops": 4, "invariant": 5, "triton_operations": 6, "compile": 7,
+    },
+    "models": {
+        "config": 0, "checkpoints": 1, "families": 1, "prepared": 2, "loading": 3, "runtimes": 4,
+    },
+}  # fmt: skip
+
+# Imports that break this today. Whoever mends one deletes its line; none may be added.
+KNOWN_UPWARD_IMPORTS = {
+    ("quire.engine.core.engine_core", "quire.engine.startup.out_of_memory"),
+    ("quire.engine.core.model_runner", "quire.engine.startup.host_model"),
+    ("quire.engine.frontend.engine_thread", "quire.engine.startup.start_engine"),
+    ("quire.engine.gpu.device_runner", "quire.engine.startup.torch_model"),
+    ("quire.engine.gpu.step_work", "quire.engine.startup.torch_model"),
+    ("quire.kernels.triton.step.elementwise", "quire.kernels.triton.gemm.skinny_gemm_kernel"),
+    ("quire.models.checkpoints.safetensors_writer", "quire.models.prepared.prepared_files"),
+    ("quire.server.admission.request_gate", "quire.server.api.common.generation_job"),
+    ("quire.server.admission.request_gate", "quire.server.model_loading"),
+    ("quire.server.http.request_record", "quire.server.api.common.generation_job"),
+    ("quire.server.http.request_record", "quire.server.api.common.usage"),
+    ("quire.server.http.uvicorn_server", "quire.server.admission.drain"),
+    ("quire.server.http.uvicorn_server", "quire.server.settings"),
+}
+
+# Circles of imports between modules, today. Whoever breaks one deletes its line.
+KNOWN_CIRCLES = {
+    ("quire.layers.linear_layers", "quire.layers.linear_methods"),
+    ("quire.models.checkpoints.checkpoint", "quire.models.checkpoints.mapped_file"),
+}
+
+# Files of one name, where the folders make the difference plain.
+SAME_NAMES = {
+    "options.py": {"", "cli"},  # what an option is; options of the command line
+    "chat.py": {"cli", "server/api/openai"},  # `quire chat`; the route of chat completions
+    "demo.py": {"cli", "bench"},  # `quire demo`; the requests that it sends
+}
 
 TORCH_FREE = [
     "quire",
@@ -112,6 +165,57 @@ def wrong_imports(path: Path) -> Iterator[str]:
             yield f"{path}:{line}: {room} {levels}"
 
 
+def sub_room_of(module: str, room: str) -> str:
+    """The longest name in a room's table that holds a module, or else its own name there."""
+    inner = module.removeprefix(f"quire.{room}.")
+    names = [name for name in SUBLEVELS[room] if f"{inner}.".startswith(f"{name}.")]
+    return max(names, key=len, default=inner)
+
+
+def upward_imports(room: str) -> Iterator[tuple[str, str]]:
+    """Pairs of modules of one room whose sub-rooms' levels forbid the import."""
+    levels = SUBLEVELS[room]
+    for module, imported in import_graph().items():
+        if not module.startswith(f"quire.{room}."):
+            continue
+        own = sub_room_of(module, room)
+        for target in imported:
+            other = sub_room_of(target, room)
+            if other != own and levels.get(other, -1) >= levels[own]:
+                yield module, target
+
+
+@functools.cache
+def import_graph() -> dict[str, set[str]]:
+    """Modules of the package, and those that each one imports at any depth of its code."""
+    modules = {dotted_name(path): path for path in FILES}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in nodes(path):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                full = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in modules else node.module for name in full]
+            else:
+                continue
+            graph[module].update(name for name in names if name in modules)
+    return graph
+
+
+def dotted_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def reachable(start: str) -> set[str]:
+    graph, found, todo = import_graph(), set[str](), [start]
+    while todo:
+        for name in graph[todo.pop()] - found:
+            found.add(name)
+            todo.append(name)
+    return found
+
+
 def expect_none(faults: Iterable[str]) -> None:
     found = list(faults)
     assert not found, "\n".join(found)
@@ -119,6 +223,43 @@ def expect_none(faults: Iterable[str]) -> None:
 
 def test_rooms_import_downwards() -> None:
     expect_none(fault for path in FILES for fault in wrong_imports(path))
+
+
+@pytest.mark.parametrize("room", SUBLEVELS)
+def test_each_part_of_a_room_has_a_level(room: str) -> None:
+    modules = [dotted_name(path) for path in FILES if path.name != "__init__.py"]
+    parts = {sub_room_of(m, room) for m in modules if m.startswith(f"quire.{room}.")}
+    assert parts == set(SUBLEVELS[room])
+
+
+def test_sub_rooms_import_downwards() -> None:
+    found = {pair for room in SUBLEVELS for pair in upward_imports(room)}
+    expect_none(f"{a} imports {b}, not below it" for a, b in sorted(found - KNOWN_UPWARD_IMPORTS))
+    expect_none(
+        f"{a} no longer imports {b}: delete it from KNOWN_UPWARD_IMPORTS"
+        for a, b in sorted(KNOWN_UPWARD_IMPORTS - found)
+    )
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    reached = {module: reachable(module) for module in import_graph()}
+    circles = {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in reached
+        if module in reached[module]
+    }
+    expect_none(f"a circle: {' '.join(c)}" for c in sorted(circles - KNOWN_CIRCLES))
+    expect_none(f"gone, delete it: {' '.join(c)}" for c in sorted(KNOWN_CIRCLES - circles))
+
+
+def test_no_two_files_have_one_name() -> None:
+    folders: dict[str, set[str]] = {}
+    for path in FILES:
+        folder = path.parent.relative_to(SOURCE).as_posix().replace(".", "")
+        folders.setdefault(path.name, set()).add(folder)
+    shared = {name: found for name, found in folders.items() if len(found) > 1}
+    shared.pop("__init__.py")
+    assert shared == SAME_NAMES
 
 
 def test_the_levels_are_those_of_the_architecture() -> None:
@@ -159,6 +300,30 @@ def test_import_takes_milliseconds() -> None:
 def test_files_say_what_they_own() -> None:
     silent = [path for path in (*FILES, *PROGRAMS) if not ast.get_docstring(parsed(path))]
     expect_none(f"{path} has no docstring" for path in silent)
+
+
+def old_words_in(path: Path) -> Iterator[str]:
+    """Old words among the parts of a file's name and of each identifier in it."""
+    old = {word for words in house_words.OLD_WORDS for word in words.split()}
+    with path.open("rb") as file:
+        names = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.NAME]
+    for name in (path.stem, *names):
+        if name not in house_words.ALLOWED:
+            parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+            yield from {part.lower() for part in parts} & old
+
+
+def test_names_are_the_terms_of_the_field() -> None:
+    found = {path: Counter(old_words_in(path)) for path in FILES}
+    total = sum(found.values(), Counter[str]())
+    instead = {w: new for words, new in house_words.OLD_WORDS.items() for w in words.split()}
+    expect_none(
+        f"{path}: {words[word]} of {total[word]} names with {word!r}, at most "
+        f"{house_words.KNOWN.get(word, 0)} are left: say {instead[word]}"
+        for path, words in found.items()
+        for word in words
+        if total[word] > house_words.KNOWN.get(word, 0)
+    )
 
 
 FORBIDDEN_CALLS = {

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.array_types import Ints
 from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.host_model import CheckedStates
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.torch_model import TorchModel
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
 
 NUM_REQUESTS = 200

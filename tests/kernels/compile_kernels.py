@@ -208,16 +208,25 @@ ATTENTION = {
     "scale": "fp32",
 }
 NO_CHANGE: dict[str, str] = {}
+NO_OPTIONS: dict[str, Any] = {}
 SHARED = ["places_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr", "shared_plan_ptr"]
 NOTHING_SHARED = dict.fromkeys(SHARED) | {"HAS_SHARED": False, "MEMBERS": 16}
 FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
-SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0}
+SHAPE: dict[str, Any] = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0}
+SHAPE |= {"SOFT_CAP": 0.0, "sinks_ptr": None}
+CAPPED: dict[str, Any] = {"SOFT_CAP": 72.0}
+SINKS = {"sinks_ptr": BF16}
 
 
 def decode(
-    capability: int, cache: dict[str, str] = NO_CHANGE, form: str = "plain", stages: int = 3
+    capability: int,
+    changes: dict[str, str] = NO_CHANGE,
+    form: str = "plain",
+    stages: int = 3,
+    options: dict[str, Any] = NO_OPTIONS,
 ) -> Compiled:
     """Decode attention of an 8B model."""
+    constants = SHAPE | options
     return compile_kernel(
         decode_attention_kernel,
         {
@@ -225,10 +234,10 @@ def decode(
             "partial_ptr": "*fp32",
             **dict.fromkeys(["counter_ptr", "runs_ptr"], INTS),
             **dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32"),
-            **cache,
+            **changes,
         },
         {
-            **SHAPE,
+            **{name: value for name, value in constants.items() if name not in changes},
             "NUM_KV_HEADS": 8,
             "STAGES": stages,
             "BLOCK_B": 64,
@@ -247,10 +256,18 @@ def decode_fp8(capability: int) -> Compiled:
     return decode(capability, FP8_CACHE, "instruction", stages=4)
 
 
-def prefill(capability: int, cache: dict[str, str] = NO_CHANGE) -> Compiled:
+def decode_capped(capability: int) -> Compiled:
+    """The same with a soft cap and sinks."""
+    return decode(capability, SINKS, options=CAPPED)
+
+
+def prefill(
+    capability: int, changes: dict[str, str] = NO_CHANGE, options: dict[str, Any] = NO_OPTIONS
+) -> Compiled:
     """Prefill attention of an 8B model."""
-    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
-    types = ATTENTION | cache
+    constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"} | options
+    constants = {name: value for name, value in constants.items() if name not in changes}
+    types = ATTENTION | changes
     return compile_kernel(prefill_attention_kernel, types, constants, capability, num_warps=4)
 
 
@@ -313,6 +330,11 @@ def tile_gemm_fp8(capability: int) -> Compiled:
 def prefill_fp8(capability: int) -> Compiled:
     """The same over a cache in FP8."""
     return prefill(capability, FP8_CACHE)
+
+
+def prefill_capped(capability: int) -> Compiled:
+    """The same with a soft cap and sinks."""
+    return prefill(capability, SINKS, CAPPED)
 
 
 def boxes_of(kind: str, head_dim: int) -> dict[str, str]:
@@ -443,6 +465,8 @@ KERNELS = {
     "turning": turning,
     "turning_fp8": turning_fp8,
     "decode_fp8": decode_fp8,
+    "decode_capped": decode_capped,
+    "prefill_capped": prefill_capped,
     "prefill_fp8": prefill_fp8,
     "skinny": skinny,
     "skinny_fp8": skinny_fp8,

@@ -13,7 +13,14 @@ from torch import Tensor
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import (
+    AttentionParams,
+    Fp8Rows,
+    Fp8Weight,
+    ResidualState,
+    RopeWriteKV,
+    Rows,
+)
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 4096, 14336, 32, 8, 128, 16
 DEVICE = torch.device("cuda", 0)
@@ -71,7 +78,8 @@ class GpuLayers:
             caches = layer.k_cache, layer.v_cache
             turning = RopeWriteKV(DIM, None, *self.angles, *caches, self.layout.slot_mapping)
             query = kernels.qkv_rope_write_kv(stream, layer.heads, None, turning)
-            seen = kernels.attention(query, *caches, self.layout, DIM**-0.5, None).flatten(1)
+            params = AttentionParams(DIM**-0.5)
+            seen = kernels.attention(query, *caches, self.layout, params).flatten(1)
             between = kernels.linear_add_norm(seen, layer.out, None, stream.residual, *norm)
             inner = kernels.linear_silu(between, layer.gate_up, None)
             stream = kernels.linear_add_norm(inner, layer.down, None, between.residual, *norm)

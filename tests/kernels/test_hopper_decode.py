@@ -7,12 +7,13 @@ import math
 
 import pytest
 import torch
-from test_hopper_prefill import case
+from test_hopper_prefill import NOT_PLAIN, case
 from test_shared_attention import on_device, shared_case
 from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperDecodeConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops import paged_attention
@@ -48,14 +49,14 @@ SHAPES = [
 def test_any_lengths(
     way: HopperDecodeConfig, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
 ) -> None:
-    window, scale = shape[4] or 0, shape[2] ** -0.5
+    params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         plan = paged_attention.make_plan(layout, window, way, 16, shape[1])
         padded = torch.cat([query, query[:1], query[:1]])
         out = torch.full_like(padded, math.nan)
         paged_attention.decode_attention(
-            padded, k_cache, v_cache, layout, plan, scale, window, out, way, pdl=True
+            padded, k_cache, v_cache, layout, plan, params, out, way, pdl=True
         )
         one = torch.tensor([n == 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[:-2][one] - expected[one]).norm() / expected[one].norm()
@@ -73,10 +74,10 @@ def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
     spread = torch.logspace(-4, 0, 128, device="cuda").bfloat16()
     for by in (spread, 2 * torch.ones_like(spread)):
         wide = query * by * large
-        scale = 0.2 / large
-        expected = reference.attention(wide.float(), k_cache, v_cache, layout, scale, None)
+        params = AttentionParams(0.2 / large)
+        expected = reference.attention(wide.float(), k_cache, v_cache, layout, params)
         codes = k_cache.to(reference.FP8), v_cache.to(reference.FP8)
-        out = paged_attention.attention(wide, *codes, layout, scale, None)
+        out = paged_attention.attention(wide, *codes, layout, params)
         limit = 3e-3 if queries == 1 else 6e-3
         assert (out - expected).norm() / expected.norm() < limit
 
@@ -84,12 +85,14 @@ def test_queries_and_weights_of_any_range(large: float, queries: int) -> None:
 @pytest.mark.parametrize("kept", [torch.bfloat16, reference.FP8], ids=["bfloat16", "fp8"])
 @pytest.mark.parametrize("heads", [(32, 8, 128), (6, 2, 64)], ids=str)
 def test_prefixes_that_several_begin_with(heads: tuple[int, int, int], kept: torch.dtype) -> None:
-    query, k_cache, v_cache, layout, *rest = shared_case(heads, torch.bfloat16)
+    query, k_cache, v_cache, layout, params = shared_case(heads, torch.bfloat16)
     k_cache, v_cache = k_cache.to(kept), v_cache.to(kept)
-    expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, *rest)
+    wide = query.float(), k_cache.float(), v_cache.float()
+    expected = reference.attention(*wide, layout, params)
     caches = k_cache.cuda(), v_cache.cuda()
-    assert isinstance(paged_attention.decode_way(query.cuda(), caches[0]), HopperDecodeConfig)
-    out = paged_attention.attention(query.cuda(), *caches, on_device(layout), *rest)
+    way = paged_attention.decode_way(query.cuda(), caches[0], params)
+    assert isinstance(way, HopperDecodeConfig)
+    out = paged_attention.attention(query.cuda(), *caches, on_device(layout), params)
     assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kept]
 
 
@@ -100,6 +103,7 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
     lens = [1 + 61 * i for i in range(64)]
     _, k_cache, v_cache, layout, _ = case([1] * 64, lens, SHAPES[0], kept)
     caches = [(k_cache.clone(), v_cache.clone()) for _ in range(3)]
+    params = AttentionParams(0.1)
     fused = torch.empty(64, (group + 2) * heads, dim, dtype=torch.bfloat16, device="cuda")
     cos, sin = torch.ones(64, dim, device="cuda"), torch.zeros(64, dim, device="cuda")
     operations = kernels_for("cuda")
@@ -110,7 +114,7 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
             query = operations.rope_write_kv(
                 fused, None, cos, sin, *cache, layout.slot_mapping.long()
             )
-            outs.append((query, operations.attention(query, *cache, layout, 0.1, None)))
+            outs.append((query, operations.attention(query, *cache, layout, params)))
         return outs
 
     fused.normal_()
@@ -126,15 +130,18 @@ def test_the_newest_keys_are_waited_for(kept: torch.dtype) -> None:
         graph.replay()
         for (query, out), cache in zip(outs, caches, strict=True):
             wide = (each.float() for each in cache)
-            expected = reference.attention(query.float(), *wide, layout, 0.1, None)
+            expected = reference.attention(query.float(), *wide, layout, params)
             assert (out - expected).norm() / expected.norm() < LIMITS[kept]
 
 
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(5, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, device="cuda").to(reference.FP8)
-    assert isinstance(paged_attention.decode_way(query, served), HopperDecodeConfig)
-    assert isinstance(paged_attention.decode_way(query, served.bfloat16()), HopperDecodeConfig)
-    for cache in (served.half(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
-        assert isinstance(paged_attention.decode_way(query, cache), DecodeConfig)
-    assert isinstance(paged_attention.decode_way(query.half(), served), DecodeConfig)
+    plain = AttentionParams(0.1)
+    for taken in ((query, served), (query, served.bfloat16())):
+        assert isinstance(paged_attention.decode_way(*taken, plain), HopperDecodeConfig)
+        for params in NOT_PLAIN:
+            assert isinstance(paged_attention.decode_way(*taken, params), DecodeConfig)
+    caches = served.half(), served[:, :, :, :80], served[:, :12], served[:, :, :1]
+    for left in [(query, cache) for cache in caches] + [(query.half(), served)]:
+        assert isinstance(paged_attention.decode_way(*left, plain), DecodeConfig)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.launch.attention_config import DecodeConfig, HopperConfig, hopper_config
 from quire.kernels.triton.ops import paged_attention
 
@@ -52,9 +53,8 @@ def case(
         place = torch.arange(length)
         written[table[row, place // block_size], place % block_size] = True
     k_cache, v_cache = cache
-    expected = reference.attention(
-        query.float(), k_cache.float(), v_cache.float(), layout, dim**-0.5, window
-    )
+    params = AttentionParams(dim**-0.5, window)
+    expected = reference.attention(query.float(), k_cache.float(), v_cache.float(), layout, params)
     hole = torch.full((1,), math.nan).to(kept).view(torch.uint8 if kept.itemsize == 1 else kept)
     cache.view(hole.dtype)[:, ~written.cuda()] = hole.cuda()
     return query, k_cache, v_cache, layout, expected
@@ -66,7 +66,7 @@ def case(
 def test_any_mixture_of_chunks(
     split: bool, shape: tuple[int, int, int, int, int | None], kept: torch.dtype
 ) -> None:
-    window = shape[4] or 0
+    params, window = AttentionParams(shape[2] ** -0.5, shape[4]), shape[4] or 0
     for queries, lens in BATCHES:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         way = hopper_config(k_cache, split=split)
@@ -74,15 +74,14 @@ def test_any_mixture_of_chunks(
             layout, window, DecodeConfig(64, 3), way.tokens(shape[0]), shape[1]
         )
         out = torch.full_like(query, math.nan)
-        paged_attention.prefill_attention(
-            query, k_cache, v_cache, layout, plan, shape[2] ** -0.5, window, out, way
-        )
+        paged_attention.prefill_attention(query, k_cache, v_cache, layout, plan, params, out, way)
         chunk = torch.tensor([n > 1 for n in queries for _ in range(n)], device="cuda")
         error = (out[chunk] - expected[chunk]).norm() / expected[chunk].norm()
         assert error < 6e-3, (queries, lens)
         assert out[~chunk].isnan().all()
 
 
+NOT_PLAIN = [AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=torch.zeros(8))]
 SHORT = [([16] * 9, [16] * 9), ([1, 2, 15, 64, 100, 128], [300, 2, 15, 128, 111, 128])]
 
 
@@ -94,20 +93,22 @@ def test_a_step_of_short_prompts(
     for (queries, lens), is_short in [(batch, batch in SHORT) for batch in [*SHORT, BATCHES[1]]]:
         query, k_cache, v_cache, layout, expected = case(queries, lens, shape, kept)
         assert layout.has_few_keys == is_short
-        out = paged_attention.attention(query, k_cache, v_cache, layout, shape[2] ** -0.5, shape[4])
+        params = AttentionParams(shape[2] ** -0.5, shape[4])
+        out = paged_attention.attention(query, k_cache, v_cache, layout, params)
         assert (out - expected).norm() / expected.norm() < 6e-3, (queries, lens)
 
 
 def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
-    assert not isinstance(
-        paged_attention.prefill_way(query, served, has_few_keys=True), HopperConfig
-    )
-    assert isinstance(paged_attention.prefill_way(query, served), HopperConfig)
-    assert isinstance(paged_attention.prefill_way(query.half(), served.half()), HopperConfig)
-    assert not isinstance(
-        paged_attention.prefill_way(query.half(), served.to(reference.FP8)), HopperConfig
-    )
-    for cache in (served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]):
-        assert not isinstance(paged_attention.prefill_way(query, cache), HopperConfig)
+    plain = AttentionParams(0.1)
+    short = paged_attention.prefill_way(query, served, plain, has_few_keys=True)
+    assert not isinstance(short, HopperConfig)
+    for taken in ((query, served), (query.half(), served.half())):
+        assert isinstance(paged_attention.prefill_way(*taken, plain), HopperConfig)
+        for params in NOT_PLAIN:
+            assert not isinstance(paged_attention.prefill_way(*taken, params), HopperConfig)
+    caches = served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]
+    refused = [(query, cache) for cache in caches] + [(query.half(), served.to(reference.FP8))]
+    for left in refused:
+        assert not isinstance(paged_attention.prefill_way(*left, plain), HopperConfig)

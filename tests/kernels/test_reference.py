@@ -44,7 +44,7 @@ def test_rotary_turns_pairs_by_their_angle() -> None:
 def test_attention_equals_attention_written_out(window: int | None) -> None:
     """One query at a time, one head at a time, over keys read slot by slot."""
     case = attention_case([1, 4, 9], [12, 10, 9], (4, 2, 8), window, True, torch.float32)
-    query, k_cache, v_cache, layout, scale, _ = case
+    query, k_cache, v_cache, layout, params = case
     out, token = reference.attention(*case), 0
     for row, (n, length) in enumerate(
         zip(layout.query_lens_host, layout.seq_lens_host, strict=True)
@@ -57,7 +57,7 @@ def test_attention_equals_attention_written_out(window: int | None) -> None:
             for head in range(4):
                 keys = torch.stack([k_cache[b, o, head // 2] for b, o in places])
                 values = torch.stack([v_cache[b, o, head // 2] for b, o in places])
-                probs = (keys @ query[token, head] * scale).softmax(0)
+                probs = (keys @ query[token, head] * params.scale).softmax(0)
                 torch.testing.assert_close(out[token, head], probs @ values)
             token += 1
 
@@ -65,7 +65,7 @@ def test_attention_equals_attention_written_out(window: int | None) -> None:
 def test_slots_that_are_not_the_requests_own_do_not_matter() -> None:
     """The rest of the last block, and other requests' blocks, may hold anything, NaN included."""
     case = attention_case([1, 3], [9, 3], (2, 1, 8), None, False, torch.float32)
-    _query, k_cache, v_cache, layout, _scale, _ = case
+    _query, k_cache, v_cache, layout, _params = case
     clean = reference.attention(*case)
     used = torch.zeros(k_cache.shape[:2], dtype=torch.bool)
     for row, length in enumerate(layout.seq_lens_host):
@@ -91,10 +91,10 @@ def test_write_kv_fills_only_its_slots() -> None:
 def test_a_device_layout_gives_what_its_requests_give_alone() -> None:
     """Rows in any order, rows without queries, and padding at the end."""
     queries, lens = [3, 0, 1, 7, 1, 0], [9, 40, 12, 7, 1, 0]
-    query, *caches, layout, scale, window = device_case(
+    query, *caches, layout, params = device_case(
         queries, lens, (4, 2, 8), 5, torch.float32, padding=3
     )
-    out = reference.attention(query, *caches, layout, scale, window)
+    out = reference.attention(query, *caches, layout, params)
     assert not out[sum(queries) :].any()
     table, starts = layout.block_table.numpy(), layout.query_start_loc.tolist()
     for row, (n, length) in enumerate(zip(queries, lens, strict=True)):
@@ -102,7 +102,7 @@ def test_a_device_layout_gives_what_its_requests_give_alone() -> None:
             tokens = slice(starts[row], starts[row + 1])
             alone = BatchLayout.build([n], [length], table[row : row + 1], 8)
             assert torch.equal(
-                out[tokens], reference.attention(query[tokens], *caches, alone, scale, window)
+                out[tokens], reference.attention(query[tokens], *caches, alone, params)
             )
 
 

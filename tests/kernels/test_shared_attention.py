@@ -79,9 +79,10 @@ def on_device(layout: Any) -> Any:
 
 
 def test_a_window_leaves_shared_prefixes_out() -> None:
-    query, k_cache, v_cache, layout, scale, _ = shared_case((4, 1, 16), torch.float32)
+    query, k_cache, v_cache, layout, params = shared_case((4, 1, 16), torch.float32)
+    params = dataclasses.replace(params, window=50)
     mine = kernels_for("cuda").attention(
-        *map(moved, (query, k_cache, v_cache)), on_device(layout), scale, 50
+        *map(moved, (query, k_cache, v_cache)), on_device(layout), params
     )
-    twin: Tensor = reference.attention(query, k_cache, v_cache, layout, scale, 50)
+    twin: Tensor = reference.attention(query, k_cache, v_cache, layout, params)
     close(mine[:-1], twin[:-1])

@@ -32,6 +32,8 @@ KERNELS = {
     "decode": ["90"],
     "plan": ["90"],
     "decode_fp8": ["90"],
+    "decode_capped": ["90"],
+    "prefill_capped": ["90"],
     "prefill_fp8": ["90"],
     "turning_fp8": ["90"],
     "prefill": ["90"],

@@ -378,10 +378,10 @@ def test_decodes_whatever_the_way_they_are_cut(
     ]
     for block_size, window, way in ways if ON_GPU else ways[heads[0] % 2 :: 2]:
         case = attention_case([1, 1, 1], [33, 1, 150], heads, window, True, dtype, block_size)
-        query, k_cache, v_cache, layout, scale, _ = map(moved, case)
+        query, k_cache, v_cache, layout, params = map(moved, case)
         plan = make_plan(layout, window or 0, way, 16, k_cache.shape[2])
         out = torch.full_like(query, float("nan"))
-        decode_attention(query, k_cache, v_cache, layout, plan, scale, window or 0, out, way,
+        decode_attention(query, k_cache, v_cache, layout, plan, params, out, way,
                          pdl=launches_early(DEVICE))  # fmt: skip
         close(out, reference.attention(*case))
     assert not workspace(DEVICE).counters.any()

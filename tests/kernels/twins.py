@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import HeadNorms, ResidualState, RopeWriteKV
+from quire.kernels.operands import AttentionParams, HeadNorms, ResidualState, RopeWriteKV
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.kernels.step_buffer import StepSections
 
@@ -104,7 +104,7 @@ def attention_case(
     shape = (len(blocks), block_size, num_kv_heads, head_dim)
     k_cache, v_cache = normal(2, *shape, dtype=dtype, seed=1)
     query = normal(sum(queries), num_heads + 2, head_dim, dtype=dtype)[:, :num_heads]
-    return query, k_cache, v_cache, layout, head_dim**-0.5, window
+    return query, k_cache, v_cache, layout, AttentionParams(head_dim**-0.5, window)
 
 
 def device_case(
@@ -135,7 +135,7 @@ def device_case(
     )
     k_cache, v_cache = normal(2, table.size, block_size, *heads[1:], dtype=dtype, seed=1)
     query = normal(len(slots), num_heads + 2, head_dim, dtype=dtype)[:, :num_heads]
-    return query, k_cache, v_cache, layout, head_dim**-0.5, window
+    return query, k_cache, v_cache, layout, AttentionParams(head_dim**-0.5, window)
 
 
 def _attention(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:

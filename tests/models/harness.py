@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.array_types import Ints
 from quire.config import ModelSettings
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.array_types import Singles
 from quire.errors import QuireError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    pass
 
 
 class Logprob(msgspec.Struct):
@@ -113,5 +113,5 @@ class EmbeddingOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    embedding: npt.NDArray[np.float32]
+    embedding: Singles
     num_cached_tokens: int = 0

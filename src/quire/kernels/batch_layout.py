@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.array_types import Ints
+from quire.kernels.ragged_batch import RaggedBatch
 
 SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
 SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of

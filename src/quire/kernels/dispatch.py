@@ -18,6 +18,7 @@ from quire.kernels.cpu import cpu_elementwise, native
 from quire.kernels.cpu import torch_attention as cpu_attention
 from quire.kernels.cpu import torch_matmul as cpu_matmul
 from quire.kernels.operands import (
+    AttentionParams,
     HeadNorms,
     Int4Weight,
     Int8Weight,
@@ -41,7 +42,7 @@ class Kernels:
     rope_write_kv: Callable[
         [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
     ]
-    attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, float, int | None], Tensor]
+    attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, AttentionParams], Tensor]
     prepare_linear: Callable[[Tensor], Tensor]
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     normalized_rows: Callable[[ResidualState], Tensor]

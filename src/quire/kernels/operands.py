@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,6 +68,34 @@ class RopeWriteKV:
         heads = fused.view(len(fused), -1, self.head_dim)
         caches = self.k_cache, self.v_cache, self.slots
         return heads, self.norms, self.cos, self.sin, *caches
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """How one layer's attention turns scores into weights, in all steps.
+
+    soft_cap: scores become soft_cap · tanh(score / soft_cap), before the mask. sinks: one logit for
+    each query head, which adds to the denominator of its softmax and has no value.
+    """
+
+    scale: float  # of query · key
+    window: int | None = None  # the last tokens that a query sees, itself included; None for all
+    soft_cap: float | None = None
+    sinks: Tensor | None = None  # [Hq]
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.window > 0
+        assert self.soft_cap is None or self.soft_cap > 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither a soft cap nor sinks, which few kernels implement."""
+        return self.soft_cap is None and self.sinks is None
+
+    @property
+    def kind(self) -> Hashable:
+        """What decides which kernels are launched: equal for layers that launch the same ones."""
+        return self.scale, self.window, self.soft_cap, self.sinks is not None
 
 
 @dataclass(frozen=True, slots=True)

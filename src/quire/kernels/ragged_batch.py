@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Table = npt.NDArray[np.int32]
+from quire.array_types import Int32s, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +46,12 @@ class RaggedBatch:
     flat: FlatTokens
     query_lens: Ints  # [B], tokens that each request computes now
     seq_lens: Ints  # [B], its tokens in the cache after this step
-    block_table: Table  # int32 [B, W], only the blocks in use have a meaning
+    block_table: Int32s  # int32 [B, W], only the blocks in use have a meaning
     slots: Ints  # [T], where each token's key and value go
 
     @classmethod
     def of(
-        cls, query_lens: Ints, seq_lens: Ints, block_table: Table, block_size: int
+        cls, query_lens: Ints, seq_lens: Ints, block_table: Int32s, block_size: int
     ) -> RaggedBatch:
         """Of requests in their order, each with one token at least."""
         num_decodes = np.count_nonzero(query_lens == 1)

@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import HeadNorms, Int4Weight, Int8Weight, ResidualState, RopeWriteKV
+from quire.kernels.operands import (
+    AttentionParams,
+    HeadNorms,
+    Int4Weight,
+    Int8Weight,
+    ResidualState,
+    RopeWriteKV,
+)
 from quire.kernels.reference_quantized import linear_int4, linear_int8
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
@@ -150,15 +157,14 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
+    params: AttentionParams,
 ) -> Tensor:
     """Causal attention of each request's queries over its own blocks, softmax in float32.
 
     query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, or in int8 with
     rows as `quantize_heads` makes them, Hq a multiple of Hkv; the result is [T, Hq, D].
-    The query at position p sees keys (p - sliding_window, p], or [0, p] without a window. Tokens of
-    no request become zeros.
+    The query at position p sees keys (p - window, p], or [0, p] without a window. Tokens of no
+    request become zeros.
     """
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = query.shape[1] // num_kv_heads
@@ -176,11 +182,29 @@ def attention(
             )
             for cache in (k_cache, v_cache)
         )
-        scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
-        hidden = ~visible(len(q), seq_len, sliding_window, query.device)
-        probs = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+        scores = torch.einsum("qhd,khd->hqk", q.float(), k) * params.scale
+        if params.soft_cap is not None:
+            scores = soft_capped(scores, params.soft_cap)
+        hidden = ~visible(len(q), seq_len, params.window, query.device)
+        probs = _softmax(scores.masked_fill_(hidden, float("-inf")), params.sinks)
         parts.append(torch.einsum("hqk,khd->qhd", probs, v).to(query.dtype))
     return torch.cat([*parts, torch.zeros_like(padding)])
+
+
+def soft_capped(scores: Tensor, cap: float) -> Tensor:
+    """Scores bounded smoothly to (-cap, cap). (Bello et al., 2016; as Gemma 2 has it)"""
+    return torch.tanh(scores / cap) * cap
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the last dimension of scores [Hq, Q, K], whose denominators include the sinks.
+
+    (Xiao et al., 2023; one learned logit for each head as gpt-oss has it)
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
 
 
 def visible(

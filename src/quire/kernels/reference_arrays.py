@@ -6,15 +6,10 @@ bfloat16 is an array of its bits, uint16.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import sampling_math
-
-Bits = npt.NDArray[np.uint16]
-Flags = npt.NDArray[np.bool_]
 
 BLOCK = 64  # logits that the sampler looks at together
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
@@ -26,19 +21,19 @@ def few_rows(count: int, size: int) -> list[slice]:
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 
-def finite_rows(x: npt.NDArray[Any]) -> Flags:
+def finite_rows(x: Array) -> Flags:
     """Whether all numbers of a row are finite: [T, H], float32 or bfloat16 → [T]."""
-    values: sampling_math.Singles = to_float(x) if x.dtype == np.uint16 else x
+    values: Singles = to_float(x) if x.dtype == np.uint16 else x
     sound: Flags = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
     return sound
 
 
-def to_float(x: Bits) -> sampling_math.Singles:
+def to_float(x: Bits) -> Singles:
     """Logits [S, V] in bfloat16 as float32, in which tokens are drawn."""
     return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def highest(logits: sampling_math.Singles) -> tuple[sampling_math.Integers, sampling_math.Singles]:
+def highest(logits: Singles) -> tuple[Ints, Singles]:
     """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
 
     Where a row holds NaN, that is its logit, and the token means nothing.
@@ -47,9 +42,7 @@ def highest(logits: sampling_math.Singles) -> tuple[sampling_math.Integers, samp
     return ids, logits[np.arange(len(ids)), ids]
 
 
-def block_maxima(
-    logits: sampling_math.Singles, places: sampling_math.Integers
-) -> sampling_math.Singles:
+def block_maxima(logits: Singles, places: Ints) -> Singles:
     """The highest logit, or NaN, of each block of rows: [S, P], places [N] → [N, P / 64]."""
     out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
     for part in few_rows(len(places), logits.shape[1]):
@@ -58,11 +51,11 @@ def block_maxima(
 
 
 def block_masses(
-    logits: sampling_math.Singles,
-    places: sampling_math.Integers,
-    peaks: sampling_math.Singles,
-    slopes: sampling_math.Singles,
-) -> sampling_math.Integers:
+    logits: Singles,
+    places: Ints,
+    peaks: Singles,
+    slopes: Singles,
+) -> Ints:
     """The sum of the tokens' weights in each block of rows: [N, P / 64].
 
     logits [S, P]; places [N]: which rows; peaks, slopes [N]. The weights are those of
@@ -76,6 +69,6 @@ def block_masses(
     return out
 
 
-def _in_blocks(values: sampling_math.Singles) -> sampling_math.Singles:
+def _in_blocks(values: Singles) -> Singles:
     """A view of [N, P] as [N, B, BLOCK]."""
     return values.reshape(len(values), -1, BLOCK)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Array, Singles
 from quire.kernels.cpu.array_ops import to_bfloat16
 
-Array = npt.NDArray[Any]
 Table = tuple[Array, Array]  # cos and sin, each [P, R], as `reference.rotary` reads them
 
 _LEAST = 1024  # positions
@@ -22,9 +19,7 @@ class RopeTable:
     uint16 arrays of their bits, else in float32.
     """
 
-    def __init__(
-        self, inv_freq: npt.NDArray[np.float32], scale: float, *, in_bfloat16: bool
-    ) -> None:
+    def __init__(self, inv_freq: Singles, scale: float, *, in_bfloat16: bool) -> None:
         self._inv_freq, self._scale, self._in_bfloat16 = inv_freq, np.float32(scale), in_bfloat16
         self._cos: Array = np.empty((0, 2 * len(inv_freq)), np.float32)
         self._sin = self._cos

@@ -13,12 +13,8 @@ tokens 2^41 times less probable than the best have none.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Singles = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
+from quire.array_types import Floats, Ints, Singles, Words
 
 WEIGHT_BITS = 40  # of the most probable token's weight; 2^23 such weights fit in an int64
 DEEPEST = 64.0  # halvings; all that is further away is as far, and weighs nothing
@@ -74,7 +70,7 @@ def share_bits(share: Floats) -> Words:
     return whole.astype(np.uint64) << np.uint64(11)
 
 
-def share_of(total: Integers, bits: Words) -> tuple[Integers, Words]:
+def share_of(total: Ints, bits: Words) -> tuple[Ints, Words]:
     """total · bits / 2^64 in whole, rounded down, and the rest in units of 2^-64: [N], [N].
 
     The product has 128 bits and is put together of four products of halves.

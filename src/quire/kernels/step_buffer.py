@@ -12,13 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from quire.array_types import Int32s
 from quire.kernels.batch_layout import SHARED_MEMBERS
 
-Buffer = TypeVar("Buffer", Tensor, npt.NDArray[np.int32])
+Buffer = TypeVar("Buffer", Tensor, Int32s)
 
 _MORE_GROUPS = 16  # of requests with a shared prefix, in a step
 _ALIGNMENT = 4  # numbers of int32: kernels load 16 bytes at a time from where a section begins

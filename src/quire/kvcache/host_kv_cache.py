@@ -8,17 +8,15 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Bytes
 from quire.kvcache.kv_sizes import row_bytes
 
 # Of what is kept, by PyTorch's names: `Dtype` in quire_cpu.h.
 _FORMS = {"float32": 0, "bfloat16": 1, "float8_e4m3fn": 2, "int8": 3}
 
-Pages = npt.NDArray[np.uint8]
 
-
-def zero_pages(num_bytes: int) -> Pages:
+def zero_pages(num_bytes: int) -> Bytes:
     """Zeros as pages that the system only hands out when they are first written.
 
     Small pages: of huge ones, which NumPy asks for, each layer would take two with a first token.
@@ -44,7 +42,7 @@ class HostCache:
     layers: list[tuple[int, int]]
     block_size: int
     form: int
-    pages: list[Pages]  # the memory
+    pages: list[Bytes]  # the memory
 
     @classmethod
     def allocate(

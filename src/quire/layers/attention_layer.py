@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms, RopeWriteKV
+from quire.kernels.operands import AttentionParams, HeadNorms, RopeWriteKV
 from quire.layers.forward_context import ForwardContext
 from quire.layers.parameter import LayerOptions
 
@@ -15,18 +15,16 @@ Rope = tuple[Tensor, Tensor]
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache.
 
-    layer_id: its place in `ctx.kv`. sliding_window: how many of the last tokens a query sees,
-    itself included; None for all.
+    layer_id: its index in `ctx.kv`.
     """
 
     def __init__(
-        self, layer_id: int, head_dim: int, sliding_window: int | None, options: LayerOptions
+        self, layer_id: int, head_dim: int, params: AttentionParams, options: LayerOptions
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
         self.head_dim = head_dim
-        self.scale = head_dim**-0.5
-        self.sliding_window = sliding_window
+        self.params = params
         self.kernels = options.kernels
 
     def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> RopeWriteKV:
@@ -41,6 +39,4 @@ class Attention(nn.Module):
     def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
         """Turned queries [T, Hq, D], whose keys and values are written → [T, Hq · D]."""
         k_cache, v_cache = ctx.kv[self.layer_id]
-        return self.kernels.attention(
-            query, k_cache, v_cache, ctx.layout, self.scale, self.sliding_window
-        ).flatten(1)
+        return self.kernels.attention(query, k_cache, v_cache, ctx.layout, self.params).flatten(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.sampling.array_types import Ints, Tokens
+from quire.array_types import Ints, Tokens
 
 _ANY = -1  # matches every token
 _NONE = -2  # matches none but _ANY

@@ -6,13 +6,11 @@ Owns the way of what the host knows to a device; see logits_processors.py for wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.sampling.array_types import Flags, Ints, Logits
+from quire.array_types import Array, Flags, Ints, Logits
 
 # Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
 # of these rows [U].
@@ -49,7 +47,7 @@ class DeviceLogits:
         self._penalise(self._values, places, rows)
 
 
-def on_device(values: npt.NDArray[Any], like: Tensor) -> Tensor:
+def on_device(values: Array, like: Tensor) -> Tensor:
     """A host array as a tensor where `like` is; without a copy on the CPU, else without waiting."""
     host = torch.from_numpy(values)
     if like.device.type != "cuda":

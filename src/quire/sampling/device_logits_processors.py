@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.array_types import Flags, Ints
 from quire.kernels.dispatch import Kernels
 from quire.kernels.reference_step import MOST_COUNTED
-from quire.sampling.array_types import Flags, Ints
 from quire.sampling.device_logits import DeviceLogits, on_device
 from quire.sampling.host_logits import History
 from quire.sampling.logits_processors import adjust_logits

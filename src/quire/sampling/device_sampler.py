@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.array_types import Ints
 from quire.kernels import sampling_math
 from quire.kernels.triton.sampling.draw_kernels import WISH_WORDS, Cut, Scratch, sample
-from quire.sampling.array_types import Ints
 from quire.sampling.sampling_state import Need, SamplingState
 
 _DRAW = int(Need.RANDOM | Need.FILTER)

@@ -17,9 +17,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from quire.array_types import Flags, Floats, Ints, Logits
 from quire.kernels import sampling_math
 from quire.kernels.reference_arrays import BLOCK, few_rows
-from quire.sampling.array_types import Flags, Floats, Ints, Logits
 from quire.sampling.logit_blocks import Rows
 from quire.sampling.ranking import ranked
 from quire.sampling.sampling_state import RowParams

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.sampling.array_types import Flags, Ints, Logits, Tokens
+from quire.array_types import Flags, Ints, Logits, Tokens
 from quire.sampling.sampling_state import Need, SamplingState
 
 

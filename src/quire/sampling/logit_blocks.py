@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.array_types import Floats, Ints, Logits
 from quire.kernels import reference_arrays, sampling_math
 from quire.kernels.cpu.row_ops import block_masses, block_maxima
 from quire.kernels.reference_arrays import BLOCK
-from quire.sampling.array_types import Floats, Ints, Logits
 
 
 class Rows:

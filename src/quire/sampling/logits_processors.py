@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from quire.sampling.array_types import Flags, Ints, Logits
+from quire.array_types import Flags, Ints, Logits
 from quire.sampling.host_logits import History, flat_index
 from quire.sampling.sampling_state import PENALTIES, Need, SamplingState
 

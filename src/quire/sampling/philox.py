@@ -9,11 +9,8 @@ the host: seeds and positions are known before the logits are, and there are few
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from quire.sampling.array_types import Floats, Ints
-
-Words = npt.NDArray[np.uint64]  # 32-bit words, each in 64 bits so that products fit
+from quire.array_types import Floats, Ints, Words
 
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF

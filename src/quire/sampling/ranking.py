@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.array_types import Ints, Logits
 from quire.kernels.reference_arrays import BLOCK
-from quire.sampling.array_types import Ints, Logits
 from quire.sampling.logit_blocks import Rows
 
 _SMALL = 1 << 14  # tokens; fewer are ordered at once for many rows

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.array_types import Flags, Floats, Ints, Logits, Tokens
 from quire.core.messages import TokenLogprobs
 from quire.kernels.cpu import row_ops as kernels
-from quire.sampling.array_types import Flags, Floats, Ints, Logits, Tokens
 from quire.sampling.draw import draw_any, draw_filtered
 from quire.sampling.host_logits import History, HostLogits
 from quire.sampling.logit_blocks import Rows

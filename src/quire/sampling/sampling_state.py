@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quire.array_types import Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
-from quire.sampling.array_types import Floats, Ints, Logits
 from quire.sampling.bad_words import BadWords
 from quire.sampling.structured_mask import Form, Matcher
 

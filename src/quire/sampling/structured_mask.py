@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.sampling.array_types import Flags, Ints, Tokens
+from quire.array_types import Flags, Ints, Tokens
 
 
 class Matcher(Protocol):

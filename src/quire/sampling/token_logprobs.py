@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.array_types import Floats, Ints, Logits
 from quire.core.messages import TokenLogprobs
 from quire.kernels import reference_arrays, sampling_math
-from quire.sampling.array_types import Floats, Ints, Logits
 from quire.sampling.logit_blocks import Rows
 from quire.sampling.ranking import ranked
 

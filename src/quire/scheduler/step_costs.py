@@ -15,7 +15,8 @@ from collections import deque
 from statistics import median
 
 import numpy as np
-from numpy.typing import NDArray
+
+from quire.array_types import Floats
 
 KEPT = 8  # steps remembered of each size: numbers with as many binary digits are one size
 REFIT_EVERY = 32  # steps; more often while few are known
@@ -28,8 +29,6 @@ HELD_UP = 2.0  # a step that took so many times as long was held up by what no p
 DECODES_WEIGHT = 5.0
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
-
-Floats = NDArray[np.float64]
 
 
 class StepCosts:

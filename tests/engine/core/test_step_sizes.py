@@ -14,6 +14,7 @@ from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepGraphs, StepTensors
 from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import AttentionParams
 
 CPU = torch.device("cpu")
 LIMITS = [(1, 1), (1, 40), (3, 300), (64, 64), (100, 256), (256, 2048), (2000, 2000), (256, 9000)]
@@ -128,10 +129,24 @@ def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
 
 
 def test_rehearsed_layers_have_every_window_behind_another_layer() -> None:
-    assert layers_of_all_kinds([None]) == 1
-    assert layers_of_all_kinds([None] * 3) == 2
-    assert layers_of_all_kinds([None, None, 5, None, 5]) == 3
-    assert layers_of_all_kinds([5, None, None, 5]) == 4
+    def layers(*windows: int | None) -> list[AttentionParams]:
+        return [AttentionParams(0.1, window) for window in windows]
+
+    assert layers_of_all_kinds(layers(None)) == 1
+    assert layers_of_all_kinds(layers(None, None, None)) == 2
+    assert layers_of_all_kinds(layers(None, None, 5, None, 5)) == 3
+    assert layers_of_all_kinds(layers(5, None, None, 5)) == 4
+
+
+def test_warmed_up_layers_have_every_soft_cap_and_sinks_or_none() -> None:
+    plain, sinks = AttentionParams(0.1), torch.zeros(4)
+    capped, with_sinks, others = (
+        AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=sinks),
+        AttentionParams(0.1, sinks=sinks + 1),
+    )  # fmt: skip
+    assert layers_of_all_kinds([plain, plain, plain, capped]) == 4
+    assert layers_of_all_kinds([plain, plain, with_sinks, others]) == 3
+    assert layers_of_all_kinds([plain, plain, AttentionParams(0.2)]) == 3
 
 
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])

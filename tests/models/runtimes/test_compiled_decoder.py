@@ -11,12 +11,13 @@ import torch
 from harness import PagedModel, PagedRequest, load_folder
 from torch import Tensor
 
+from quire.array_types import Ints
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import embedding
 from quire.kernels.cpu.native_linear import pack
 from quire.kernels.cpu.row_ops import in_float32
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.host_kv_cache import HostCache
 from quire.kvcache.kv_sizes import kv_name
 from quire.kvcache.kv_storage import kv_dtype

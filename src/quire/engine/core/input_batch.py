@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.array_types import Ints, Tokens
 from quire.core.scheduler_output import NewRequest, ScheduledRequest, SchedulerOutput
 from quire.kernels.ragged_batch import RaggedBatch
-from quire.sampling.array_types import Ints, Tokens
 from quire.sampling.host_logits import History
 
 

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Singles
 from quire.core.messages import TokenLogprobs
 from quire.core.pooling_params import PoolingParams
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest
 from quire.engine.core.input_batch import StepOrder
-
-Singles = npt.NDArray[np.float32]
 
 _SMALLEST_LENGTH = 1e-12  # vectors are scaled by no less, so that zeros stay zeros
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.array_types import Int32s, Ints
 from quire.engine.core.step_sizes import LEAST_MEMBERS
 from quire.kernels.batch_layout import SHARED_MEMBERS, SHARED_TOKENS
-from quire.sampling.array_types import Ints
 
 LEAST_TOKENS = 4 * SHARED_TOKENS  # that are worth a group
 # Tokens that a step must save: reading prefixes apart takes two more kernels a layer, and requests
@@ -55,9 +55,7 @@ class SharedTiles:
         self.rows = np.full((num_tiles, SHARED_MEMBERS), -1, np.int32)
         self.lens = np.zeros(num_tiles, np.int32)
 
-    def update(
-        self, rows: Ints, tenancies: Ints, starts: Ints, tables: npt.NDArray[np.int32]
-    ) -> None:
+    def update(self, rows: Ints, tenancies: Ints, starts: Ints, tables: Int32s) -> None:
         """Take the rows [N] that decode, whose they are, their tokens so far, and tables [R, W]."""
         known = rows.tobytes() + tenancies.tobytes()
         if known == self._known:
@@ -72,7 +70,7 @@ class SharedTiles:
                 self._add(rows[group.members], group.num_tokens)
         self._known = known
 
-    def _find(self, rows: Ints, starts: Ints, tables: npt.NDArray[np.int32]) -> list[Group]:
+    def _find(self, rows: Ints, starts: Ints, tables: Int32s) -> list[Group]:
         if len(rows) < LEAST_MEMBERS:
             return []
         # no group is longer than the shortest of its members, of which there are so many
@@ -89,7 +87,7 @@ class SharedTiles:
         self.num_tiles = end
 
 
-def find_groups(tables: npt.NDArray[np.int32], num_full: Ints, block_size: int) -> list[Group]:
+def find_groups(tables: Int32s, num_full: Ints, block_size: int) -> list[Group]:
     """Groups of requests [N], no request in two of them; those that save the most come first.
 
     tables: [N, W] block ids. num_full: [N] leading blocks that are full and will not change.
@@ -110,13 +108,13 @@ def find_groups(tables: npt.NDArray[np.int32], num_full: Ints, block_size: int) 
     return sorted(found, key=lambda group: -group.num_saved)
 
 
-def _as_keys(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.void]:
+def _as_keys(tables: Int32s) -> npt.NDArray[np.void]:
     """Each row as one value whose order is that of the row's numbers."""
     big_endian = np.ascontiguousarray(tables.astype(">i4"))
     return big_endian.view(np.dtype((np.void, 4 * tables.shape[1])))[:, 0]
 
 
-def _common_blocks(tables: npt.NDArray[np.int32], num_full: Ints) -> Ints:
+def _common_blocks(tables: Int32s, num_full: Ints) -> Ints:
     """How many blocks each row begins with as the next one does: [N - 1]."""
     differs = tables[1:] != tables[:-1]
     first = np.where(differs.any(axis=1), differs.argmax(axis=1), tables.shape[1])

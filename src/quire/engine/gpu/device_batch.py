@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.array_types import Int32s, Ints
 from quire.core.scheduler_output import ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
 from quire.engine.core.shared_prefixes import SharedTiles
@@ -21,9 +21,7 @@ from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.kernels.batch_layout import BatchLayout, SharedPrefixes
 from quire.kernels.dispatch import Kernels
 from quire.kernels.step_buffer import Step, StepSections
-from quire.sampling.array_types import Ints
 
-Int32s = npt.NDArray[np.int32]
 HostStep = Step[Int32s]
 
 

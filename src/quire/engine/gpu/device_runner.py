@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.array_types import Int32s, Ints
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepOrder
 from quire.engine.core.running_requests import RunningRequests, sound_requests
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.gpu.device_batch import DeviceBatch, Int32s
+from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.engine.gpu.step_graphs import Record, StepGraphs, StepTensors
 from quire.engine.gpu.step_logits import StepLogits, WantedScores
@@ -34,7 +35,6 @@ from quire.engine.gpu.step_work import DeviceDraw, ModelWork
 from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchStates
 from quire.kernels.batch_layout import have_few_keys
 from quire.kernels.dispatch import Kernels
-from quire.sampling.array_types import Ints
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from quire.array_types import Flags, Ints
 from quire.core.messages import TokenLogprobs
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.gpu.step_graphs import StepTensors
 from quire.engine.gpu.step_work import DeviceDraw
 from quire.kernels.dispatch import Kernels
-from quire.sampling.array_types import Flags, Ints
 from quire.sampling.device_logits import on_device
 from quire.sampling.device_logits_processors import DeviceLogitsProcessors
 from quire.sampling.device_logprobs import Scores, score

@@ -16,6 +16,7 @@ from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors
 from quire.engine.startup.torch_model import CausalLM, KVCaches
 from quire.kernels.dispatch import Kernels
+from quire.kernels.operands import AttentionParams
 from quire.layers.forward_context import ForwardContext, Heartbeat
 
 
@@ -79,11 +80,11 @@ class ModelWork:
         return StepTensors(hidden, logits, outcome)
 
 
-def layers_of_all_kinds(sliding_windows: Sequence[int | None]) -> int:
-    """So many of a model's first layers launch every kernel that any of them does.
+def layers_of_all_kinds(attention_params: Sequence[AttentionParams]) -> int:
+    """The number of a model's first layers that together launch every kernel of all its layers.
 
-    They differ by their windows; and the first has a norm of its own before it, where the others
-    have what the layer before left.
+    attention_params: of each layer; layers may differ in any of them. The first layer has a norm of
+    its own before it, where the others take what the layer before left.
     """
-    others = sliding_windows[1:]
-    return 1 + max((1 + others.index(window) for window in set(others)), default=0)
+    others = [params.kind for params in attention_params[1:]]
+    return 1 + max((1 + others.index(kind) for kind in set(others)), default=0)

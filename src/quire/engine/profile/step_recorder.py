@@ -107,8 +107,8 @@ def _shape(tensor: Tensor) -> str:
 def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
     """Of the KV cache: what attention reads, and what a step's tokens write."""
     if name == "attention":
-        _, cache, _, layout, _, window = arguments
-        num_slots = sum(_num_keys(q, s, window) for q, s in _lens(layout))
+        _, cache, _, layout, params = arguments
+        num_slots = sum(_num_keys(q, s, params.window) for q, s in _lens(layout))
     elif name == "rope_write_kv":
         cache, num_slots = arguments[4], len(arguments[0])
     elif name == "qkv_rope_write_kv":
@@ -124,8 +124,8 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
         rows, weight = (next(_tensors(argument)) for argument in arguments[:2])
         return 2 * len(rows) * weight.numel()
     if name == "attention":
-        query, layout, window = arguments[0], arguments[3], arguments[5]
-        pairs = sum(_num_pairs(q, s, window) for q, s in _lens(layout))
+        query, layout, params = arguments[0], arguments[3], arguments[4]
+        pairs = sum(_num_pairs(q, s, params.window) for q, s in _lens(layout))
         return 4 * int(query.shape[1] * query.shape[2]) * pairs
     return 0
 

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.array_types import Array, Flags, Ints, Logits, Singles
 from quire.core.messages import TokenLogprobs
-from quire.engine.core.pooler import Singles
 from quire.kernels.cpu.row_ops import finite_rows, in_float32
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.host_kv_cache import HostCache
 from quire.layers.forward_context import Heartbeat, no_heartbeat
-from quire.models.checkpoints.mapped_file import Array
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
-from quire.sampling.array_types import Flags, Logits
 from quire.sampling.token_logprobs import prompt_logprobs
 
 

@@ -82,7 +82,7 @@ class GpuBackend:
             kernels_for(self._on.type),
             config.scheduler.max_num_batched_tokens,
             self._on,
-            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.sliding_windows),
+            num_warmed_up=layers_of_all_kinds(self._model.attention_params),
             record=None if config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=config.shares_prefixes,
         )
@@ -130,7 +130,7 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    num_layers = layers_of_all_kinds(model_config.sliding_windows)
+    num_layers = layers_of_all_kinds(model.attention_params)
     context = ForwardContext(layout, _allocate(resolved, num_layers, 1, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)

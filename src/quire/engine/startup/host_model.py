@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.array_types import Flags, Ints, Logits
 from quire.engine.core.pooler import HiddenStates
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
-from quire.sampling.array_types import Flags, Logits
 
 
 class CheckedStates(HiddenStates, Protocol):

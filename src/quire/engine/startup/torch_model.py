@@ -13,15 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.array_types import Flags, Ints, Logits, Singles
 from quire.core.messages import TokenLogprobs
-from quire.engine.core.pooler import Singles
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.ragged_batch import Ints, RaggedBatch
+from quire.kernels.operands import AttentionParams
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
 from quire.models.config.model_config import ModelConfig
-from quire.sampling.array_types import Flags, Logits
 from quire.sampling.device_logprobs import score
 from quire.sampling.token_logprobs import prompt_logprobs
 
@@ -30,6 +30,10 @@ KVCaches = list[tuple[Tensor, Tensor]]
 
 class CausalLM(Protocol):
     """What a model has to offer."""
+
+    @property
+    def attention_params(self) -> Sequence[AttentionParams]:
+        """Of each layer, in order."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""

@@ -6,11 +6,11 @@ Numbers of bfloat16 are uint16 arrays of their bits. Arrays are contiguous.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Array, Bits, Ints, Singles
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import (
     BFLOAT16,
@@ -19,9 +19,6 @@ from quire.kernels.cpu.native_structs import (
     Epilogue,
     RmsNormArgs,
 )
-
-Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
 
 BLOCK = 16  # outputs of a packed weight that lie together
 DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.uint16): BFLOAT16}
@@ -78,8 +75,8 @@ def embedding(ids: Ints, weight: Array) -> Array:
     return np.ascontiguousarray(pairs[block, :, place]).view(np.uint16)
 
 
-def to_bfloat16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+def to_bfloat16(x: Singles) -> Bits:
     """Finite numbers rounded to the nearest, of two as near the even one."""
     bits = x.view(np.uint32)
-    rounded: npt.NDArray[np.uint16] = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
+    rounded: Bits = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(np.uint16)
     return rounded

@@ -15,7 +15,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import cpu_elementwise, native, torch_attention
 from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
 from quire.kernels.cpu.tensor_ops import DTYPES
-from quire.kernels.operands import HeadNorms
+from quire.kernels.operands import AttentionParams, HeadNorms
 
 KEPT = {**DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
 
@@ -56,17 +56,19 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
+    params: AttentionParams,
 ) -> Tensor:
-    """Twin of `reference.attention` for layouts that `BatchLayout.build` made."""
+    """Twin of `reference.attention` for layouts that `BatchLayout.build` made.
+
+    Layers with a soft cap or sinks are left to `torch_attention`.
+    """
     tokens, num_heads, dim = query.shape
     stride, *inner = query.stride()
-    if not serves(query, dim, k_cache) or inner != [dim, 1]:
-        return torch_attention.attention(query, k_cache, v_cache, layout, scale, sliding_window)
+    if not serves(query, dim, k_cache) or inner != [dim, 1] or not params.is_plain:
+        return torch_attention.attention(query, k_cache, v_cache, layout, params)
     # what is the same in all layers is filled in once
-    key = ("compiled attention", query.shape, query.dtype, scale, sliding_window)
-    args = layout.once(key, lambda: _args(query, k_cache, layout, scale, sliding_window))
+    key = ("compiled attention", query.shape, query.dtype, params.scale, params.window)
+    args = layout.once(key, lambda: _args(query, k_cache, layout, params))
     out = query.new_empty(tokens, num_heads, dim)
     args.query, args.query_stride, args.out = query.data_ptr(), stride, out.data_ptr()
     args.k_cache, args.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
@@ -75,7 +77,7 @@ def attention(
 
 
 def _args(
-    query: Tensor, k_cache: Tensor, layout: BatchLayout, scale: float, sliding_window: int | None
+    query: Tensor, k_cache: Tensor, layout: BatchLayout, params: AttentionParams
 ) -> AttentionArgs:
     args = AttentionArgs(
         query_start=layout.query_start_loc.data_ptr(),
@@ -87,8 +89,8 @@ def _args(
         heads=query.shape[1],
         kv_heads=k_cache.shape[2],
         head_dim=query.shape[2],
-        window=sliding_window or 0,
-        scale=scale,
+        window=params.window or 0,
+        scale=params.scale,
         dtype=DTYPES[query.dtype],
         kept=KEPT[k_cache.dtype],
         threads=native.num_threads(),

@@ -7,20 +7,18 @@ kernels were not built, those serve. Arrays of logits and states are contiguous.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import reference_arrays
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import DTYPES, address
 from quire.kernels.cpu.native_structs import RowsArgs
-from quire.kernels.reference_arrays import BLOCK, Bits, Flags
-from quire.kernels.sampling_math import Integers, Singles
+from quire.kernels.reference_arrays import BLOCK
 
 
-def finite_rows(x: npt.NDArray[Any]) -> Flags:
+def finite_rows(x: Array) -> Flags:
     """Twin of `reference_rows.finite_rows`."""
     if native.library() is None:
         return reference_arrays.finite_rows(x)
@@ -38,12 +36,12 @@ def to_float(x: Bits) -> Singles:
     return out
 
 
-def in_float32(x: npt.NDArray[Any]) -> Singles:
+def in_float32(x: Array) -> Singles:
     """Numbers of bfloat16 in float32, and those in float32 as they are."""
     return x if x.dtype == np.float32 else to_float(x)
 
 
-def highest(logits: Singles) -> tuple[Integers, Singles]:
+def highest(logits: Singles) -> tuple[Ints, Singles]:
     """Twin of `reference_rows.highest`."""
     if native.library() is None:
         return reference_arrays.highest(logits)
@@ -52,7 +50,7 @@ def highest(logits: Singles) -> tuple[Integers, Singles]:
     return ids, peaks
 
 
-def block_maxima(logits: Singles, places: Integers) -> Singles:
+def block_maxima(logits: Singles, places: Ints) -> Singles:
     """Twin of `reference_rows.block_maxima`."""
     if native.library() is None:
         return reference_arrays.block_maxima(logits, places)
@@ -61,7 +59,7 @@ def block_maxima(logits: Singles, places: Integers) -> Singles:
     return out
 
 
-def block_masses(logits: Singles, places: Integers, peaks: Singles, slopes: Singles) -> Integers:
+def block_masses(logits: Singles, places: Ints, peaks: Singles, slopes: Singles) -> Ints:
     """Twin of `reference_rows.block_masses`."""
     if native.library() is None:
         return reference_arrays.block_masses(logits, places, peaks, slopes)
@@ -70,9 +68,7 @@ def block_masses(logits: Singles, places: Integers, peaks: Singles, slopes: Sing
     return out
 
 
-def _call(
-    name: str, x: npt.NDArray[Any], *, out: npt.NDArray[Any], **others: npt.NDArray[Any]
-) -> None:
+def _call(name: str, x: Array, *, out: Array, **others: Array) -> None:
     """x: all rows; out: one result for each row that is worked on."""
     arrays = {"x": x, "out": out, **others}
     assert all(array.flags.c_contiguous for array in arrays.values())

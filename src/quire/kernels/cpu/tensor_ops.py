@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.array_types import Array
 from quire.kernels import reference_step
 from quire.kernels.cpu import cpu_elementwise, native, row_ops
 from quire.kernels.cpu.native_structs import BFLOAT16, FLOAT32, PackArgs, RmsNormArgs
@@ -49,9 +48,9 @@ def to_float(x: Tensor) -> Tensor:
     return torch.from_numpy(row_ops.to_float(_array(x)))
 
 
-def _array(x: Tensor) -> npt.NDArray[Any]:
+def _array(x: Tensor) -> Array:
     """A tensor's memory; of bfloat16 the bits."""
-    found: npt.NDArray[Any] = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    found: Array = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return found
 
 

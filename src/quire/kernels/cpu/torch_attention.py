@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.reference import visible, widened
+from quire.kernels.operands import AttentionParams
+from quire.kernels.reference import soft_capped, visible, widened
 
 _LONG = 1024  # visible keys from which on a decode goes alone
 _LARGEST_COPY = 2**24  # bytes; what is larger comes from the system anew, page by page
@@ -52,32 +54,33 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
+    params: AttentionParams,
 ) -> Tensor:
-    """Twin of `reference.attention`."""
+    """Twin of `reference.attention`, which it calls for layers with sinks."""
+    if params.sinks is not None:
+        return reference.attention(query, k_cache, v_cache, layout, params)
     heads = query.view(len(query), k_cache.shape[2], -1, query.shape[2])  # [T, Hkv, G, D]
     out = torch.empty_like(heads, memory_format=torch.contiguous_format)
-    key = ("cpu attention", sliding_window, query.dtype, k_cache.shape[1:])
-    groups, loners = layout.once(key, lambda: _plan(layout, sliding_window, k_cache, query.dtype))
+    key = ("cpu attention", params.window, query.dtype, k_cache.shape[1:])
+    groups, loners = layout.once(key, lambda: _plan(layout, params.window, k_cache, query.dtype))
     for group in groups:
-        out[group.rows] = _together(heads[group.rows], k_cache, v_cache, group, scale)
+        out[group.rows] = _together(heads[group.rows], k_cache, v_cache, group, params)
     for one in loners:
         q = heads[one.start : one.start + one.num_queries]
         k = widened(_keys(k_cache, layout, one), q.dtype)  # a copy of those in 8 bits alone
         v = widened(_keys(v_cache, layout, one), q.dtype)
-        out[one.start : one.start + one.num_queries] = _alone(q, k, v, one, scale)
+        out[one.start : one.start + one.num_queries] = _alone(q, k, v, one, params)
     return out.view(query.shape)
 
 
-def _together(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: float) -> Tensor:
+def _together(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, params: AttentionParams
+) -> Tensor:
     """Decodes of several requests: q [n, Hkv, G, D] → the same shape."""
     shape = (len(q), -1, *k_cache.shape[2:])  # n, S, Hkv, D
     k = widened(k_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
     v = widened(v_cache.flatten(0, 1).index_select(0, group.slots).view(shape), q.dtype)
-    return F.scaled_dot_product_attention(
-        q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=group.mask, scale=scale
-    )
+    return _scaled_dot_product(q, k.transpose(1, 2), v.transpose(1, 2), group.mask, False, params)
 
 
 def _keys(cache: Tensor, layout: BatchLayout, one: _Alone) -> Tensor:
@@ -92,20 +95,41 @@ def _keys(cache: Tensor, layout: BatchLayout, one: _Alone) -> Tensor:
     return slots.narrow(2, start + one.oldest, seq_len - one.oldest)
 
 
-def _alone(q: Tensor, k: Tensor, v: Tensor, one: _Alone, scale: float) -> Tensor:
+def _alone(q: Tensor, k: Tensor, v: Tensor, one: _Alone, params: AttentionParams) -> Tensor:
     """Queries at the end of one request: q [n, Hkv, G, D], k and v [1, Hkv, S, D] → as q."""
     if one.num_queries == 1:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return _scaled_dot_product(q, k, v, None, False, params)
     group = q.shape[2]
-    out = F.scaled_dot_product_attention(
+    out = _scaled_dot_product(
         q.permute(1, 2, 0, 3),  # [Hkv, G, n, D]
         k.transpose(0, 1).expand(-1, group, -1, -1),  # [Hkv, G, S, D]
         v.transpose(0, 1).expand(-1, group, -1, -1),
-        attn_mask=one.mask,
-        is_causal=one.is_causal,
-        scale=scale,
+        one.mask,
+        one.is_causal,
+        params,
     )
     return out.permute(2, 0, 1, 3)
+
+
+def _scaled_dot_product(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, params: AttentionParams
+) -> Tensor:
+    """PyTorch's attention of q [.., n, D] over k and v [.., S, D], or a soft-capped one in float32.
+
+    mask: added to scores [.., n, S]. is_causal: n = S, and each query sees itself and those before.
+    """
+    if params.soft_cap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=params.scale
+        )
+    scores = q.float() @ k.float().transpose(-1, -2) * params.scale
+    scores = soft_capped(scores, params.soft_cap)
+    if is_causal:
+        hidden = ~visible(scores.shape[-2], scores.shape[-1], None, scores.device)
+        scores = scores.masked_fill_(hidden, float("-inf"))
+    elif mask is not None:
+        scores = scores + mask
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
 def _plan(

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from quire.array_types import Array
 from quire.models.checkpoints.checkpoint import TensorEntry
 from quire.models.checkpoints.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = npt.NDArray[Any]
 
 # The format's names: an array's type, where NumPy has none that of its bits, and PyTorch's name.
 _TYPES = {

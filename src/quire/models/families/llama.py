@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from quire.kernels.operands import HeadNorms, ResidualState
+from quire.kernels.operands import AttentionParams, HeadNorms, ResidualState
 from quire.layers.attention_layer import Attention, Rope
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.forward_context import ForwardContext
@@ -40,9 +40,10 @@ class LlamaAttention(nn.Module):
             options,
             bias=model_config.output_bias,
         )
-        self.attn = Attention(
-            layer_id, model_config.head_dim, model_config.sliding_windows[layer_id], options
+        params = AttentionParams(
+            model_config.head_dim**-0.5, model_config.sliding_windows[layer_id]
         )
+        self.attn = Attention(layer_id, model_config.head_dim, params, options)
 
     def forward(
         self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
@@ -159,6 +160,11 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head = ParallelLMHead(
                 model_config.vocab_size, model_config.hidden_size, options, tied
             )
+
+    @property
+    def attention_params(self) -> list[AttentionParams]:
+        """Of each layer, in order."""
+        return [layer.self_attn.attn.params for layer, _ in self.model.path]
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.checkpoint import TensorEntry, read_header
-from quire.models.checkpoints.mapped_file import Array, MappedFile
+from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.prepared.prepared_files import product_bytes
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from quire.array_types import Array
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
@@ -27,7 +28,6 @@ from quire.kernels.dispatch import describe
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
-from quire.models.checkpoints.mapped_file import Array
 from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_tensors
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import make_room, prepared_file, unfinished_name

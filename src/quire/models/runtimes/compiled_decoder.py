@@ -13,16 +13,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from quire.array_types import Array, Ints
 from quire.kernels.cpu import native
-from quire.kernels.cpu.array_ops import (
-    DTYPES,
-    Array,
-    Ints,
-    address,
-    embedding,
-    linear,
-    rms_norm,
-)
+from quire.kernels.cpu.array_ops import DTYPES, address, embedding, linear, rms_norm
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.kernels.cpu.array_ops import BLOCK, DTYPES, Array, PackedWeight, address
+from quire.array_types import Array
+from quire.kernels.cpu.array_ops import BLOCK, DTYPES, PackedWeight, address
 from quire.kernels.cpu.native_structs import (
     BFLOAT16,
     FLOAT32,

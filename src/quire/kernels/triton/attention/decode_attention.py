@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.attention.fp8_kv import LIFT, narrowed, widened
 from quire.kernels.triton.attention.shared_prefix_attention import with_shared_part
+from quire.kernels.triton.attention.softmax_options import soft_capped, with_sinks
 from quire.kernels.triton.launch.work_partition import arrive, owner, slot
 
 _NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_early"]
@@ -26,20 +27,21 @@ _NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_e
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     runs_ptr, partial_ptr, counter_ptr,
-    places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
+    places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, sinks_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
     stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr, HAS_SHARED: tl.constexpr, MEMBERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr, HAS_SHARED: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     tiles [B + 1]: tiles of keys of all requests before each; none for those without a query or
     with several. runs [programs, 10]: where each program begins, as `plan_kernel` left it. Tokens
     after the last request's are set to zeros. scale: of the scores, times log2(e). WINDOW: keys
-    that a query sees, 0 for all. min_units: fewer units are not worth a program. FORM: "plain", or
+    that a query sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
+    [Hkv · GROUP] or None. min_units: fewer units are not worth a program. FORM: "plain", or
     how `widened` takes keys and values in FP8.
 
     With PDL a program reads its plan while the kernel in front, which makes queries and the newest
@@ -69,8 +71,8 @@ def decode_attention_kernel(
             k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
             block_table_ptr + request * stride_table, seq_len, num_shared,
             begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
-            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_G, BLOCK_D, FORM, PRECISION,
-            PDL, opens_early,
+            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G, BLOCK_D, FORM,
+            PRECISION, PDL, opens_early,
         )  # fmt: skip
         if HAS_SHARED:
             if (begin == row_unit) & (place >= 0):
@@ -78,6 +80,11 @@ def decode_attention_kernel(
                     result, weight, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, place, head,
                     NUM_KV_HEADS, GROUP, BLOCK_G, BLOCK_D, MEMBERS,
                 )  # fmt: skip
+        if sinks_ptr is not None:
+            if begin == row_unit:
+                result, weight = with_sinks(
+                    result, weight, sinks_ptr + head * GROUP, GROUP, BLOCK_G
+                )
         if PDL:
             if (stop == end) & (opens_early == 0):
                 gdc_launch_dependents()
@@ -142,8 +149,9 @@ def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_len, num_shared, tile_begin, tile_end, scale,
     stride_q_head, stride_block, stride_slot,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
-    FORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr, opens_early,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    opens_early,
 ):  # fmt: skip
     """Online softmax over some of a request's visible tiles: (the mean of v, log2 of its weight).
 
@@ -194,7 +202,10 @@ def _attend(
             scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))
         else:
             scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
-        scores = tl.where(seen[None, :], scores * scale, float("-inf"))  # [BLOCK_G, TILE]
+        scores *= scale
+        if SOFT_CAP > 0.0:
+            scores = soft_capped(scores, SOFT_CAP)
+        scores = tl.where(seen[None, :], scores, float("-inf"))  # [BLOCK_G, TILE]
         new_m = tl.maximum(m, tl.max(scores, axis=1))
         p = tl.exp2(scores - (new_m - LIFT)[:, None])
         shrink = tl.exp2(m - new_m)[:, None]

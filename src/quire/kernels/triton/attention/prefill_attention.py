@@ -12,21 +12,23 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.attention.fp8_kv import LIFT, narrowed
+from quire.kernels.triton.attention.softmax_options import soft_capped, softmax_of_sinks
 
 
 @triton.jit(do_not_specialize=["stride_table"])
 def prefill_attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, sinks_ptr,
     scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
     stride_table, stride_out_token,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr,
+    FIELDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     One program a key head and tile of ROWS // GROUP queries, which work [most, FIELDS] lists (see
-    `prefill_tiles.py`). scale: of the scores, times log2(e).
+    `prefill_tiles.py`). scale: of the scores, times log2(e). SOFT_CAP: of scores times log2(e), 0
+    for none. sinks [Hkv · GROUP] or None.
     """
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
@@ -50,23 +52,25 @@ def prefill_attention_kernel(
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     m = tl.full([ROWS], -1e30, tl.float32)
     s = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        m, s = softmax_of_sinks(sinks_ptr + head * GROUP + tl.arange(0, ROWS) % GROUP)
     k_base, v_base = k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head
     table = block_table_ptr + request * stride_table
     if WINDOW > 0:
         acc, m, s = attend_tiles(
             acc, m, s, q, position, k_base, v_base, table, oldest // TILE, full_begin, seq_len,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
         )  # fmt: skip
     acc, m, s = attend_tiles(
         acc, m, s, q, position, k_base, v_base, table, full_begin, full_end, seq_len,
         row_scale, stride_block, stride_slot,
-        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
     )  # fmt: skip
     acc, m, s = attend_tiles(
         acc, m, s, q, position, k_base, v_base, table, full_end, tl.cdiv(highest, TILE), seq_len,
         row_scale, stride_block, stride_slot,
-        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+        HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
     )  # fmt: skip
     s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
     out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
@@ -118,7 +122,8 @@ def attend_tiles(
     acc, m, s, q, position, k_ptr, v_ptr, table_ptr, begin, end, seq_len,
     scale, stride_block, stride_slot,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go on with the online softmax over some tiles of keys."""
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -137,13 +142,17 @@ def attend_tiles(
         else:
             k = tl.load(k_ptr + place)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)  # [ROWS, TILE]
+        rest = scale  # of scores that are not scaled yet
+        if SOFT_CAP > 0.0:
+            scores = soft_capped(scores * scale[:, None], SOFT_CAP)
+            rest = tl.full(scale.shape, 1.0, tl.float32)
         if MASKED:
             seen = keys[None, :] <= position[:, None]
             if WINDOW > 0:
                 seen = seen & (keys[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, -1e38)
-        new_m = tl.maximum(m, tl.max(scores, axis=1) * scale)
-        p = tl.exp2(scores * scale[:, None] - (new_m - LIFT)[:, None])
+        new_m = tl.maximum(m, tl.max(scores, axis=1) * rest)
+        p = tl.exp2(scores * rest[:, None] - (new_m - LIFT)[:, None])
         shrink = tl.exp2(m - new_m)
         s = s * shrink + tl.sum(p, axis=1)
         if HEAD_DIM != BLOCK_D:

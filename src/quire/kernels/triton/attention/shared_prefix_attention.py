@@ -43,9 +43,13 @@ def shared_attention(
     v_cache: Tensor,
     layout: BatchLayout,
     log2_scale: float,
+    log2_soft_cap: float,
     precision: str,
 ) -> SharedParts:
-    """Attend to the layout's shared prefixes. log2_scale: of the scores, times log2(e)."""
+    """Attend to the layout's shared prefixes.
+
+    log2_scale, log2_soft_cap: of the scores, times log2(e); a cap of 0 for none.
+    """
     assert layout.shared is not None
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_heads = query.shape[1]
@@ -66,8 +70,8 @@ def shared_attention(
         log2_scale, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        MEMBERS=SHARED_MEMBERS, TILE=32 if rows * block_d > 2**14 else 64, STAGES=2,
-        PRECISION=precision, num_warps=4 if rows <= 64 else 8,
+        MEMBERS=SHARED_MEMBERS, TILE=32 if rows * block_d > 2**14 else 64, SOFT_CAP=log2_soft_cap,
+        STAGES=2, PRECISION=precision, num_warps=4 if rows <= 64 else 8,
     )  # fmt: skip
     return SharedParts(sums, stats, plan)
 
@@ -96,8 +100,8 @@ def shared_attention_kernel(
     sums_ptr, stats_ptr,
     scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head, stride_table,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr, SOFT_CAP: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hq, D], caches [blocks, BLOCK_SIZE, Hkv, D] → `SharedParts`.
 
@@ -135,7 +139,7 @@ def shared_attention_kernel(
             block_table_ptr + leader * stride_table,
             key_tiles * split // num_splits, key_tiles * (split + 1) // num_splits, num_keys,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, 0, STAGES, BLOCK_D, False, PRECISION,
+            HEAD_DIM, BLOCK_SIZE, TILE, 0, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
         )  # fmt: skip
         part = (split * num_tiles + tile) * MEMBERS + member
         slot = (part * NUM_KV_HEADS + head) * GROUP + g

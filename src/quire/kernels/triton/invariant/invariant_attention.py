@@ -13,12 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.batch_layout import BatchLayout
+from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.attention.prefill_attention import (
     attend_tiles,
     load_queries,
     rows_of_tile,
 )
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS
+from quire.kernels.triton.attention.softmax_options import softmax_of_sinks
 from quire.kernels.triton.launch.attention_config import padded_head_dim, prefill_config
 from quire.kernels.triton.launch.work_partition import arrive
 from quire.kernels.triton.launch.workspace import (
@@ -28,7 +30,13 @@ from quire.kernels.triton.launch.workspace import (
     launches_early,
     workspace,
 )
-from quire.kernels.triton.ops.paged_attention import LOG2_E, hopper_serves, make_plan, precision_of
+from quire.kernels.triton.ops.paged_attention import (
+    LOG2_E,
+    hopper_serves,
+    log2_soft_cap,
+    make_plan,
+    precision_of,
+)
 
 PIECE = 256  # keys; results depend on it
 
@@ -38,12 +46,11 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
+    params: AttentionParams,
 ) -> Tensor:
     """Twin of `reference.attention`."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
-    group, window = query.shape[1] // num_kv_heads, sliding_window or 0
+    group, window = query.shape[1] // num_kv_heads, params.window or 0
     config = prefill_config(k_cache, group)
     tokens = config.tokens(group)
     plan = layout.once(
@@ -56,10 +63,10 @@ def attention(
     shares = triton.cdiv(2 * space.num_sms, num_kv_heads * most_tiles)
     most_pieces = NUM_PARTIALS // (num_kv_heads * group * (padded_head_dim(k_cache) + 2))
     assert shares == 1 or num_kv_heads * most_tiles <= NUM_COUNTERS
-    if _hopper_takes(query, k_cache):
+    if _hopper_takes(query, k_cache, params):
         from quire.kernels.triton.invariant.hopper_split_attention import launch_pieces
 
-        log2_scale = scale * LOG2_E
+        log2_scale = params.scale * LOG2_E
         launch_pieces(
             query, k_cache, v_cache, layout, plan, log2_scale, window, out, PIECE, shares,
             most_pieces,
@@ -67,40 +74,41 @@ def attention(
         return out
     invariant_attention_kernel[(num_kv_heads, most_tiles, shares)](
         query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
-        layout.query_start_loc, space.partials, space.counters,
+        layout.query_start_loc, space.partials, space.counters, params.sinks,
         len(query), len(layout.seq_lens), most_pieces,
-        scale * LOG2_E, query.stride(0), query.stride(1), *k_cache.stride()[:3],
+        params.scale * LOG2_E, query.stride(0), query.stride(1), *k_cache.stride()[:3],
         layout.block_table.stride(0), out.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        ROWS=config.rows, TILE=config.tile, PIECE=PIECE, WINDOW=window, STAGES=config.stages,
-        FIELDS=WORK_FIELDS, PRECISION=precision_of(query), PDL=pdl,
-        num_warps=config.warps, launch_pdl=pdl,
+        ROWS=config.rows, TILE=config.tile, PIECE=PIECE, WINDOW=window,
+        SOFT_CAP=log2_soft_cap(params), STAGES=config.stages, FIELDS=WORK_FIELDS,
+        PRECISION=precision_of(query), PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def _hopper_takes(query: Tensor, k_cache: Tensor) -> bool:
+def _hopper_takes(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bool:
     """Whether Hopper has a kernel for these."""
     few = query.shape[1] // k_cache.shape[2] <= 64
-    return few and query.dtype == k_cache.dtype and hopper_serves(query, k_cache)
+    return few and query.dtype == k_cache.dtype and hopper_serves(query, k_cache, params)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_requests", "most_pieces", "stride_table"])
 def invariant_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, query_start_ptr,
-    part_ptr, counter_ptr, num_tokens, num_requests, most_pieces,
+    part_ptr, counter_ptr, sinks_ptr, num_tokens, num_requests, most_pieces,
     scale, stride_q_token, stride_q_head, stride_block, stride_slot, stride_kv_head,
     stride_table, stride_out_token,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, PIECE: tl.constexpr,
-    WINDOW: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
     Programs: key heads, tiles of ROWS // GROUP queries as work [most, FIELDS] lists them, and those
     that share the pieces of one that has a single query. part: room for most_pieces of all heads.
-    scale: of the scores, times log2(e). Rows of padding become zeros.
+    scale: of the scores, times log2(e). SOFT_CAP: of scores times log2(e), 0 for none. sinks
+    [Hkv · GROUP] or None. Rows of padding become zeros.
     """
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     TILES: tl.constexpr = PIECE // TILE
@@ -147,6 +155,9 @@ def invariant_attention_kernel(
     total = tl.zeros([ROWS, BLOCK_D], tl.float32)
     total_m = tl.full([ROWS], -1e30, tl.float32)
     total_s = tl.zeros([ROWS], tl.float32)
+    if sinks_ptr is not None:
+        sinks_ptr += head * GROUP
+        total_m, total_s = softmax_of_sinks(sinks_ptr + tl.arange(0, ROWS) % GROUP)
     for number in range(share * num_pieces // shares, (share + 1) * num_pieces // shares):
         first = (first_piece + number) * TILES
         acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
@@ -157,19 +168,19 @@ def invariant_attention_kernel(
                 acc, m, s, q, position, k_base, v_base, table,
                 tl.maximum(first, begin), tl.minimum(first + TILES, full_begin), seq_len,
                 row_scale, stride_block, stride_slot,
-                HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+                HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
             )  # fmt: skip
         acc, m, s = attend_tiles(
             acc, m, s, q, position, k_base, v_base, table,
             tl.maximum(first, full_begin), tl.minimum(first + TILES, full_end), seq_len,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, False, PRECISION,
+            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, False, PRECISION,
         )  # fmt: skip
         acc, m, s = attend_tiles(
             acc, m, s, q, position, k_base, v_base, table,
             tl.maximum(first, full_end), tl.minimum(first + TILES, end), seq_len,
             row_scale, stride_block, stride_slot,
-            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, STAGES, BLOCK_D, True, PRECISION,
+            HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
         )  # fmt: skip
         if shares > 1:
             row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -182,7 +193,10 @@ def invariant_attention_kernel(
     if shares > 1:
         if arrive(counter_ptr + tile * NUM_KV_HEADS + head, shares):
             out_ptr += tl.load(record + 1) * stride_out_token + head * (GROUP * HEAD_DIM)
-            _merge(out_ptr, part_ptr, NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM, BLOCK_D)
+            _merge(
+                out_ptr, part_ptr, sinks_ptr, NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM,
+                BLOCK_D,
+            )  # fmt: skip
     else:
         total_s = tl.maximum(total_s, 1e-30)  # rows of no query may have seen nothing
         out = (total / total_s[:, None]).to(out_ptr.dtype.element_ty)
@@ -212,7 +226,7 @@ def _with_piece(total, total_m, total_s, acc, m, s):
 
 @triton.jit
 def _merge(
-    out_ptr, part_ptr, stride, num_pieces,
+    out_ptr, part_ptr, sinks_ptr, stride, num_pieces,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The pieces that others left, in their order: one query's heads."""
@@ -223,6 +237,8 @@ def _merge(
     total = tl.zeros([GROUPS, BLOCK_D], tl.float32)
     total_m = tl.full([GROUPS], -1e30, tl.float32)
     total_s = tl.zeros([GROUPS], tl.float32)
+    if sinks_ptr is not None:
+        total_m, total_s = softmax_of_sinks(sinks_ptr + g % GROUP)
     for first in range(0, num_pieces, AT_ONCE):
         sums, maxima, weights = (), (), ()
         for i in tl.static_range(AT_ONCE):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.batch_layout import SHARED_MEMBERS, BatchLayout
+from quire.kernels.operands import AttentionParams
 from quire.kernels.triton.attention.decode_attention import decode_attention_kernel
 from quire.kernels.triton.attention.prefill_attention import prefill_attention_kernel
 from quire.kernels.triton.attention.prefill_tiles import WORK_FIELDS, prefill_work_kernel
@@ -60,14 +61,13 @@ def attention(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: BatchLayout,
-    scale: float,
-    sliding_window: int | None,
+    params: AttentionParams,
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_way(query, k_cache)
-    prefill = prefill_way(query, k_cache, has_few_keys=layout.has_few_keys)
-    window, tokens = sliding_window or 0, prefill.tokens(group)
+    decode = decode_way(query, k_cache, params)
+    prefill = prefill_way(query, k_cache, params, has_few_keys=layout.has_few_keys)
+    window, tokens = params.window or 0, prefill.tokens(group)
     key = ("triton attention", window, decode, tokens)
     is_fresh = not layout.knows(key)
     plan = layout.once(key, lambda: make_plan(layout, window, decode, tokens, k_cache.shape[2]))
@@ -75,16 +75,18 @@ def attention(
     if layout.has_decodes:
         shared = None
         if layout.shared is not None and not window:
-            log2_scale, precision = scale * LOG2_E, precision_of(query)
-            shared = shared_attention(query, k_cache, v_cache, layout, log2_scale, precision)
+            shared = shared_attention(
+                query, k_cache, v_cache, layout, params.scale * LOG2_E, log2_soft_cap(params),
+                precision_of(query),
+            )  # fmt: skip
         pdl = launches_early(query.device)
         decode_attention(
-            query, k_cache, v_cache, layout, plan, scale, window, out, decode, shared,
+            query, k_cache, v_cache, layout, plan, params, out, decode, shared,
             pdl=pdl, plan_is_fresh=is_fresh,
             opens_early=pdl and has_ring(query.device) and opens_early(k_cache, len(query)),
         )  # fmt: skip
     if layout.has_prefills:
-        prefill_attention(query, k_cache, v_cache, layout, plan, scale, window, out, prefill)
+        prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill)
     return out
 
 
@@ -94,8 +96,7 @@ def decode_attention(
     v_cache: Tensor,
     layout: BatchLayout,
     plan: Plan,
-    scale: float,
-    window: int,
+    params: AttentionParams,
     out: Tensor,
     config: DecodeConfig | HopperDecodeConfig,
     shared: SharedParts | None = None,
@@ -106,8 +107,8 @@ def decode_attention(
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
 
-    shared: what is known of the prefixes that several of them begin with. pdl, plan_is_fresh and
-    opens_early: see the kernel.
+    config: of Hopper's kernel for params that are plain. shared: what is known of the prefixes that
+    several of them begin with. pdl, plan_is_fresh and opens_early: see the kernel.
 
     Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
     """
@@ -121,24 +122,26 @@ def decode_attention(
     part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
     assert num_requests * num_kv_heads <= NUM_COUNTERS
+    window = params.window or 0
     if isinstance(config, HopperDecodeConfig):
+        assert params.is_plain
         from quire.kernels.triton.hopper.hopper_decode import launch_decode
 
         launch_decode(
             query, k_cache, v_cache, layout, plan.decode_tiles, plan.decode_runs,
-            _shared_operands(layout, shared), scale * LOG2_E, window, out, config,
+            _shared_operands(layout, shared), params.scale * LOG2_E, window, out, config,
             pdl=pdl, plan_is_fresh=plan_is_fresh, opens_early=opens_early,
         )  # fmt: skip
         return
     decode_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, out, layout.block_table, layout.query_start_loc, layout.seq_lens,
         plan.decode_tiles, plan.decode_runs, space.partials, space.counters,
-        *_shared_operands(layout, shared),
-        num_requests, len(query), scale * LOG2_E, query.stride(0), query.stride(1),
+        *_shared_operands(layout, shared), params.sinks,
+        num_requests, len(query), params.scale * LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0), config.min_units,
         int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
         BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
         FORM=_form(query, k_cache), PRECISION=precision_of(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
@@ -159,42 +162,48 @@ def prefill_attention(
     v_cache: Tensor,
     layout: BatchLayout,
     plan: Plan,
-    scale: float,
-    window: int,
+    params: AttentionParams,
     out: Tensor,
     config: PrefillConfig | HopperConfig,
 ) -> None:
-    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens."""
+    """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
+
+    config: of Hopper's kernel for params that are plain.
+    """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
+    window = params.window or 0
     if isinstance(config, HopperConfig):
+        assert params.is_plain
         from quire.kernels.triton.hopper.hopper_prefill import launch_prefill
 
         launch_prefill(
             query, k_cache, v_cache, layout.block_table, plan.work, plan.num_query_tiles,
-            scale * LOG2_E, window, out, config,
+            params.scale * LOG2_E, window, out, config,
         )  # fmt: skip
         return
     prefill_attention_kernel[(num_kv_heads, len(plan.work))](
         query, k_cache, v_cache, out, layout.block_table, plan.work, plan.num_query_tiles,
-        scale * LOG2_E, query.stride(0), query.stride(1),
+        params.sinks, params.scale * LOG2_E, query.stride(0), query.stride(1),
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
-        TILE=config.tile, WINDOW=window, STAGES=config.stages,
+        TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
         FIELDS=WORK_FIELDS, PRECISION=precision_of(query), num_warps=config.warps,
     )  # fmt: skip
 
 
-def decode_way(query: Tensor, k_cache: Tensor) -> DecodeConfig | HopperDecodeConfig:
+def decode_way(
+    query: Tensor, k_cache: Tensor, params: AttentionParams
+) -> DecodeConfig | HopperDecodeConfig:
     """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
-    if group <= 16 and hopper_serves(query, k_cache):
+    if group <= 16 and hopper_serves(query, k_cache, params):
         return hopper_decode_config(k_cache, group, len(query))
     return decode_config(k_cache, len(query))
 
 
 def prefill_way(
-    query: Tensor, k_cache: Tensor, *, has_few_keys: bool = False
+    query: Tensor, k_cache: Tensor, params: AttentionParams, *, has_few_keys: bool = False
 ) -> PrefillConfig | HopperConfig:
     """How prefill attention is cut; for Hopper in its own way, where that serves the operands.
 
@@ -204,17 +213,18 @@ def prefill_way(
     group = query.shape[1] // k_cache.shape[2]
     if has_few_keys:
         return short_config(k_cache, group)
-    if group <= 64 and hopper_serves(query, k_cache):
+    if group <= 64 and hopper_serves(query, k_cache, params):
         return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
     return prefill_config(k_cache, group)
 
 
-def hopper_serves(query: Tensor, k_cache: Tensor) -> bool:
+def hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bool:
     """Whether Hopper has kernels for these: types, and a cache that the copy engine can fetch."""
     _, block_size, _, head_dim = k_cache.shape
     types = query.dtype, k_cache.dtype
     return (
         has_ring(query.device)
+        and params.is_plain
         and (types == (torch.bfloat16, reference.FP8) or types in _PLAIN)
         and head_dim in (64, 128)
         and block_size in (8, 16, 32, 64, 128)
@@ -248,6 +258,11 @@ def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> in
 def _room(num_requests: int) -> int:
     """Few different values, since each is compiled on its own."""
     return max(64, 1 << (num_requests - 1).bit_length())
+
+
+def log2_soft_cap(params: AttentionParams) -> float:
+    """Of scores that are multiplied by log2(e); 0 for none, as kernels take it."""
+    return 0.0 if params.soft_cap is None else params.soft_cap * LOG2_E
 
 
 def precision_of(query: Tensor) -> str:
