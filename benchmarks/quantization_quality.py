@@ -103,13 +103,7 @@ def main() -> None:
         rows.append({"what": name, **compare(samples, exact, found)})
         print(rows[-1], flush=True)
     sizes = [
-        block_bytes(
-            model_config.num_layers,
-            BLOCK_SIZE,
-            model_config.num_kv_heads,
-            model_config.head_dim,
-            dtype,
-        )
+        block_bytes(model_config.spec.kv_layers, BLOCK_SIZE, dtype)
         for dtype in (kv_name(kept, "bfloat16") for kept in ("auto", "fp8", "int8"))
     ]
     tokens = sum(len(ids) - 1 for ids in samples)
@@ -168,11 +162,8 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """(hidden states [T, H], log-probabilities [T, V]), computed chunk by chunk over a KV cache."""
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    kv = allocate_kv(
-        model_config.num_layers, num_blocks, BLOCK_SIZE,
-        model_config.num_kv_heads, model_config.head_dim,
-        kv_dtype(cache, torch.float32), "cpu",
-    )  # fmt: skip
+    stored = kv_dtype(cache, torch.float32)
+    kv = allocate_kv(model_config.spec.kv_layers, num_blocks, BLOCK_SIZE, stored, "cpu")
     table = np.arange(num_blocks, dtype=np.int32)[None]
     parts = []
     for start in range(0, len(ids), CHUNK):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.core.layer_spec import KVLayerSpec
 from quire.kvcache.kv_storage import allocate_kv
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="told by Linux alone")
@@ -42,8 +43,10 @@ def test_a_first_token_takes_a_page_of_each_layer() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])
 
+    layer = KVLayerSpec(num_heads=4, key_dim=64, value_dim=64)
+
     def growth() -> int:
-        caches = allocate_kv(16, 1024, 16, 4, 64, torch.float32, "cpu")  # of 16 MiB each
+        caches = allocate_kv([layer] * 16, 1024, 16, torch.float32, "cpu")  # of 16 MiB each
         before = resident()
         for keys, values in caches:
             keys[512, 0, 0, 0] = values[512, 0, 0, 0] = 1.0

@@ -20,7 +20,6 @@ from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.models.families.registry import MODELS
 from quire.models.loading.dummy_weights import fill_with_dummies
 
 ON_GPU = torch.cuda.is_available()
@@ -50,7 +49,7 @@ def build(
     model_config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device
 ) -> LlamaForCausalLM:
     """Random weights, the same for all kernels."""
-    model = MODELS[model_config.family](model_config, 256, LayerOptions(dtype, device, kernels))
+    model = LlamaForCausalLM(model_config.spec, 256, LayerOptions(dtype, device, kernels))
     fill_with_dummies(model, 0)
     norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
     generator = torch.Generator().manual_seed(0)

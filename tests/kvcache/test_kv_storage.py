@@ -5,14 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.core.layer_spec import KVLayerSpec
 from quire.kvcache.host_kv_cache import HostCache
 from quire.kvcache.kv_sizes import block_bytes
 from quire.kvcache.kv_storage import allocate_kv
 
 
+def layer(num_heads: int, key_dim: int, value_dim: int | None = None) -> KVLayerSpec:
+    return KVLayerSpec(num_heads=num_heads, key_dim=key_dim, value_dim=value_dim or key_dim)
+
+
+def test_layers_may_differ() -> None:
+    layers = [layer(2, 20), layer(1, 32, 16)]
+    assert block_bytes(layers, 16, "int8") == 16 * (2 * (22 + 22) + 34 + 18)
+    kv = allocate_kv(layers, 7, 16, torch.bfloat16, "cpu")
+    assert [tuple(t.shape[2:]) for pair in kv for t in pair] == [(2, 20), (2, 20), (1, 32), (1, 16)]
+    sizes = [page.nbytes for page in HostCache.allocate(layers, 7, 16, "float32").pages]
+    assert sum(sizes) == 7 * block_bytes(layers, 16, "float32")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
 def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
-    kv = allocate_kv(3, 7, 16, 2, 20, dtype, "cpu")
+    kv = allocate_kv([layer(2, 20)] * 3, 7, 16, dtype, "cpu")
     assert len(kv) == 3
     for k, v in kv:
         assert k.shape == v.shape == (7, 16, 2, 22 if dtype == torch.int8 else 20)
@@ -22,8 +36,8 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
         assert not v.float().any()
     total = sum(t.numel() * t.element_size() for pair in kv for t in pair)
     name = str(dtype).removeprefix("torch.")
-    assert total == 7 * block_bytes(3, 16, 2, 20, name)
-    cache = HostCache.allocate(3, 7, 16, 2, 20, name)
+    assert total == 7 * block_bytes([layer(2, 20)] * 3, 16, name)
+    cache = HostCache.allocate([layer(2, 20)] * 3, 7, 16, name)
     assert [page.ctypes.data for page in cache.pages] == [
         place for kv in cache.layers for place in kv
     ]
@@ -33,12 +47,12 @@ def test_bytes_are_what_is_allocated(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_int8_holds_nearly_twice_as_much(head_dim: int) -> None:
-    wide, narrow = (block_bytes(1, 16, 8, head_dim, name) for name in ("bfloat16", "int8"))
+    wide, narrow = (block_bytes([layer(8, head_dim)], 16, name) for name in ("bfloat16", "int8"))
     assert wide / narrow > 1.9
 
 
 def test_layers_do_not_share_memory() -> None:
-    kv = allocate_kv(2, 1, 1, 1, 1, torch.float32, "cpu")
+    kv = allocate_kv([layer(1, 1)] * 2, 1, 1, torch.float32, "cpu")
     kv[0][0].fill_(1)
     assert not kv[0][1].any()
     assert not kv[1][0].any()
@@ -46,4 +60,4 @@ def test_layers_do_not_share_memory() -> None:
 
 def test_a_cache_that_memory_does_not_hold_is_told() -> None:
     with pytest.raises(MemoryError):
-        HostCache.allocate(1, 2**40, 16, 8, 128, "float32")
+        HostCache.allocate([layer(8, 128)], 2**40, 16, "float32")

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.layer_spec import LinearPart, LinearSpec
 from quire.kernels.dispatch import kernels_for
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.linear_layers import (
@@ -17,6 +18,18 @@ from quire.layers.linear_layers import (
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError
 
 OPTIONS = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"))
+SQUARE = LinearSpec(module="square", n=4, k=4, role="layer")
+
+
+def fused(size: int, *, bias: bool = False, **rows: int) -> LinearSpec:
+    """A weight [rows, size] of these parts."""
+    parts = tuple(LinearPart(name=name, rows=n, module=name) for name, n in rows.items())
+    n = sum(rows.values())
+    return LinearSpec(module="fused", n=n, k=size, role="layer", bias=bias, parts=parts)
+
+
+def head_spec(size: int) -> LinearSpec:
+    return LinearSpec(module="lm_head", n=size, k=4, role="head")
 
 
 def load(param: object, tensor: Tensor, part: str | None = None) -> None:
@@ -25,7 +38,7 @@ def load(param: object, tensor: Tensor, part: str | None = None) -> None:
 
 
 def test_parts_stand_one_below_the_other() -> None:
-    layer = QKVParallelLinear(12, 4, 3, 1, OPTIONS, bias=True)
+    layer = QKVParallelLinear(fused(12, bias=True, q=12, k=4, v=4), OPTIONS)
     weights = {"q": torch.randn(12, 12), "k": torch.randn(4, 12), "v": torch.randn(4, 12)}
     biases = {"q": torch.randn(12), "k": torch.randn(4), "v": torch.randn(4)}
     for part in ("v", "q", "k"):  # in any order
@@ -38,30 +51,30 @@ def test_parts_stand_one_below_the_other() -> None:
 
 
 def test_a_fused_tensor_fills_all_parts() -> None:
-    layer = MergedColumnParallelLinear(6, {"gate": 4, "up": 4}, OPTIONS)
-    fused = torch.randn(8, 6)
-    load(layer.weight, fused)
+    layer = MergedColumnParallelLinear(fused(6, gate=4, up=4), OPTIONS)
+    whole = torch.randn(8, 6)
+    load(layer.weight, whole)
     layer.process_after_load()
     x = torch.randn(3, 6)
-    torch.testing.assert_close(layer(x), F.linear(x, fused), atol=1e-5, rtol=0)
+    torch.testing.assert_close(layer(x), F.linear(x, whole), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (1, 6), (4,), (4, 6, 1), ()])
 def test_a_wrong_shape_is_told_and_nothing_is_broadcast(shape: tuple[int, ...]) -> None:
-    layer = MergedColumnParallelLinear(6, {"gate": 4, "up": 4}, OPTIONS)
+    layer = MergedColumnParallelLinear(fused(6, gate=4, up=4), OPTIONS)
     with pytest.raises(WeightShapeError, match=r"the model needs \[4, 6\]"):
         load(layer.weight, torch.zeros(shape), "up")
 
 
 def test_loading_converts_the_data_type() -> None:
-    layer = RowParallelLinear(4, 4, OPTIONS)
+    layer = RowParallelLinear(SQUARE, OPTIONS)
     load(layer.weight, torch.eye(4, dtype=torch.bfloat16))
     layer.process_after_load()
     torch.testing.assert_close(layer(torch.ones(1, 4)), torch.ones(1, 4))
 
 
 def test_only_one_form_of_a_weight_stays() -> None:
-    layer = RowParallelLinear(4, 4, OPTIONS)
+    layer = RowParallelLinear(SQUARE, OPTIONS)
     load(layer.weight, torch.eye(4))
     layer.process_after_load()
     assert [name for name, _ in layer.named_parameters()] == []
@@ -72,7 +85,7 @@ def test_only_one_form_of_a_weight_stays() -> None:
 @pytest.mark.parametrize("size", [11, 32])
 def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None:
     embedding = VocabParallelEmbedding(size, 4, OPTIONS)
-    head = ParallelLMHead(size, 4, OPTIONS, embedding)
+    head = ParallelLMHead(head_spec(size), OPTIONS, embedding)
     table = torch.randn(size, 4)
     load(embedding.weight, table)
     head.process_after_load()
@@ -84,7 +97,7 @@ def test_a_tied_head_multiplies_with_the_embedding(rows: int, size: int) -> None
 
 def test_logits_come_in_the_type_of_the_model() -> None:
     options = LayerOptions(torch.bfloat16, torch.device("cpu"), kernels_for("cpu"))
-    head = ParallelLMHead(11, 4, options, None)
+    head = ParallelLMHead(head_spec(11), options, None)
     load(head.weight, torch.randn(11, 4))
     head.process_after_load()
     assert head(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16

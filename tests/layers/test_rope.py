@@ -10,12 +10,12 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from quire.core.rope_settings import RopeSettings
 from quire.kernels.dispatch import kernels_for
 from quire.kernels.rope_table import RopeTable
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
 from quire.layers.rope_scale import attention_factor
-from quire.layers.rope_settings import RopeSettings
 
 OPTIONS = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"))
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -45,15 +45,7 @@ class PagedModel:
         device: str = "cpu",
     ) -> None:
         self.model, self.block_size, self.device = model, block_size, device
-        self.kv = allocate_kv(
-            model_config.num_layers,
-            num_blocks,
-            block_size,
-            model_config.num_kv_heads,
-            model_config.head_dim,
-            dtype,
-            device,
-        )
+        self.kv = allocate_kv(model_config.spec.kv_layers, num_blocks, block_size, dtype, device)
         self.free = list(range(num_blocks))
         if scattered:
             random.Random(0).shuffle(self.free)

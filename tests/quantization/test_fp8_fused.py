@@ -15,6 +15,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # told before any kernel is imported
 
+from quire.core.layer_spec import LinearSpec, NormSpec
 from quire.kernels import reference
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
@@ -83,10 +84,13 @@ def test_products_that_do_not_take_rows_in_fp8_widen_them() -> None:
 def mlp(x: Tensor, kernels: str) -> Tensor:
     """The stream x behind an MLP, by the kernels of a device."""
     options = LayerOptions(x.dtype, torch.device("cpu"), kernels_for(kernels), SCHEMES["fp8"])
-    first = RowParallelLinear(64, 64, options)
-    gate_up = GateUpParallelLinear(64, 48, options, bias=False)
-    down = RowParallelLinear(48, 64, options)
-    norm = RMSNorm(64, 1e-5, options)
+    specs = [
+        LinearSpec(module="", n=n, k=k, role="layer") for n, k in ((64, 64), (96, 64), (64, 48))
+    ]
+    first = RowParallelLinear(specs[0], options)
+    gate_up = GateUpParallelLinear(specs[1], options)
+    down = RowParallelLinear(specs[2], options)
+    norm = RMSNorm(NormSpec(module="", size=64, eps=1e-5), options)
     norm.weight.fill_(1.0)
     for seed, layer in enumerate((first, gate_up, down)):
         assert isinstance(layer.weight, Weight)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from quire.array_types import Bytes
-from quire.kvcache.kv_sizes import row_bytes
+from quire.core.layer_spec import KVLayerSpec
+from quire.kvcache.kv_sizes import layer_bytes
 
 # Of what is kept, by PyTorch's names: `Dtype` in quire_cpu.h.
 _FORMS = {"float32": 0, "bfloat16": 1, "float8_e4m3fn": 2, "int8": 3}
@@ -46,20 +48,18 @@ class HostCache:
 
     @classmethod
     def allocate(
-        cls,
-        num_layers: int,
-        num_blocks: int,
-        block_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: str,
+        cls, layers: Sequence[KVLayerSpec], num_blocks: int, block_size: int, dtype: str
     ) -> HostCache:
         """Zeros: a kernel may read a slot that it then masks, and stray NaNs pass through masks.
 
-        dtype: of what is kept, by PyTorch's name. Raises MemoryError.
+        dtype: of the stored numbers, by PyTorch's name. Raises MemoryError.
         """
-        num_bytes = num_blocks * block_size * num_kv_heads * row_bytes(head_dim, dtype)
-        pages = [zero_pages(num_bytes) for _ in range(2 * num_layers)]
-        places = [each.ctypes.data for each in pages]
-        pairs = list(zip(places[::2], places[1::2], strict=True))
+        num_slots = num_blocks * block_size
+        pages = [
+            zero_pages(num_slots * num_bytes)
+            for layer in layers
+            for num_bytes in layer_bytes(layer, dtype)
+        ]
+        addresses = [each.ctypes.data for each in pages]
+        pairs = list(zip(addresses[::2], addresses[1::2], strict=True))
         return cls(pairs, block_size, _FORMS[dtype], pages)

@@ -1,6 +1,10 @@
-"""Bytes that keys and values take, by the names of their types. No torch, and no arrays."""
+"""Bytes of keys and values, by the names of their data types. No torch, and no arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.layer_spec import KVLayerSpec
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 _SCALE_BYTES = 2  # at the end of each row in int8
@@ -11,13 +15,17 @@ def kv_name(setting: str, dtype: str) -> str:
     return {"auto": dtype, "int8": "int8"}.get(setting, "float8_e4m3fn")
 
 
-def row_bytes(head_dim: int, dtype: str) -> int:
-    """Bytes of a head's row of keys or values."""
-    return head_dim * _ITEM_BYTES[dtype] + (_SCALE_BYTES if dtype == "int8" else 0)
+def row_bytes(dim: int, dtype: str) -> int:
+    """Bytes of one head's keys or values of one token, of `dim` numbers."""
+    return dim * _ITEM_BYTES[dtype] + (_SCALE_BYTES if dtype == "int8" else 0)
 
 
-def block_bytes(
-    num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
-) -> int:
+def layer_bytes(layer: KVLayerSpec, dtype: str) -> tuple[int, int]:
+    """Bytes of one token's keys, and of its values, in one layer."""
+    keys, values = (row_bytes(dim, dtype) for dim in (layer.key_dim, layer.value_dim))
+    return layer.num_heads * keys, layer.num_heads * values
+
+
+def block_bytes(layers: Sequence[KVLayerSpec], block_size: int, dtype: str) -> int:
     """Bytes of one block: keys and values of block_size tokens in all layers."""
-    return 2 * num_layers * block_size * num_kv_heads * row_bytes(head_dim, dtype)
+    return block_size * sum(sum(layer_bytes(layer, dtype)) for layer in layers)

@@ -1,12 +1,14 @@
-"""Where the KV cache's bytes lie. Owns allocation, not who holds which block."""
+"""Tensors of the KV cache. Owns their allocation, not who holds which block."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from quire.core.layer_spec import KVLayerSpec
 from quire.kvcache.host_kv_cache import zero_pages
 from quire.kvcache.kv_sizes import kv_name, row_bytes
 
@@ -17,9 +19,9 @@ def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
     return found
 
 
-def row_size(head_dim: int, dtype: torch.dtype) -> int:
+def row_size(dim: int, dtype: torch.dtype) -> int:
     """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
-    return row_bytes(head_dim, _name(dtype)) // dtype.itemsize
+    return row_bytes(dim, _name(dtype)) // dtype.itemsize
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -27,20 +29,22 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def allocate_kv(
-    num_layers: int,
+    layers: Sequence[KVLayerSpec],
     num_blocks: int,
     block_size: int,
-    num_kv_heads: int,
-    head_dim: int,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> list[tuple[Tensor, Tensor]]:
-    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_kv_heads, row_size].
+    """One (keys, values) pair a layer, each zeros [num_blocks, block_size, num_heads, row_size].
 
     Zeros, because a kernel may read a slot that it then masks, and stray NaNs pass through masks.
     """
-    shape = (num_blocks, block_size, num_kv_heads, row_size(head_dim, dtype))
-    return [(_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(num_layers)]
+
+    def zeros(layer: KVLayerSpec, dim: int) -> Tensor:
+        shape = (num_blocks, block_size, layer.num_heads, row_size(dim, dtype))
+        return _zeros(shape, dtype, device)
+
+    return [(zeros(layer, layer.key_dim), zeros(layer, layer.value_dim)) for layer in layers]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:

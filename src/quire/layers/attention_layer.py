@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from quire.core.layer_spec import AttentionSpec
 from quire.kernels.operands import AttentionParams, HeadNorms, RopeWriteKV
 from quire.layers.forward_context import ForwardContext
 from quire.layers.parameter import LayerOptions
@@ -18,13 +19,11 @@ class Attention(nn.Module):
     layer_id: its index in `ctx.kv`.
     """
 
-    def __init__(
-        self, layer_id: int, head_dim: int, params: AttentionParams, options: LayerOptions
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
         self.layer_id = layer_id
-        self.head_dim = head_dim
-        self.params = params
+        self.head_dim = spec.key_dim
+        self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap)
         self.kernels = options.kernels
 
     def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> RopeWriteKV:

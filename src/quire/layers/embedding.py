@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor, nn
 
+from quire.core.layer_spec import LinearSpec
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
-from quire.quantization.scheme import Role
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -38,16 +36,10 @@ class ParallelLMHead(LinearBase):
     quarter of a 1B model's decode step, and a quantized one more than that of a GPU's.
     """
 
-    role: ClassVar[Role] = "head"
-
     def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        options: LayerOptions,
-        tied: VocabParallelEmbedding | None,
+        self, spec: LinearSpec, options: LayerOptions, tied: VocabParallelEmbedding | None
     ) -> None:
-        super().__init__(hidden_size, vocab_size, options, weight=tied.weight if tied else None)
+        super().__init__(spec, options, tied.weight if tied else None)
         self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
 
     def process_after_load(self) -> None:

@@ -6,43 +6,34 @@ is in linear_methods.py. One rank today: a rank's share is the whole.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor
 
+from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
-from quire.quantization.scheme import Role
 
 
 class LinearBase(LoadedModule):
     """y = W x + b with W [out, in]. weight: another module's, to be used here, too."""
 
-    role: ClassVar[Role] = "layer"
     weight: Tensor
     bias: Tensor | None
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        options: LayerOptions,
-        *,
-        bias: bool = False,
-        weight: Weight | None = None,
+        self, spec: LinearSpec, options: LayerOptions, weight: Weight | None = None
     ) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.method: LinearMethod = method_for(options, self.role, in_features)
+        self.spec = spec
+        self.in_features, self.out_features = spec.k, spec.n
+        self.method: LinearMethod = method_for(options, spec.role, spec.k)
         if weight is None:
             self.method.create_weights(self, options)
         else:
             self.weight = weight
-        self.bias = Weight(options.empty(out_features), self.load_rows) if bias else None
+        self.bias = Weight(options.empty(spec.n), self.load_rows) if spec.bias else None
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
         """Fill a parameter whose first dimension is the output's."""
@@ -81,41 +72,23 @@ class RowParallelLinear(LinearBase):
 class MergedColumnParallelLinear(ColumnParallelLinear):
     """Several column-parallel weights stacked into one, so that one product serves all.
 
-    parts: output features of each part by its name, in order of their rows. A checkpoint may hold
-    the parts or, loaded with part None, the stack.
+    A checkpoint may hold the parts or, loaded with part None, the stack.
     """
-
-    def __init__(
-        self,
-        in_features: int,
-        parts: dict[str, int],
-        options: LayerOptions,
-        *,
-        bias: bool = False,
-    ) -> None:
-        self.parts = parts
-        super().__init__(in_features, sum(parts.values()), options, bias=bias)
 
     def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
         """Fill one part's rows, or all."""
         if part is None:
             return copy_whole(param, loaded)
         start = 0
-        for name, rows in self.parts.items():
-            if name == part:
-                return copy_whole(param.narrow(0, start, rows), loaded)
-            start += rows
-        raise AssertionError(f"no part {part!r} in {list(self.parts)}")
+        for known in self.spec.parts:
+            if known.name == part:
+                return copy_whole(param.narrow(0, start, known.rows), loaded)
+            start += known.rows
+        raise AssertionError(f"no part {part!r} in {self.spec.parts}")
 
 
 class GateUpParallelLinear(MergedColumnParallelLinear):
-    """The two projections of a gated MLP in one. bias: whether they have one."""
-
-    def __init__(
-        self, hidden_size: int, intermediate_size: int, options: LayerOptions, *, bias: bool
-    ) -> None:
-        parts = {"gate": intermediate_size, "up": intermediate_size}
-        super().__init__(hidden_size, parts, options, bias=bias)
+    """The two projections of a gated MLP in one."""
 
     def order_rows(self, kernels: Kernels) -> None:
         """Bring gate and up rows into the order that fused kernels read."""
@@ -130,20 +103,6 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
 
 class QKVParallelLinear(MergedColumnParallelLinear):
     """Query, key and value projections in one; its output is all heads, [T, Hq + 2 Hkv, D] flat."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        head_dim: int,
-        num_heads: int,
-        num_kv_heads: int,
-        options: LayerOptions,
-        *,
-        bias: bool = False,
-    ) -> None:
-        parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim}
-        parts["v"] = parts["k"]
-        super().__init__(hidden_size, parts, options, bias=bias)
 
     def turned(self, stream: ResidualState, turning: RopeWriteKV) -> Tensor:
         """Turned queries [T, Hq, D] of a residual stream [T, in] behind its norm.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from quire.core.layer_spec import NormSpec
 from quire.kernels.operands import ResidualState
 from quire.layers.parameter import LayerOptions, Weight
 
 
 class RMSNorm(nn.Module):
-    """Normalise the last dimension, of `size`, by its root mean square."""
+    """Normalise the last dimension, of `spec.size`, by its root mean square."""
 
-    def __init__(self, size: int, eps: float, options: LayerOptions) -> None:
+    def __init__(self, spec: NormSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.weight = Weight(options.empty(size))
-        self.eps = eps
+        self.weight = Weight(options.empty(spec.size))
+        self.eps = spec.eps
         self.kernels = options.kernels
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from quire.core.rope_settings import RopeSettings
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope_scale import attention_factor, stretch
-from quire.layers.rope_settings import RopeSettings
 
 
 class RotaryEmbedding(nn.Module):

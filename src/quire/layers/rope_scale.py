@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from quire.layers.rope_settings import RopeSettings
+from quire.core.rope_settings import RopeSettings
 
 
 def attention_factor(rope: RopeSettings) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from quire.core.layer_spec import LayerSpec
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.step_sizes import StepSize, StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepGraphs, StepTensors
 from quire.engine.gpu.step_work import layers_of_all_kinds
+from quire.hub import resolve_model
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import AttentionParams
+from quire.models.config.model_config import ModelConfig
 
 CPU = torch.device("cpu")
 LIMITS = [(1, 1), (1, 40), (3, 300), (64, 64), (100, 256), (256, 2048), (2000, 2000), (256, 9000)]
@@ -128,25 +132,31 @@ def test_kernels_are_launched_one_by_one_where_nothing_is_recorded() -> None:
     assert work.launched == [("forward", 130), ("finish", 8)]
 
 
-def test_rehearsed_layers_have_every_window_behind_another_layer() -> None:
-    def layers(*windows: int | None) -> list[AttentionParams]:
-        return [AttentionParams(0.1, window) for window in windows]
-
-    assert layers_of_all_kinds(layers(None)) == 1
-    assert layers_of_all_kinds(layers(None, None, None)) == 2
-    assert layers_of_all_kinds(layers(None, None, 5, None, 5)) == 3
-    assert layers_of_all_kinds(layers(5, None, None, 5)) == 4
+def layers(*changes: dict[str, Any]) -> list[LayerSpec]:
+    """Layers that differ by the fields of their attention."""
+    plain = ModelConfig.from_folder(resolve_model("quire-tiny")).spec.layers[0]
+    return [replace(plain, attention=replace(plain.attention, **change)) for change in changes]
 
 
-def test_warmed_up_layers_have_every_soft_cap_and_sinks_or_none() -> None:
-    plain, sinks = AttentionParams(0.1), torch.zeros(4)
-    capped, with_sinks, others = (
-        AttentionParams(0.1, soft_cap=5.0), AttentionParams(0.1, sinks=sinks),
-        AttentionParams(0.1, sinks=sinks + 1),
-    )  # fmt: skip
-    assert layers_of_all_kinds([plain, plain, plain, capped]) == 4
-    assert layers_of_all_kinds([plain, plain, with_sinks, others]) == 3
-    assert layers_of_all_kinds([plain, plain, AttentionParams(0.2)]) == 3
+def windows(*sizes: int | None) -> list[LayerSpec]:
+    return layers(*({"window": size} for size in sizes))
+
+
+def test_warmed_up_layers_have_every_window_after_another_layer() -> None:
+    assert layers_of_all_kinds(windows(None)) == 1
+    assert layers_of_all_kinds(windows(None, None, None)) == 2
+    assert layers_of_all_kinds(windows(None, None, 5, None, 5)) == 3
+    assert layers_of_all_kinds(windows(5, None, None, 5)) == 4
+
+
+def test_warmed_up_layers_have_every_feature_or_none() -> None:
+    plain: dict[str, Any] = {}
+    assert layers_of_all_kinds(layers(plain, plain, plain, {"soft_cap": 5.0})) == 4
+    assert layers_of_all_kinds(layers(plain, plain, {"sinks": True}, {"sinks": True})) == 3
+    assert layers_of_all_kinds(layers(plain, plain, {"scale": 0.2})) == 3
+    same = windows(None, None)
+    mlp = replace(same[1].mlp, activation="gelu_tanh")
+    assert layers_of_all_kinds([*same, replace(same[1], mlp=mlp)]) == 3
 
 
 @pytest.mark.parametrize("max_num_tokens", [1, 100, 300])

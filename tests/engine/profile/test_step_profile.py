@@ -43,7 +43,9 @@ def profile(*step: int, quantization: str = "none") -> Profile:
 def test_products_are_all_weights_once_a_token(step: tuple[int, int, int]) -> None:
     found = profile(*step)
     head = MODEL_CONFIG.vocab_size * MODEL_CONFIG.hidden_size
-    layers = MODEL_CONFIG.num_layers * sum(n * k for n, k in MODEL_CONFIG.layer_products)
+    layers = sum(
+        linear.num_weights for layer in MODEL_CONFIG.spec.layers for linear in layer.linears
+    )
     num_requests, num_new, _ = step
     products = [op for op in found.operations if op.name.startswith(("linear", "rms_norm_linear"))]
     assert sum(op.flops for op in products) == 2 * num_requests * (num_new * layers + head)

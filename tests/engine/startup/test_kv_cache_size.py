@@ -41,7 +41,6 @@ class WatchedModel:
         config = EngineConfig.from_options(model="quire-tiny-draft").model
         folder = resolve_model(config.model)
         self.model = load_model(config, MODEL_CONFIG, folder, CPU, torch.float32)
-        self.attention_params = self.model.attention_params
         self.layouts: list[BatchLayout] = []
         self.num_logits = self.num_layers = 0
 
@@ -70,7 +69,7 @@ def test_the_largest_step(num_tokens: int, longest: int | None, lens: list[int])
     run_largest_step(resolve(config, "cpu"), model, CPU)
     assert [layout.query_lens_host for layout in model.layouts] == [lens]
     assert model.num_logits == 20
-    assert model.num_layers == layers_of_all_kinds(model.attention_params)
+    assert model.num_layers == layers_of_all_kinds(MODEL_CONFIG.spec.layers)
 
 
 def gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, peak: int, kept: int) -> None:

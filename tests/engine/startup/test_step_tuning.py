@@ -84,10 +84,12 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
         if native.library() is None:
             pytest.skip("the kernels were not built")
         decoder = CompiledDecoder(model_config, arrays_of(kept_tensors(model)), 16)
-        rows = 16, model_config.num_kv_heads, model_config.head_dim, "float32"
+        layers = model_config.spec.kv_layers
 
         def ready(num_layers: int, num_blocks: int) -> CompiledModel:
-            return CompiledModel(decoder, HostCache.allocate(num_layers, num_blocks, *rows))
+            return CompiledModel(
+                decoder, HostCache.allocate(layers[:num_layers], num_blocks, 16, "float32")
+            )
 
     found = measure_steps(ready, model_config, 16, [1])
     assert found.num_threads == num_threads() == 1

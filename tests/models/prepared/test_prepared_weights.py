@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.config import ModelSettings
+from quire.core.layer_spec import LinearSpec
 from quire.hub import resolve_model
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
@@ -202,7 +203,10 @@ def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
         def __init__(self) -> None:
             super().__init__()
             options = LayerOptions(torch.float32, torch.device("cpu"), kernels_for("cpu"), scheme)
-            self.short, self.long = (ColumnParallelLinear(k, 8, options) for k in (48, 64))
+            self.short, self.long = (
+                ColumnParallelLinear(LinearSpec(module="", n=8, k=k, role="layer"), options)
+                for k in (48, 64)
+            )
 
     scheme = scheme_of("int4")
     assert scheme is not None

@@ -53,15 +53,13 @@ class PagedDecoder(PagedModel):
         self.decoder = CompiledDecoder(model_config, arrays, self.block_size)
         vars(self.decoder)["_rotary"] = self
         dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
-        sizes = model_config.num_layers, len(self.free), self.block_size
-        self.cache = HostCache.allocate(
-            *sizes, model_config.num_kv_heads, model_config.head_dim, dtype
-        )
+        layers = model_config.spec.kv_layers
+        self.cache = HostCache.allocate(layers, len(self.free), self.block_size, dtype)
         self.beats = 0
 
     def up_to(self, end: int) -> tuple[Any, Any]:
         """As `RopeTable` does it."""
-        cos, sin = self.model.model.rotary(torch.arange(end))
+        cos, sin = self.model.model.rotaries[0](torch.arange(end))
         angles = arrays_of({"cos": cos, "sin": sin})
         return angles["cos"], angles["sin"]
 

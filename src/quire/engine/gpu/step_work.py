@@ -11,12 +11,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quire.core.layer_spec import LayerSpec
 from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors
 from quire.engine.startup.torch_model import CausalLM, KVCaches
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import AttentionParams
 from quire.layers.forward_context import ForwardContext, Heartbeat
 
 
@@ -80,11 +80,11 @@ class ModelWork:
         return StepTensors(hidden, logits, outcome)
 
 
-def layers_of_all_kinds(attention_params: Sequence[AttentionParams]) -> int:
+def layers_of_all_kinds(layers: Sequence[LayerSpec]) -> int:
     """The number of a model's first layers that together launch every kernel of all its layers.
 
-    attention_params: of each layer; layers may differ in any of them. The first layer has a norm of
-    its own before it, where the others take what the layer before left.
+    Layers with equal records launch the same ones. The first layer has a norm of its own before it,
+    where the others take what the layer before left.
     """
-    others = [params.kind for params in attention_params[1:]]
-    return 1 + max((1 + others.index(kind) for kind in set(others)), default=0)
+    others = layers[1:]
+    return 1 + max((1 + others.index(layer) for layer in set(others)), default=0)

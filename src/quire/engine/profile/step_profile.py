@@ -148,14 +148,8 @@ def _step(
     """A pass over such a batch, to be called again and again."""
     blocks_each = -(-step.context // block_size)
     num_blocks = step.num_requests * blocks_each
-    kv_shape = (
-        model_config.num_layers,
-        num_blocks,
-        block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-    )
-    kv_caches = allocate_kv(*kv_shape, dtype, device)
+    kv_layers = model_config.spec.kv_layers
+    kv_caches = allocate_kv(kv_layers, num_blocks, block_size, dtype, device)
     recorder.ignore(kv_caches)
     table = np.arange(num_blocks, dtype=np.int32).reshape(step.num_requests, blocks_each)
     lens, contexts = [step.num_new] * step.num_requests, [step.context] * step.num_requests

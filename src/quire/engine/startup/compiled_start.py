@@ -83,6 +83,6 @@ def with_cache(
     resolved: ResolvedConfig, decoder: CompiledDecoder, num_layers: int, num_blocks: int
 ) -> CompiledModel:
     """The decoder with a KV cache for its first layers; see `WithCache`."""
-    model_config, block_size = resolved.model_config, resolved.config.cache.block_size
-    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
-    return CompiledModel(decoder, HostCache.allocate(*sizes, resolved.kv_dtype))
+    layers, block_size = resolved.model_config.spec.kv_layers, resolved.config.cache.block_size
+    cache = HostCache.allocate(layers[:num_layers], num_blocks, block_size, resolved.kv_dtype)
+    return CompiledModel(decoder, cache)

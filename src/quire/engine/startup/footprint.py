@@ -19,7 +19,7 @@ from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.config.model_config import ModelConfig
-from quire.quantization.scheme import Role, scheme_of
+from quire.quantization.scheme import scheme_of
 
 # The interpreter, torch and the loop: the most that a process of them shows without a model (RSS).
 BASE_BYTES = 256 << 20
@@ -88,40 +88,32 @@ def weights_by_form(
     config: EngineConfig, model_config: ModelConfig, folder: Path
 ) -> dict[str, int]:
     """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
+    spec = model_config.spec
     if config.model.load_format == "dummy":
-        num_weights = model_config.num_parameters
+        num_weights = spec.num_parameters
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
     dtype = choose_dtype(config, model_config)
     item = ITEM_BYTES[dtype]
     scheme = scheme_of(config.model.quantization)
-    head = [(model_config.vocab_size, model_config.hidden_size)] if model_config.has_head else []
+    tied = spec.head if spec.is_head_tied else None
     if scheme is None:
-        copied = model_config.tie_word_embeddings and device_type(config) == "cpu"
-        copies = sum(n * k for n, k in head if copied and not _looks_up_packed(dtype, k))
+        on_cpu = device_type(config) == "cpu"
+        is_copied = tied and on_cpu and not _looks_up_packed(dtype, tied.k)
+        copies = tied.num_weights if tied and is_copied else 0
         return {dtype: (num_weights + copies) * item}
-    products: dict[Role, list[tuple[int, int]]] = {
-        "layer": model_config.layer_products * model_config.num_layers,
-        "head": head,
-    }
-    taken_out = products["layer"] + ([] if model_config.tie_word_embeddings else head)
-    found = Counter({dtype: (num_weights - sum(n * k for n, k in taken_out)) * item})
-    for role, weights in products.items():
-        for n, k in weights:
-            found[scheme.form_name(role, k, dtype)] += scheme.weight_bytes(role, n, k, item)
+    of_own = sum(linear.num_weights for linear in spec.linears if linear is not tied)
+    found = Counter({dtype: (num_weights - of_own) * item})
+    for linear in spec.linears:
+        role, n, k = linear.role, linear.n, linear.k
+        found[scheme.form_name(role, k, dtype)] += scheme.weight_bytes(role, n, k, item)
     return dict(found)
 
 
 def block_bytes_of(config: EngineConfig, model_config: ModelConfig) -> int:
     """Bytes of one KV block in all layers."""
-    kept = kv_name(config.cache.kv_cache_dtype, choose_dtype(config, model_config))
-    sizes = (
-        model_config.num_layers,
-        config.cache.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-    )
-    return block_bytes(*sizes, kept)
+    stored = kv_name(config.cache.kv_cache_dtype, choose_dtype(config, model_config))
+    return block_bytes(model_config.spec.kv_layers, config.cache.block_size, stored)
 
 
 def blocks_within(

@@ -9,12 +9,13 @@ of the share set aside.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
+from quire.core.layer_spec import KVLayerSpec
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.core.model_runner import ModelRunner
@@ -57,9 +58,8 @@ class GpuBackend:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate keys and values of all layers."""
-        self._kv_caches = _allocate(
-            self.resolved, self.resolved.model_config.num_layers, num_blocks, self._on
-        )
+        layers = self.resolved.model_config.spec.kv_layers
+        self._kv_caches = _allocate(self.resolved, layers, num_blocks, self._on)
 
     def make_executor(
         self, limits: RequestLimits, matchers: Mapping[str, Matcher], heartbeat: Heartbeat
@@ -82,7 +82,7 @@ class GpuBackend:
             kernels_for(self._on.type),
             config.scheduler.max_num_batched_tokens,
             self._on,
-            num_warmed_up=layers_of_all_kinds(self._model.attention_params),
+            num_warmed_up=layers_of_all_kinds(self.resolved.model_config.spec.layers),
             record=None if config.device.enforce_eager else cuda_graphs(),
             shares_prefixes=config.shares_prefixes,
         )
@@ -130,8 +130,9 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
         left -= lens[0]
     table = np.zeros((len(lens), -(-max(lens) // block_size)), np.int32)
     layout = BatchLayout.build(lens, lens, table, block_size, device)
-    num_layers = layers_of_all_kinds(model.attention_params)
-    context = ForwardContext(layout, _allocate(resolved, num_layers, 1, device))
+    spec = model_config.spec
+    layers = spec.kv_layers[: layers_of_all_kinds(spec.layers)]
+    context = ForwardContext(layout, _allocate(resolved, layers, 1, device))
     positions = torch.cat([torch.arange(count, device=device) for count in lens])
     hidden = model.forward(torch.zeros_like(positions), positions, context)
     if model_config.has_head:
@@ -141,8 +142,7 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
 
 
 def _allocate(
-    resolved: ResolvedConfig, num_layers: int, num_blocks: int, device: torch.device
+    resolved: ResolvedConfig, layers: Sequence[KVLayerSpec], num_blocks: int, device: torch.device
 ) -> KVCaches:
-    model_config, block_size = resolved.model_config, resolved.config.cache.block_size
-    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
-    return allocate_kv(*sizes, getattr(torch, resolved.kv_dtype), device)
+    block_size, dtype = resolved.config.cache.block_size, getattr(torch, resolved.kv_dtype)
+    return allocate_kv(layers, num_blocks, block_size, dtype, device)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import LayerSpec
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.startup.device_policy import ITEM_BYTES
 from quire.engine.startup.footprint import (
@@ -166,12 +167,19 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, item: int) -> dict[s
 
 def activation_bytes(model_config: ModelConfig, num_tokens: int, item: int) -> int:
     """The most that is alive at a time in a layer's pass over so many tokens."""
-    heads = (
-        3 * (model_config.num_heads + model_config.num_kv_heads) * model_config.head_dim
-    )  # projected, turned, out
-    widest = max(heads, 3 * model_config.intermediate_size)  # gate and up, and what they become
-    turns = 2 * model_config.head_dim * 4  # cosines and sines
-    return num_tokens * ((2 * model_config.hidden_size + widest) * item + turns)
+    spec = model_config.spec
+    widest = max(_widest(layer) for layer in spec.layers)
+    angles = sum(2 * rope.rotary_dim * 4 for rope in spec.ropes)  # cosines and sines
+    return num_tokens * ((2 * spec.hidden_size + widest) * item + angles)
+
+
+def _widest(layer: LayerSpec) -> int:
+    """Numbers per token between the linear layers, in attention or in the MLP."""
+    attention = layer.attention
+    queries = attention.num_heads * attention.key_dim
+    keys = attention.num_kv_heads * attention.key_dim
+    heads = 3 * (queries + keys)  # projected, after RoPE, attention's result
+    return max(heads, 3 * layer.mlp.intermediate_size)  # gate and up, and their product
 
 
 def logits_bytes(model_config: ModelConfig, num_rows: int, item: int) -> int:
@@ -194,7 +202,8 @@ def shared_part_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
     if not config.shares_prefixes:
         return 0
     places = config.scheduler.max_num_seqs + UNFILLED_PLACES
-    return places * model_config.num_heads * (model_config.head_dim + 2) * 4
+    heads = (layer.attention for layer in model_config.spec.layers)
+    return places * max(each.num_heads * (each.value_dim + 2) * 4 for each in heads)
 
 
 def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> int:

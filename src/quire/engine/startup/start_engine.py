@@ -54,8 +54,7 @@ def start_engine(
     resolved = backend.resolved
     config, model_config = resolved.config, resolved.model_config
     block_size = config.cache.block_size
-    sizes = model_config.num_layers, block_size, model_config.num_kv_heads, model_config.head_dim
-    bytes_each = block_bytes(*sizes, resolved.kv_dtype)
+    bytes_each = block_bytes(model_config.spec.kv_layers, block_size, resolved.kv_dtype)
     grammars = Grammars(_grammar_compiler(config, model_config))
     with phases.timed("kernels"), fitting_step(config), backend.compiling():
         num_blocks = choose_num_blocks(config, model_config, bytes_each, backend.kv_budget)

@@ -17,7 +17,6 @@ from quire.array_types import Flags, Ints, Logits, Singles
 from quire.core.messages import TokenLogprobs
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
-from quire.kernels.operands import AttentionParams
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
@@ -30,10 +29,6 @@ KVCaches = list[tuple[Tensor, Tensor]]
 
 class CausalLM(Protocol):
     """What a model has to offer."""
-
-    @property
-    def attention_params(self) -> Sequence[AttentionParams]:
-        """Of each layer, in order."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]; writes the KV cache."""
@@ -113,5 +108,5 @@ def with_cache(
 ) -> TorchModel:
     """So many layers of a model on the host, with a cache for them. See `WithCache`."""
     host = torch.device("cpu")
-    sizes = num_layers, num_blocks, block_size, model_config.num_kv_heads, model_config.head_dim
-    return TorchModel(model, allocate_kv(*sizes, kv_dtype, host), host)
+    layers = model_config.spec.kv_layers[:num_layers]
+    return TorchModel(model, allocate_kv(layers, num_blocks, block_size, kv_dtype, host), host)

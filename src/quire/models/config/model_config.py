@@ -1,39 +1,49 @@
-"""A model's shape, read from its config files and checked. No torch.
+"""A model's configuration, read from its config files and checked. No torch.
 
-Owns what the keys of config.json mean for each family, so that the families' own files need not
-look at it.
+Owns what the keys of config.json mean, and the description of each layer that follows from them;
+what differs between families is in their tables (models/families).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from quire.layers.rope_settings import RopeSettings
-from quire.models.config.config_file import ConfigFile
+from quire.core.layer_spec import (
+    Activation,
+    AttentionSpec,
+    EmbeddingSpec,
+    LayerSpec,
+    LinearPart,
+    LinearSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+)
+from quire.core.rope_settings import RopeSettings
+from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.config.config_values import (
+    read_activation,
+    read_bias,
+    read_bos_token_id,
+    read_eos_token_ids,
+    read_family,
+    read_heads,
+    read_optional,
+    refuse_unsupported,
+)
 from quire.models.config.rope_config import read_rope
-
-# class named in config.json → family
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Phi3ForCausalLM": "phi3",
-    # without a head: they make embeddings, and draw no tokens
-    "LlamaModel": "llama",
-    "MistralModel": "mistral",
-    "Qwen2Model": "qwen2",
-    "Qwen3Model": "qwen3",
-}
+from quire.models.families.registry import FAMILIES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only model.
+    """The configuration of a decoder-only model.
 
-    architecture: the class named in config.json; family: llama, mistral, qwen2, qwen3 or phi3.
+    architecture: the class named in config.json; family: a name in `registry.FAMILIES`.
     sliding_windows: per layer, how many of the last tokens a query sees; None for all.
+    attention_scale: multiplies scores; the soft caps are None where there are none.
     dtype: name of the checkpoint's data type, such as "bfloat16".
     """
 
@@ -54,6 +64,10 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    activation: Activation
+    attention_scale: float
+    attention_soft_cap: float | None
+    logit_soft_cap: float | None
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -64,22 +78,14 @@ class ModelConfig:
         return self.architecture.endswith("ForCausalLM")
 
     @property
-    def layer_products(self) -> list[tuple[int, int]]:
-        """Each weight [out, in] of one layer's products: qkv, o, gate and up, down."""
-        heads, hidden = self.num_heads + 2 * self.num_kv_heads, self.hidden_size
-        return [
-            (heads * self.head_dim, hidden),
-            (hidden, self.num_heads * self.head_dim),
-            (2 * self.intermediate_size, hidden),
-            (hidden, self.intermediate_size),
-        ]
+    def spec(self) -> ModelSpec:
+        """What the model computes, layer by layer; the same object each time."""
+        return _describe(self)
 
     @property
     def num_parameters(self) -> int:
         """Weights of all matrices; norms and biases are left out."""
-        layer = sum(n * k for n, k in self.layer_products)
-        embeddings = 1 if self.tie_word_embeddings or not self.has_head else 2
-        return self.num_layers * layer + embeddings * self.vocab_size * self.hidden_size
+        return self.spec.num_parameters
 
     @classmethod
     def from_folder(cls, path: Path) -> ModelConfig:
@@ -88,15 +94,16 @@ class ModelConfig:
         Raises CheckpointError that names the file, the key and the fix.
         """
         config = ConfigFile.read(path / "config.json")
-        architecture, family = _family(config)
-        _refuse_what_is_not_supported(config)
+        architecture, family = read_family(config)
+        activation = read_activation(config, family)
+        refuse_unsupported(config)
         hidden_size = config.integer("hidden_size", high=2**20)
         num_layers = config.integer("num_hidden_layers", high=1024)
-        num_heads, num_kv_heads, head_dim = _heads(config, hidden_size)
-        bias = config.boolean("attention_bias", False)
+        num_heads, num_kv_heads, head_dim = read_heads(config, hidden_size)
+        scaled_dim = read_optional(config, family.attention_scale_key) or head_dim
         return cls(
             architecture=architecture,
-            family=family,
+            family=family.name,
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_heads=num_heads,
@@ -105,94 +112,122 @@ class ModelConfig:
             intermediate_size=config.integer("intermediate_size", high=2**22),
             vocab_size=config.integer("vocab_size", high=2**24),
             max_position_embeddings=config.integer("max_position_embeddings", 2048),
-            rms_norm_eps=config.number("rms_norm_eps", 1e-5 if family == "phi3" else 1e-6),
+            rms_norm_eps=config.number("rms_norm_eps", family.rms_norm_eps),
             rope=read_rope(config, head_dim),
-            sliding_windows=_sliding_windows(config, family, num_layers),
-            tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-            qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and bias),
-            output_bias=family in ("llama", "qwen3") and bias,
-            mlp_bias=family == "llama" and config.boolean("mlp_bias", False),
+            sliding_windows=family.windows(config, num_layers),
+            tie_word_embeddings=config.boolean("tie_word_embeddings", family.ties_embeddings),
+            qkv_bias=read_bias(config, family.qkv_bias),
+            output_bias=read_bias(config, family.output_bias),
+            mlp_bias=read_bias(config, family.mlp_bias),
+            activation=activation,
+            attention_scale=scaled_dim**-0.5,
+            attention_soft_cap=read_optional(config, family.attention_soft_cap_key),
+            logit_soft_cap=read_optional(config, family.logit_soft_cap_key),
             dtype=config.text("dtype", config.text("torch_dtype", "float32")),
-            bos_token_id=_bos_token_id(config),
-            eos_token_ids=_eos_token_ids(config, path),
+            bos_token_id=read_bos_token_id(config),
+            eos_token_ids=read_eos_token_ids(config, path),
         )
 
 
-def _family(config: ConfigFile) -> tuple[str, str]:
-    names = config.get("architectures")
-    known = ", ".join(FAMILIES)
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise config.wrong("architectures", f"must be a list with one of {known}")
-    if names[0] not in FAMILIES:
-        raise config.wrong("architectures", f"names {names[0]}; supported are {known}")
-    return names[0], FAMILIES[names[0]]
+@lru_cache
+def _describe(config: ModelConfig) -> ModelSpec:
+    """The description of a model. Modules have the names of checkpoints."""
+    facts = FAMILIES[config.family]
+    head = LinearSpec(module="lm_head", n=config.vocab_size, k=config.hidden_size, role="head")
+    return ModelSpec(
+        embedding=EmbeddingSpec(
+            module="model.embed_tokens",
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            scale=config.hidden_size**0.5 if facts.is_embedding_scaled else 1.0,
+        ),
+        layers=tuple(_layer(config, window) for window in config.sliding_windows),
+        final_norm=_norm(config, "model.norm"),
+        head=head if config.has_head else None,
+        is_head_tied=config.has_head and config.tie_word_embeddings,
+        logit_soft_cap=config.logit_soft_cap,
+    )
 
 
-def _refuse_what_is_not_supported(config: ConfigFile) -> None:
-    activation = config.text("hidden_act", "silu")
-    if activation != "silu":
-        raise config.wrong(
-            "hidden_act", f"is {activation!r}, but only 'silu' is supported; take another model"
-        )
-    if not config.boolean("is_causal", True):
-        raise config.wrong(
-            "is_causal", "is false, but every layer here looks back only; take another model"
-        )
-    if config.section("quantization_config") is not None:
-        raise config.wrong(
-            "quantization_config", "is set; take the 16-bit checkpoint of the model instead"
-        )
+def _layer(config: ModelConfig, window: int | None) -> LayerSpec:
+    names = FAMILIES[config.family].norm_names
+    return LayerSpec(
+        attention=_attention(config, window),
+        mlp=_mlp(config),
+        pre_attention_norm=_norm(config, names.pre_attention),
+        pre_mlp_norm=_norm(config, names.pre_mlp),
+        post_attention_norm=_norm(config, names.post_attention) if names.post_attention else None,
+        post_mlp_norm=_norm(config, names.post_mlp) if names.post_mlp else None,
+    )
 
 
-def _heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
-    num_heads = config.integer("num_attention_heads", high=2**14)
-    num_kv_heads = config.integer("num_key_value_heads", num_heads, high=2**14)
-    if num_heads % num_kv_heads:
-        raise config.wrong(
-            "num_key_value_heads",
-            f"is {num_kv_heads}, no divisor of num_attention_heads ({num_heads}); correct it",
-        )
-    if config.get("head_dim") is None and hidden_size % num_heads:
-        raise config.wrong(
-            "num_attention_heads",
-            f"is {num_heads}, which does not divide hidden_size ({hidden_size}); give head_dim",
-        )
-    head_dim = config.integer("head_dim", hidden_size // num_heads, high=2**14)
-    return num_heads, num_kv_heads, head_dim
+def _attention(config: ModelConfig, window: int | None) -> AttentionSpec:
+    facts = FAMILIES[config.family]
+    query_size, kv_size = (
+        heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads)
+    )
+    parts = {"q": query_size, "k": kv_size, "v": kv_size}
+    head_norms = facts.head_norms
+    return AttentionSpec(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        key_dim=config.head_dim,
+        value_dim=config.head_dim,
+        scale=config.attention_scale,
+        rope=config.rope,
+        qkv=LinearSpec(
+            module="self_attn.qkv_proj",
+            n=query_size + 2 * kv_size,
+            k=config.hidden_size,
+            role="layer",
+            bias=config.qkv_bias,
+            parts=_parts("self_attn", parts),
+            is_fused_on_disk=facts.has_fused_weights,
+        ),
+        output=LinearSpec(
+            module="self_attn.o_proj",
+            n=config.hidden_size,
+            k=query_size,
+            role="layer",
+            bias=config.output_bias,
+        ),
+        window=window,
+        soft_cap=config.attention_soft_cap,
+        query_norm=_norm(config, "self_attn.q_norm", config.head_dim) if head_norms else None,
+        key_norm=_norm(config, "self_attn.k_norm", config.head_dim) if head_norms else None,
+    )
 
 
-def _sliding_windows(config: ConfigFile, family: str, num_layers: int) -> tuple[int | None, ...]:
-    """The window of each layer."""
-    nowhere = (None,) * num_layers
-    if family == "llama":
-        return nowhere
-    if family in ("mistral", "phi3"):
-        # a Mistral file without the key means the first Mistral, a null means no window
-        if "sliding_window" in config.values or family == "phi3":
-            absent = config.get("sliding_window") is None
-        else:
-            absent = False
-        return nowhere if absent else (config.integer("sliding_window", 4096),) * num_layers
-    if not config.boolean("use_sliding_window", False):
-        return nowhere
-    window = config.integer("sliding_window", 4096)
-    types = config.get("layer_types")
-    if types is None:
-        first = config.integer("max_window_layers", 28, low=0)
-        return tuple(window if i >= first else None for i in range(num_layers))
-    known = {"sliding_attention": window, "full_attention": None}
-    listed = isinstance(types, list) and all(isinstance(kind, str) for kind in types)
-    if not listed or len(types) != num_layers or not set(types) <= set(known):
-        raise config.wrong("layer_types", f"must list {num_layers} times one of {', '.join(known)}")
-    return tuple(known[kind] for kind in types)
+def _mlp(config: ModelConfig) -> MLPSpec:
+    size = config.intermediate_size
+    return MLPSpec(
+        gate_up=LinearSpec(
+            module="mlp.gate_up_proj",
+            n=2 * size,
+            k=config.hidden_size,
+            role="layer",
+            bias=config.mlp_bias,
+            parts=_parts("mlp", {"gate": size, "up": size}),
+            is_fused_on_disk=FAMILIES[config.family].has_fused_weights,
+        ),
+        down=LinearSpec(
+            module="mlp.down_proj", n=config.hidden_size, k=size, role="layer", bias=config.mlp_bias
+        ),
+        activation=config.activation,
+    )
 
 
-def _bos_token_id(config: ConfigFile) -> int | None:
-    return next(iter(config.token_ids("bos_token_id")), None)
+def _parts(module: str, rows: dict[str, int]) -> tuple[LinearPart, ...]:
+    return tuple(
+        LinearPart(name=name, rows=count, module=f"{module}.{name}_proj")
+        for name, count in rows.items()
+    )
 
 
-def _eos_token_ids(config: ConfigFile, path: Path) -> tuple[int, ...]:
-    """The ids that end an answer: those of generation_config.json, then those of config.json."""
-    generation = path / "generation_config.json"
-    ids = ConfigFile.read(generation).token_ids("eos_token_id") if generation.exists() else []
-    return tuple(dict.fromkeys(ids + config.token_ids("eos_token_id")))
+def _norm(config: ModelConfig, module: str, size: int | None = None) -> NormSpec:
+    return NormSpec(
+        module=module,
+        size=size or config.hidden_size,
+        eps=config.rms_norm_eps,
+        adds_one=FAMILIES[config.family].norms_add_one,
+    )

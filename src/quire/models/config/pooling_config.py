@@ -13,7 +13,7 @@ from typing import Literal
 
 from quire.core.pooling_params import POOLINGS, PoolingParams
 from quire.errors import CheckpointError
-from quire.models.config.config_file import ConfigFile
+from quire.models.checkpoints.config_file import ConfigFile
 
 MODULES_FILE = "modules.json"
 DEFAULT_FOLDER = "1_Pooling"

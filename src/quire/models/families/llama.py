@@ -1,16 +1,21 @@
-"""Llama 2, 3, 3.1, 3.2 and Mistral: the decoder that the other families vary.
+"""The decoder's modules: Llama's, from which the other families differ by their description.
 
-What differs without changing the story (biases, windows, rope scaling) comes from the architecture;
-a family with another story overrides one module class or the weight table.
+Built from a `ModelSpec`, layer by layer. What the modules do not compute is refused by name.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from torch import Tensor, nn
 
-from quire.kernels.operands import AttentionParams, HeadNorms, ResidualState
+from quire.core.layer_spec import (
+    AttentionSpec,
+    LayerSpec,
+    MLPSpec,
+    ModelSpec,
+    NormSpec,
+    check_features,
+)
+from quire.kernels.operands import HeadNorms, ResidualState
 from quire.layers.attention_layer import Attention, Rope
 from quire.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from quire.layers.forward_context import ForwardContext
@@ -18,32 +23,30 @@ from quire.layers.linear_layers import GateUpParallelLinear, QKVParallelLinear, 
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.layers.rope import RotaryEmbedding
-from quire.models.config.model_config import ModelConfig
+
+COMPUTED = frozenset(
+    {
+        "LinearSpec.bias",
+        "LinearSpec.parts",
+        "LinearSpec.is_fused_on_disk",
+        "AttentionSpec.window",
+        "AttentionSpec.soft_cap",
+        "AttentionSpec.query_norm",
+        "AttentionSpec.key_norm",
+    }
+)
 
 
 class LlamaAttention(nn.Module):
-    """Project to heads that are turned, attend, project back."""
+    """Project to heads, apply RoPE, attend, project back."""
 
-    def __init__(self, model_config: ModelConfig, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, spec: AttentionSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.qkv_proj = QKVParallelLinear(
-            model_config.hidden_size,
-            model_config.head_dim,
-            model_config.num_heads,
-            model_config.num_kv_heads,
-            options,
-            bias=model_config.qkv_bias,
-        )
-        self.o_proj = RowParallelLinear(
-            model_config.num_heads * model_config.head_dim,
-            model_config.hidden_size,
-            options,
-            bias=model_config.output_bias,
-        )
-        params = AttentionParams(
-            model_config.head_dim**-0.5, model_config.sliding_windows[layer_id]
-        )
-        self.attn = Attention(layer_id, model_config.head_dim, params, options)
+        self.qkv_proj = QKVParallelLinear(spec.qkv, options)
+        self.o_proj = RowParallelLinear(spec.output, options)
+        self.attn = Attention(spec, layer_id, options)
+        self.q_norm = None if spec.query_norm is None else RMSNorm(spec.query_norm, options)
+        self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 
     def forward(
         self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
@@ -54,27 +57,19 @@ class LlamaAttention(nn.Module):
         return self.o_proj.add(out, stream, following)
 
     def head_norms(self) -> HeadNorms | None:
-        """Norms of each query's and key's dimensions, where a family has them."""
-        return None
+        """Norms of each query's and key's dimensions, where there are some."""
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class LlamaMLP(nn.Module):
-    """down(silu(gate(x)) · up(x))."""
+    """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, model_config: ModelConfig, options: LayerOptions) -> None:
+    def __init__(self, spec: MLPSpec, options: LayerOptions) -> None:
         super().__init__()
-        self.gate_up_proj = GateUpParallelLinear(
-            model_config.hidden_size,
-            model_config.intermediate_size,
-            options,
-            bias=model_config.mlp_bias,
-        )
-        self.down_proj = RowParallelLinear(
-            model_config.intermediate_size,
-            model_config.hidden_size,
-            options,
-            bias=model_config.mlp_bias,
-        )
+        self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options)
+        self.down_proj = RowParallelLinear(spec.down, options)
 
     def forward(self, stream: ResidualState, following: RMSNorm) -> ResidualState:
         """Add to the residual stream [T, H], which then goes to the following norm."""
@@ -82,89 +77,71 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and adding to the residual stream."""
+    """Attention and MLP, each after a norm and adding to the residual stream."""
 
-    attention_class: ClassVar[type[LlamaAttention]] = LlamaAttention
-
-    def __init__(self, model_config: ModelConfig, layer_id: int, options: LayerOptions) -> None:
+    def __init__(self, spec: LayerSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(model_config.hidden_size, model_config.rms_norm_eps, options)
-        self.self_attn = self.attention_class(model_config, layer_id, options)
-        self.post_attention_layernorm = RMSNorm(
-            model_config.hidden_size, model_config.rms_norm_eps, options
-        )
-        self.mlp = LlamaMLP(model_config, options)
+        self.pre_attention_norm = self._add_norm(spec.pre_attention_norm, options)
+        self.self_attn = LlamaAttention(spec.attention, layer_id, options)
+        self.pre_mlp_norm = self._add_norm(spec.pre_mlp_norm, options)
+        self.mlp = LlamaMLP(spec.mlp, options)
+
+    def _add_norm(self, spec: NormSpec, options: LayerOptions) -> RMSNorm:
+        """A norm whose parameters are known by its name in checkpoints."""
+        norm = RMSNorm(spec, options)
+        self.add_module(spec.module, norm)
+        return norm
 
     def forward(
         self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
-        """The residual stream behind this layer's first norm → behind the following layer's."""
-        stream = self.self_attn.forward(stream, self.post_attention_layernorm, rope, ctx)
+        """The residual stream after this layer's first norm → after the following layer's."""
+        stream = self.self_attn.forward(stream, self.pre_mlp_norm, rope, ctx)
         return self.mlp.forward(stream, following)
 
 
 class LlamaModel(nn.Module):
     """Token ids to the last hidden states."""
 
-    def __init__(
-        self,
-        model_config: ModelConfig,
-        max_model_len: int,
-        options: LayerOptions,
-        layer_class: type[LlamaDecoderLayer],
-    ) -> None:
+    def __init__(self, spec: ModelSpec, max_model_len: int, options: LayerOptions) -> None:
         super().__init__()
-        self.embed_tokens = VocabParallelEmbedding(
-            model_config.vocab_size, model_config.hidden_size, options
-        )
-        self.rotary = RotaryEmbedding(model_config.rope, max_model_len, options)
-        layers = [
-            layer_class(model_config, layer_id, options)
-            for layer_id in range(model_config.num_layers)
-        ]
+        self.embed_tokens = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, options)
+        ropes = spec.ropes
+        self.rotaries = [RotaryEmbedding(rope, max_model_len, options) for rope in ropes]
+        for i, rotary in enumerate(self.rotaries):
+            self.add_module(f"rotary_{i}" if i else "rotary", rotary)
+        layers = [LlamaDecoderLayer(layer, i, options) for i, layer in enumerate(spec.layers)]
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(model_config.hidden_size, model_config.rms_norm_eps, options)
-        self.norms = [*(layer.input_layernorm for layer in layers), self.norm]
-        self.path = list(zip(layers, self.norms[1:], strict=True))
+        self.norm = RMSNorm(spec.final_norm, options)
+        self.norms = [*(layer.pre_attention_norm for layer in layers), self.norm]
+        which = [ropes.index(layer.attention.rope) for layer in spec.layers]
+        self.path = list(zip(layers, self.norms[1:], which, strict=True))
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → [T, H], through as many layers as have a cache."""
         ctx.layout.forget()
-        rope = self.rotary(positions)
+        ropes = [rotary(positions) for rotary in self.rotaries]
         stream = self.norms[0].begin(self.embed_tokens(input_ids))
-        for (layer, following), _ in zip(self.path, ctx.kv, strict=False):
+        for (layer, following, rope), _ in zip(self.path, ctx.kv, strict=False):
             ctx.heartbeat()
-            stream = layer.forward(stream, following, rope, ctx)  # no hooks are looked for
+            stream = layer.forward(stream, following, ropes[rope], ctx)  # no hooks are looked for
         return self.norm.finish(stream)
 
 
 class LlamaForCausalLM(nn.Module):
     """The model with its head, where the checkpoint has one.
 
-    packed_modules: name here → the names in checkpoints, and which part of it each is.
+    Raises UnsupportedModelError for a feature that the modules do not compute.
     """
 
-    layer_class: ClassVar[type[LlamaDecoderLayer]] = LlamaDecoderLayer
-    packed_modules: ClassVar[dict[str, dict[str, str]]] = {
-        "qkv_proj": {"q_proj": "q", "k_proj": "k", "v_proj": "v"},
-        "gate_up_proj": {"gate_proj": "gate", "up_proj": "up"},
-    }
-
-    def __init__(
-        self, model_config: ModelConfig, max_model_len: int, options: LayerOptions
-    ) -> None:
+    def __init__(self, spec: ModelSpec, max_model_len: int, options: LayerOptions) -> None:
+        check_features(spec, COMPUTED)
         super().__init__()
-        self.model = LlamaModel(model_config, max_model_len, options, self.layer_class)
-        if model_config.has_head:
-            tied = self.model.embed_tokens if model_config.tie_word_embeddings else None
-            self.lm_head = ParallelLMHead(
-                model_config.vocab_size, model_config.hidden_size, options, tied
-            )
-
-    @property
-    def attention_params(self) -> list[AttentionParams]:
-        """Of each layer, in order."""
-        return [layer.self_attn.attn.params for layer, _ in self.model.path]
+        self.spec = spec
+        self.model = LlamaModel(spec, max_model_len, options)
+        if spec.head is not None:
+            tied = self.model.embed_tokens if spec.is_head_tied else None
+            self.lm_head = ParallelLMHead(spec.head, options, tied)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """input_ids, positions int64 [T] → hidden states [T, H]."""

@@ -1,13 +1,21 @@
-"""Phi-3: Llama whose checkpoints hold the fused weights already, and whose rope may be partial."""
+"""Phi-3: Llama with a window in every layer, whose checkpoints hold fused weights. No torch."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.families.family import Family, Windows, no_windows
 
-from quire.models.families.llama import LlamaForCausalLM
+
+def _windows(config: ConfigFile, num_layers: int) -> Windows:
+    if config.get("sliding_window") is None:
+        return no_windows(config, num_layers)
+    return (config.integer("sliding_window"),) * num_layers
 
 
-class Phi3ForCausalLM(LlamaForCausalLM):
-    """Phi-3 with its head."""
-
-    packed_modules: ClassVar[dict[str, dict[str, str]]] = {}
+PHI3 = Family(
+    name="phi3",
+    architectures=("Phi3ForCausalLM",),
+    has_fused_weights=True,
+    rms_norm_eps=1e-5,
+    windows=_windows,
+)

@@ -1,12 +1,12 @@
-"""Qwen2 and Qwen2.5: Llama with biases on query, key and value, and windows in upper layers.
-
-Both come from the architecture, so that nothing is left to say here but the name.
-"""
+"""Qwen2 and Qwen2.5: Llama with biases on query, key and value, and windows in upper layers."""
 
 from __future__ import annotations
 
-from quire.models.families.llama import LlamaForCausalLM
+from quire.models.families.family import Family, upper_layer_windows
 
-
-class Qwen2ForCausalLM(LlamaForCausalLM):
-    """Qwen2 with its head."""
+QWEN2 = Family(
+    name="qwen2",
+    architectures=("Qwen2ForCausalLM", "Qwen2Model"),
+    qkv_bias=True,
+    windows=upper_layer_windows,
+)

@@ -1,17 +1,26 @@
-"""From the class that a checkpoint names to the class that computes it."""
+"""The families of decoders, by name, and the class names of config.json that mean them. No torch.
+
+Every family is computed by the modules of llama.py, from the description of its layers.
+"""
 
 from __future__ import annotations
 
-from quire.models.families.llama import LlamaForCausalLM
-from quire.models.families.phi3 import Phi3ForCausalLM
-from quire.models.families.qwen2 import Qwen2ForCausalLM
-from quire.models.families.qwen3 import Qwen3ForCausalLM
+from quire.models.families.family import Family
+from quire.models.families.mistral import MISTRAL
+from quire.models.families.phi3 import PHI3
+from quire.models.families.qwen2 import QWEN2
+from quire.models.families.qwen3 import QWEN3
 
-# family → class; the families are those of architecture.FAMILIES
-MODELS: dict[str, type[LlamaForCausalLM]] = {
-    "llama": LlamaForCausalLM,
-    "mistral": LlamaForCausalLM,
-    "qwen2": Qwen2ForCausalLM,
-    "qwen3": Qwen3ForCausalLM,
-    "phi3": Phi3ForCausalLM,
+LLAMA = Family(
+    name="llama",
+    architectures=("LlamaForCausalLM", "LlamaModel"),
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    mlp_bias="mlp_bias",
+)
+FAMILIES = {family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3)}
+
+# class named in config.json → family
+ARCHITECTURES = {
+    architecture: family for family in FAMILIES.values() for architecture in family.architectures
 }

@@ -27,8 +27,8 @@ from quire.models.checkpoints.checkpoint import Checkpoint, TensorEntry
 from quire.models.checkpoints.gpu_transfer import FLOATS, DeviceReader
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.models.families.registry import MODELS
 from quire.models.loading.dummy_weights import fill_with_dummies
+from quire.models.loading.expected_tensors import expected_tensors
 from quire.models.loading.parameter_filling import Filling
 from quire.models.prepared.prepared_weights import PreparedWeights, prepared_weights
 from quire.quantization.scheme import INT4_GROUP, Scheme, scheme_of
@@ -128,7 +128,7 @@ def _build(
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     scheme = scheme_of(config.quantization)
     options = LayerOptions(dtype, device, kernels, scheme)
-    model = MODELS[model_config.family](model_config, max_model_len, options)
+    model = LlamaForCausalLM(model_config.spec, max_model_len, options)
     if scheme is not None and device.type != "meta":
         _tell_exceptions(scheme, model)
     return model
@@ -138,9 +138,9 @@ def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
     """Log which weights get another form than their scheme has for them, for their size."""
     others: Counter[str] = Counter()
     for module in model.modules():
-        if isinstance(module, LinearBase) and module.role in scheme.forms:
-            wanted = scheme.forms[module.role]
-            form = scheme.form_name(module.role, module.in_features, wanted)
+        if isinstance(module, LinearBase) and module.spec.role in scheme.forms:
+            wanted = scheme.forms[module.spec.role]
+            form = scheme.form_name(module.spec.role, module.spec.k, wanted)
             others[f"{form} in place of {wanted}"] += form != wanted
     for what, count in (+others).items():
         logger.info(
@@ -150,17 +150,14 @@ def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
 
 def weight_targets(model: LlamaForCausalLM) -> Targets:
     """Every name that a checkpoint must have. Fused parameters are known by their parts' names."""
+    parameters = dict(model.named_parameters())
     targets: Targets = {}
-    for name, param in model.named_parameters():
+    for tensor in expected_tensors(model.spec):
+        param = parameters[tensor.parameter]
         assert isinstance(param, Weight)
-        module, leaf = name.rsplit(".", 1)
-        parent, _, own = module.rpartition(".")
-        parts = model.packed_modules.get(own)
-        if parts is None:
-            targets[name] = (param, None)
-        else:
-            for theirs, part in parts.items():
-                targets[f"{parent}.{theirs}.{leaf}"] = (param, part)
+        targets[tensor.name] = (param, tensor.part)
+    unfilled = parameters.keys() - {tensor.parameter for tensor in expected_tensors(model.spec)}
+    assert not unfilled, f"parameters that no tensor fills: {sorted(unfilled)}"
     return targets
 
 

@@ -1,4 +1,4 @@
-"""What a rotary embedding needs to know. No torch; read from config files in `models/`."""
+"""Settings of a rotary position embedding (RoPE). No torch; read from config files in `models/`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,269 @@
+"""What a decoder computes, layer by layer, as plain comparable records. No torch.
+
+`ModelConfig.spec` makes them from a checkpoint's config file. Everything that depends on a model's
+structure is derived from them: memory plan, KV cache, table of expected tensors, modules, warm-up.
+
+A field with a default is a feature: a value other than the default has to be computed by whatever
+runs the model, or refused by name (`check_features`). So a new feature is a new field with a
+default, and no runtime can pass over it silently.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.core.rope_settings import RopeSettings
+
+Role = Literal["layer", "head"]  # of a linear layer, by which its weight format is chosen
+Activation = Literal["silu", "gelu_tanh"]
+
+LAYERS = "model.layers"  # module that holds the layers, by their index
+
+_WORDS = {
+    "soft_cap": "soft cap",
+    "sinks": "attention sinks",
+    "query_norm": "query norm",
+    "key_norm": "key norm",
+    "post_attention_norm": "post-norm after attention",
+    "post_mlp_norm": "post-norm after the MLP",
+    "adds_one": "norm weight (1 + w)",
+    "logit_soft_cap": "soft cap of logits",
+    "scale": "embedding scale",
+}
+
+
+class UnsupportedModelError(Exception):
+    """A runtime does not compute what a model is described to be; names the feature."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearPart:
+    """Some rows of a fused weight. module: what holds them alone in most checkpoints."""
+
+    name: str
+    rows: int
+    module: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearSpec:
+    """A linear layer y = W x + b with W [n, k].
+
+    module: its name within its layer, or within the model for the head. parts: of a fused weight,
+    in order of their rows; is_fused_on_disk: checkpoints hold it under `module` and not by parts.
+    """
+
+    module: str
+    n: int
+    k: int
+    role: Role
+    bias: bool = False
+    parts: tuple[LinearPart, ...] = ()
+    is_fused_on_disk: bool = False
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in W."""
+        return self.n * self.k
+
+    def sources(self) -> list[tuple[str, str | None]]:
+        """Modules of a checkpoint that fill the weight, and the part that each fills, None: all."""
+        if self.is_fused_on_disk or not self.parts:
+            return [(self.module, None)]
+        return [(part.module, part.name) for part in self.parts]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormSpec:
+    """An RMSNorm over `size` dimensions. adds_one: it multiplies by (1 + weight)."""
+
+    module: str
+    size: int
+    eps: float
+    adds_one: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayerSpec:
+    """What one layer keeps of a token in the KV cache.
+
+    window: how many of the last tokens are read; None for all. group: layers of one group share a
+    block table.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    group: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention.
+
+    scale: multiplies scores. window: how many of the last tokens a query sees, itself included;
+    None for all. soft_cap: scores become cap * tanh(score / cap). sinks: a learned logit per head
+    takes part in each softmax. query_norm, key_norm: over each head's dimensions, before RoPE.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    rope: RopeSettings
+    qkv: LinearSpec
+    output: LinearSpec
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    query_norm: NormSpec | None = None
+    key_norm: NormSpec | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MLPSpec:
+    """down(activation(gate(x)) * up(x))."""
+
+    gate_up: LinearSpec
+    down: LinearSpec
+    activation: Activation = "silu"
+
+    @property
+    def intermediate_size(self) -> int:
+        """Rows of gate, and of up."""
+        return self.down.k
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSpec:
+    """One decoder layer. Layers that compute the same have equal records.
+
+    Norms before a part are applied to what it reads, norms after it to what it adds to the
+    residual; None where there is none. experts: not computed yet.
+    """
+
+    attention: AttentionSpec
+    mlp: MLPSpec
+    pre_attention_norm: NormSpec
+    pre_mlp_norm: NormSpec
+    post_attention_norm: NormSpec | None = None
+    post_mlp_norm: NormSpec | None = None
+    experts: None = None
+
+    @property
+    def linears(self) -> tuple[LinearSpec, ...]:
+        """All linear layers, in the order in which a step reads them."""
+        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        """All norms that there are, those of heads included."""
+        attention = self.attention
+        found = (
+            self.pre_attention_norm, attention.query_norm, attention.key_norm,
+            self.post_attention_norm, self.pre_mlp_norm, self.post_mlp_norm,
+        )  # fmt: skip
+        return tuple(norm for norm in found if norm is not None)
+
+    @property
+    def kv(self) -> KVLayerSpec:
+        """What it keeps in the KV cache."""
+        attention = self.attention
+        return KVLayerSpec(
+            num_heads=attention.num_kv_heads,
+            key_dim=attention.key_dim,
+            value_dim=attention.value_dim,
+            window=attention.window,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingSpec:
+    """One vector per token of the vocabulary. scale: multiplies what is looked up."""
+
+    module: str
+    vocab_size: int
+    hidden_size: int
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A decoder. head: None where its states never become logits.
+
+    is_head_tied: the head's weight is the embedding's. logit_soft_cap: as in attention.
+    """
+
+    embedding: EmbeddingSpec
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    head: LinearSpec | None
+    is_head_tied: bool
+    logit_soft_cap: float | None = None
+
+    @property
+    def hidden_size(self) -> int:
+        """Dimensions of the residual."""
+        return self.embedding.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that have an embedding."""
+        return self.embedding.vocab_size
+
+    @property
+    def ropes(self) -> tuple[RopeSettings, ...]:
+        """The different rotary embeddings of its layers, in order of their first use."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+
+    @property
+    def kv_layers(self) -> tuple[KVLayerSpec, ...]:
+        """What each layer keeps in the KV cache."""
+        return tuple(layer.kv for layer in self.layers)
+
+    @property
+    def linears(self) -> list[LinearSpec]:
+        """Linear layers of all layers, then the head, where there is one."""
+        found = [linear for layer in self.layers for linear in layer.linears]
+        return found if self.head is None else [*found, self.head]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of all matrices, a tied one once; norms and biases are left out."""
+        tables = self.vocab_size * self.hidden_size
+        if self.head is not None and self.is_head_tied:
+            tables -= self.head.num_weights
+        return tables + sum(linear.num_weights for linear in self.linears)
+
+
+def layer_module(index: int) -> str:
+    """Name of a layer's module."""
+    return f"{LAYERS}.{index}"
+
+
+def features(record: Any) -> Iterator[tuple[str, str]]:
+    """The features that a record and those in it use, as (class.field, words for a message)."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.default is not dataclasses.MISSING and value != field.default:
+            words = _WORDS.get(field.name, field.name.replace("_", " "))
+            shown = f"{words} {value}" if isinstance(value, float | str) else words
+            yield f"{type(record).__name__}.{field.name}", shown
+        for inner in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(inner) and not isinstance(inner, RopeSettings):
+                yield from features(inner)
+
+
+def check_features(spec: ModelSpec, computed: Set[str]) -> None:
+    """Raise UnsupportedModelError for the first feature that is not among those computed.
+
+    computed: names as `features` gives them, such as "AttentionSpec.window".
+    """
+    for name, words in features(spec):
+        if name not in computed:
+            raise UnsupportedModelError(words)

@@ -1,0 +1,89 @@
+"""Values of config.json whose reading takes more than a key: checked, by the family's facts.
+
+No torch. Raises CheckpointError that names the file, the key and the fix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.core.layer_spec import Activation
+from quire.models.checkpoints.config_file import ConfigFile
+from quire.models.families.family import BiasRule, Family
+from quire.models.families.registry import ARCHITECTURES
+
+
+def read_family(config: ConfigFile) -> tuple[str, Family]:
+    """The class named in the file, and its family."""
+    names = config.get("architectures")
+    known = ", ".join(ARCHITECTURES)
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.wrong("architectures", f"must be a list with one of {known}")
+    if names[0] not in ARCHITECTURES:
+        raise config.wrong("architectures", f"names {names[0]}; supported are {known}")
+    return names[0], ARCHITECTURES[names[0]]
+
+
+def read_activation(config: ConfigFile, family: Family) -> Activation:
+    """The MLP's activation, one that the family may have."""
+    known = dict(family.activations)
+    name = config.text(family.activation_key, next(iter(known)))
+    if name not in known:
+        supported = " or ".join(repr(each) for each in known)
+        raise config.wrong(
+            family.activation_key,
+            f"is {name!r}, but only {supported} is supported; take another model",
+        )
+    return known[name]
+
+
+def refuse_unsupported(config: ConfigFile) -> None:
+    """Refuse what no family computes yet."""
+    if not config.boolean("is_causal", True):
+        raise config.wrong(
+            "is_causal", "is false, but every layer here looks back only; take another model"
+        )
+    if config.section("quantization_config") is not None:
+        raise config.wrong(
+            "quantization_config", "is set; take the 16-bit checkpoint of the model instead"
+        )
+
+
+def read_bias(config: ConfigFile, rule: BiasRule) -> bool:
+    """Whether there are biases."""
+    return config.boolean(rule, False) if isinstance(rule, str) else rule
+
+
+def read_optional(config: ConfigFile, key: str | None) -> float | None:
+    """A number that may be missing or null. key: None in families that do not have it."""
+    return None if key is None or config.get(key) is None else config.number(key)
+
+
+def read_heads(config: ConfigFile, hidden_size: int) -> tuple[int, int, int]:
+    """Heads of queries, heads of keys, and dimensions of a head."""
+    num_heads = config.integer("num_attention_heads", high=2**14)
+    num_kv_heads = config.integer("num_key_value_heads", num_heads, high=2**14)
+    if num_heads % num_kv_heads:
+        raise config.wrong(
+            "num_key_value_heads",
+            f"is {num_kv_heads}, no divisor of num_attention_heads ({num_heads}); correct it",
+        )
+    if config.get("head_dim") is None and hidden_size % num_heads:
+        raise config.wrong(
+            "num_attention_heads",
+            f"is {num_heads}, which does not divide hidden_size ({hidden_size}); give head_dim",
+        )
+    head_dim = config.integer("head_dim", hidden_size // num_heads, high=2**14)
+    return num_heads, num_kv_heads, head_dim
+
+
+def read_bos_token_id(config: ConfigFile) -> int | None:
+    """The id that begins a text, the first if there are several."""
+    return next(iter(config.token_ids("bos_token_id")), None)
+
+
+def read_eos_token_ids(config: ConfigFile, path: Path) -> tuple[int, ...]:
+    """The ids that end an answer: those of generation_config.json, then those of config.json."""
+    generation = path / "generation_config.json"
+    ids = ConfigFile.read(generation).token_ids("eos_token_id") if generation.exists() else []
+    return tuple(dict.fromkeys(ids + config.token_ids("eos_token_id")))

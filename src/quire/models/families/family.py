@@ -1,0 +1,89 @@
+"""What sets a family of decoders apart, as a table of facts, and how config.json says it. No torch.
+
+The defaults are Llama's. A family that differs has a file with its table, which registry.py lists;
+the modules for all of them are in llama.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.layer_spec import Activation
+from quire.models.checkpoints.config_file import ConfigFile
+
+Windows = tuple[int | None, ...]
+
+# Whether there are biases: always or never, or the key of config.json that says so.
+BiasRule = bool | str
+
+
+def no_windows(_: ConfigFile, num_layers: int) -> Windows:
+    """Every query sees all tokens, in every layer."""
+    return (None,) * num_layers
+
+
+def listed_windows(config: ConfigFile, window: int, num_layers: int) -> Windows | None:
+    """The windows by `layer_types`; None where the file has no such key. Raises CheckpointError."""
+    types = config.get("layer_types")
+    if types is None:
+        return None
+    known = {"sliding_attention": window, "full_attention": None}
+    listed = isinstance(types, list) and all(isinstance(kind, str) for kind in types)
+    if not listed or len(types) != num_layers or not set(types) <= set(known):
+        raise config.wrong("layer_types", f"must list {num_layers} times one of {', '.join(known)}")
+    return tuple(known[kind] for kind in types)
+
+
+def upper_layer_windows(config: ConfigFile, num_layers: int) -> Windows:
+    """Qwen's rule: a switch, then a window by `layer_types` or from `max_window_layers` on."""
+    if not config.boolean("use_sliding_window", False):
+        return no_windows(config, num_layers)
+    window = config.integer("sliding_window", 4096)
+    listed = listed_windows(config, window, num_layers)
+    if listed is not None:
+        return listed
+    first = config.integer("max_window_layers", 28, low=0)
+    return tuple(window if i >= first else None for i in range(num_layers))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NormNames:
+    """Modules of a layer's norms in checkpoints; None where there is no such norm."""
+
+    pre_attention: str = "input_layernorm"
+    post_attention: str | None = None
+    pre_mlp: str = "post_attention_layernorm"
+    post_mlp: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Facts of a family that its config files do not say, or say under keys of their own.
+
+    architectures: classes named in config.json; those that do not end in "ForCausalLM" have no
+    head, so they make embeddings and draw no tokens. windows: reads the window of each layer.
+    head_norms: queries and keys are normalised by head. has_fused_weights: checkpoints hold
+    qkv_proj and gate_up_proj as one weight each. rms_norm_eps: where config.json has none.
+    activations: by their names in config.json. The keys of attention_scale (its value's inverse
+    square root) and of soft caps are None where a family has no such key.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    qkv_bias: BiasRule = False
+    output_bias: BiasRule = False
+    mlp_bias: BiasRule = False
+    head_norms: bool = False
+    has_fused_weights: bool = False
+    rms_norm_eps: float = 1e-6
+    windows: Callable[[ConfigFile, int], Windows] = no_windows
+    norm_names: NormNames = NormNames()
+    norms_add_one: bool = False
+    activation_key: str = "hidden_act"
+    activations: tuple[tuple[str, Activation], ...] = (("silu", "silu"),)
+    is_embedding_scaled: bool = False
+    ties_embeddings: bool = False
+    attention_scale_key: str | None = None
+    attention_soft_cap_key: str | None = None
+    logit_soft_cap_key: str | None = None
