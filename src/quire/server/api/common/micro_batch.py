@@ -2,7 +2,7 @@
 
 A request's way through the server is more code than a processor's nearer caches hold. If requests
 go it one after the other, each finds there what the end of the one before has left; in step, the
-code of a stage serves all that came in one turn of the event loop (docs/log.md has the figures).
+code of a stage serves all that came in one turn of the event loop (docs/decisions/server.md has the figures).
 A preparation is a generator that yields where a stage ends.
 """
 
