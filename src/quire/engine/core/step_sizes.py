@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 # Steps of single tokens come in all numbers of running requests.
 _DECODES = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 1025, 32)]
-# Of steps with parts of prompts. Products are quick where their tiles fill the multiprocessors
-# evenly: 2,048 tokens take no longer than 1,800 (docs/decisions/gpu-prefill.md). Above the largest, steps keep a GPU
-# busy for longer than the launches of their kernels take.
+# Of steps with parts of prompts. GEMMs are quick where their tiles fill the multiprocessors evenly:
+# 2,048 tokens take no longer than 1,800 (docs/decisions/gpu-prefill.md). Above the largest, steps
+# keep a GPU busy for longer than the launches of their kernels take.
 _MIXED = [
     16, 32, *range(64, 385, 64), *range(512, 1537, 128), 1792, 2048, 2304,
     *range(2560, 6145, 512), 7168, 8192,

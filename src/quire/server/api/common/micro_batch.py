@@ -1,8 +1,7 @@
-"""Preparing requests that came together in step: all are read, then all rendered, then all encoded.
+"""Micro-batches: requests that came together are all read, then all rendered, then all encoded.
 
-A request's way through the server is more code than a processor's nearer caches hold. If requests
-go it one after the other, each finds there what the end of the one before has left; in step, the
-code of a stage serves all that came in one turn of the event loop (docs/decisions/server.md has the figures).
+The code of a whole request is larger than a processor's nearer caches. If each stage serves all
+requests of one turn of the event loop, its code stays there (docs/decisions/server.md).
 A preparation is a generator that yields where a stage ends.
 """
 
