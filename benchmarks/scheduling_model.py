@@ -7,8 +7,7 @@ The real scheduler plans steps, two in flight as on a GPU, whose durations are t
 in bfloat16 with contexts of about 2,000 tokens on one H200, noted as they ran in the server
 (docs/decisions/scheduling.md). --set changes constants of `quire.scheduler.chunk_policy`. All
 requests of a level come at once; each is followed by another until there were three times as many,
-as in gpu_serving.py. Figures are within 5 to 10 % of the server's; differences between rules are what
-they are for.
+as in gpu_serving.py. Figures are within 5 to 10 % of the server's; they serve to compare rules.
 """
 
 from __future__ import annotations
