@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
-from quire.engine.startup.footprint import BASE_BYTES, available_bytes
+from quire.engine.startup.footprint import BASE_BYTES
+from quire.engine.startup.machine_limits import available_bytes
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
 from quire.errors import ConfigError
 

@@ -17,16 +17,15 @@ from quire.engine.startup import (
     step_tuning,
     torch_start,
 )
-from quire.engine.startup import thread_candidates as thread_choice
 from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.step_tuning import (
     StepTable,
     choose_threads,
     measure_steps,
+    thread_candidates,
     with_token_budget,
 )
-from quire.engine.startup.thread_candidates import thread_candidates
 from quire.engine.startup.torch_model import with_cache
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
@@ -134,9 +133,9 @@ def test_a_tiny_model_starts_at_once_with_one_thread(
 
 def test_candidates_for_threads(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     model_config = ModelConfig.from_folder(resolve_model(config.model.model))
-    monkeypatch.setattr(thread_choice, "usable_cores", lambda: 6)
+    monkeypatch.setattr(step_tuning, "usable_cores", lambda: 6)
     assert thread_candidates(config, model_config) == [1]
-    monkeypatch.setattr(thread_choice, "is_tiny", lambda _: False)
+    monkeypatch.setattr(step_tuning, "is_tiny", lambda _: False)
     assert thread_candidates(config, model_config) == [6, 3, 1]
     asked = EngineConfig.from_options(threads=2)
     assert thread_candidates(asked, model_config) == [2]

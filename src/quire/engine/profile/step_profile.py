@@ -18,8 +18,7 @@ import torch
 from quire.config import EngineConfig
 from quire.engine.profile.roofline import Call, Roofline, measure_roofline, time_calls
 from quire.engine.profile.step_recorder import CallKind, Recorder
-from quire.engine.startup.step_tuning import StepTable, is_tiny, measure_steps
-from quire.engine.startup.thread_candidates import thread_candidates
+from quire.engine.startup.step_tuning import StepTable, is_tiny, measure_steps, thread_candidates
 from quire.engine.startup.torch_model import with_cache
 from quire.engine.startup.torch_start import requested_kernels, resolve_for_torch
 from quire.errors import ConfigError

@@ -15,8 +15,7 @@ from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
-from quire.engine.startup.step_tuning import is_tiny
-from quire.engine.startup.thread_candidates import thread_candidates
+from quire.engine.startup.step_tuning import is_tiny, thread_candidates
 from quire.kernels.cpu.native import set_num_threads
 from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.engine.startup.cgroups import memory_left, own_groups
 from quire.engine.startup.device_policy import ITEM_BYTES, choose_dtype, device_type
+from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.models.checkpoints.checkpoint import Checkpoint
@@ -59,24 +59,6 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
         weights=sum(weights_by_form(config, model_config, folder).values()),
         kv_cache=blocks_within(config, model_config, default, block_bytes) * block_bytes,
     )
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping, within the groups that bound this process.
-
-    The page cache counts, since it gives way.
-    """
-    return min(_free_bytes(), memory_left(own_groups()))
-
-
-def _free_bytes() -> int:
-    """Of the machine."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def usable_blocks(config: EngineConfig, limit: int) -> int:

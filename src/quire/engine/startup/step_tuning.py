@@ -1,8 +1,8 @@
-"""What a step costs on a CPU, measured on the loaded model before anything is served.
+"""What a step costs on a CPU, measured on the loaded model before it serves. No torch.
 
-Owns the measurement and what is chosen by it: the number of threads, and how many tokens a step may
-have, where the settings leave them open. The scheduler's model of costs begins with the figures.
-No torch.
+Owns the measurement and what is chosen by it: the number of threads and the token budget of a step,
+where the settings leave them open. The scheduler's cost model starts with the figures, and learns
+from served steps; step_tuning_file.py keeps them for later starts.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from quire.config import EngineConfig
 from quire.engine.startup.host_model import HostModel, WithCache
+from quire.engine.startup.machine_limits import usable_cores
+from quire.errors import ConfigError
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.models.config.model_config import ModelConfig
@@ -35,49 +38,38 @@ RUNS = 5  # with each number of threads; the fastest counts
 # same measurement of longer steps gave now one thread, now two: for good, and to no purpose.
 SHORT_STEP = 0.01
 COLD_BYTES = 1 << 26  # of weights that a run goes through at least: more than caches keep
+MOST_THREADS = 4  # that may be asked for, for each of the machine's cores
 GAIN = 0.7  # fewer threads are taken if a step takes no more than this share of its time with all
-ALIKE = 1.5  # a step may take so many times what an earlier start found, or the same part of it
-TRIES = 2  # of such a step
 LONGEST_STEP = 2.0  # seconds of prompts alone, for which an arriving request may have to wait
 BUDGETS = (2048, 1024, 512, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Seconds of a step of the whole model. threads: by number of threads, of one token.
+    """Seconds of a step of the whole model.
 
-    decodes, prompts: by number of tokens, with as many threads as were chosen.
-    agreed_at: when a later start last found that it holds, in seconds since 1970.
+    threads: number of threads → seconds of a step of one token. decodes, prompts: number of tokens
+    → seconds, with num_threads threads; of as many requests, or of one prompt.
     """
 
     num_threads: int
     threads: dict[int, float]
     decodes: dict[int, float]
     prompts: dict[int, float]
-    agreed_at: float = field(default=0.0, compare=False)
 
     @property
     def observations(self) -> list[tuple[int, int, float]]:
-        """As the scheduler notes steps: decodes, prompt tokens, seconds."""
+        """(decodes, prompt tokens, seconds) of each step, for the scheduler's cost model."""
         decodes = [(count, 0, seconds) for count, seconds in self.decodes.items()]
         return decodes + [(0, count, seconds) for count, seconds in self.prompts.items()]
 
     def token_budget(self) -> int:
-        """Of a step: the greatest that is over in time, or the least; by default if not known."""
+        """The largest of BUDGETS whose step ends within LONGEST_STEP, or the smallest."""
         if not self.prompts:
             return BUDGETS[0]
         count, seconds = max(self.prompts.items())
         in_time = [size for size in BUDGETS if size * seconds / count <= LONGEST_STEP]
         return max(in_time, default=BUDGETS[-1])
-
-    def slowed(self, times: float) -> StepTable:
-        """With steps that take so many times as long."""
-
-        def longer(seconds: dict[int, float]) -> dict[int, float]:
-            return {count: times * each for count, each in seconds.items()}
-
-        threads, decodes, prompts = map(longer, (self.threads, self.decodes, self.prompts))
-        return StepTable(self.num_threads, threads, decodes, prompts)
 
     def __str__(self) -> str:
         threads = ", ".join(f"{n}: {1e3 * s:.1f}" for n, s in self.threads.items())
@@ -88,6 +80,21 @@ class StepTable:
 def is_tiny(model_config: ModelConfig) -> bool:
     """Whether a model is too small for the measurement to pay."""
     return 4 * model_config.num_parameters <= TINY_MODEL_BYTES
+
+
+def thread_candidates(config: EngineConfig, model_config: ModelConfig) -> list[int]:
+    """Numbers of threads to choose from, the default first: all cores, half of them, and one.
+
+    The number asked for alone, if there is one; one for a tiny model, whose matrix products are too
+    short to be split. Raises ConfigError for far more threads than there are cores.
+    """
+    if (asked := config.device.threads) is not None:
+        most = MOST_THREADS * (os.cpu_count() or 1)
+        if asked > most:
+            raise ConfigError(f"threads is {asked}; give at most {most}, {MOST_THREADS} for a core")
+        return [asked]
+    usable = usable_cores()
+    return [1] if is_tiny(model_config) else sorted({usable, -(-usable // 2), 1}, reverse=True)
 
 
 def with_token_budget(config: EngineConfig, asked: EngineConfig, table: StepTable) -> EngineConfig:
@@ -105,17 +112,14 @@ def measure_steps(
     model_config: ModelConfig,
     block_size: int,
     candidates: Sequence[int],
-    kept: StepTable | None = None,
 ) -> StepTable:
-    """Time steps, with as many layers as caches cannot hold, and choose the number of threads.
+    """Time steps, choose the number of threads, and set it.
 
-    candidates: numbers of threads, the one that is taken in case of doubt first. Sets it.
-    kept: the table of an earlier start, which serves unless a step takes less than it says.
+    Steps go through as many layers as processor caches cannot hold. candidates: see
+    `thread_candidates`.
     """
     end = time.perf_counter() + SECONDS
     probe = _Probe(with_cache, model_config, block_size)
-    if kept is not None and (now := _as_of_now(probe.step([1]), kept)) is not None:
-        return now
     threads = _time_threads(probe.step([1]), candidates)
     chosen = choose_threads(threads)
     set_num_threads(chosen)
@@ -134,22 +138,6 @@ def measure_steps(
     return StepTable(chosen, threads, decodes, prompts)
 
 
-def _as_of_now(step: Callable[[], float], kept: StepTable) -> StepTable | None:
-    """The table, if a step of one token takes about as long as in it; slowed if it takes longer, as
-    in a busy moment. None if it takes less: then that of a busy moment is what was kept.
-
-    A table with fewer threads than there could be is not asked about.
-    """
-    set_num_threads(kept.num_threads)
-    expected, least = kept.decodes[1], math.inf
-    step()  # which maps the weights, and makes what is made once
-    for _ in range(TRIES):
-        least = min(least, step())
-        if expected / ALIKE < least < expected * ALIKE:
-            return kept
-    return None if least < expected else kept.slowed(least / expected)
-
-
 def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[int, float]:
     """Seconds of a step of one token with these numbers of threads; a long one's with the first."""
     set_num_threads(candidates[0])
@@ -157,7 +145,7 @@ def _time_threads(step: Callable[[], float], candidates: Sequence[int]) -> dict[
     threads = {candidates[0]: step()}
     if threads[candidates[0]] > SHORT_STEP:
         return threads
-    for count in list(candidates) * RUNS:  # by turns: a machine has better and worse moments
+    for count in list(candidates) * RUNS:  # interleaved: a machine has better and worse moments
         set_num_threads(count)
         threads[count] = min(threads.get(count, math.inf), step())
     return threads
@@ -171,7 +159,7 @@ def choose_threads(seconds: dict[int, float]) -> int:
 
 
 class _Probe:
-    """Steps through a model's first layers and its head. share: of its layers that are taken."""
+    """Steps through a model's first layers and its head. share: the part of its layers."""
 
     def __init__(self, with_cache: WithCache, model_config: ModelConfig, block_size: int) -> None:
         layer_bytes = (
@@ -183,7 +171,7 @@ class _Probe:
         self._model: HostModel = with_cache(num_layers, -(-max(PROMPTS) // block_size))
 
     def step(self, lens: list[int]) -> Callable[[], float]:
-        """Prompts of these lengths, to be computed again and again; gives seconds."""
+        """A function that runs one step over prompts of these lengths and returns its seconds."""
         blocks = -(-max(lens) // self._block_size)
         table = np.tile(np.arange(blocks, dtype=np.int32), (len(lens), 1))
         counts = np.array(lens, np.int64)

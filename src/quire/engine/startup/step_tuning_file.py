@@ -1,12 +1,11 @@
-"""Tables of what steps cost, on disk: a second start tries one step, later ones of a day none.
+"""Measured times of steps on disk, so that starts within a day measure once.
 
-Owns the file, which of its tables belongs to which model, settings and machine, and how many stay.
-It lies with the prepared weights. What is wrong with it costs a measurement and no start.
+Owns the file, and which table belongs to which model, settings and machine. It lies beside prepared
+weights. A file that cannot be read or written costs a measurement, and fails no start.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import tempfile
@@ -25,13 +24,20 @@ from quire.version import __version__
 
 logger = logging.getLogger(__name__)
 
-LAYOUT = 1  # to be raised when steps are timed in another way
-BELIEVED_SECONDS = 86400  # behind a start that tried a table and agreed; then it is tried again
-MOST_TABLES = 64  # of a file; the ones made first leave
+LAYOUT = 2  # to be raised when steps are timed in another way
+VALID_SECONDS = 86400
 _NAME = "steps.json"
 
-Tables = dict[str, StepTable]
-Measure = Callable[[StepTable | None], StepTable]
+
+class _Entry(msgspec.Struct):
+    """A table, and when it was measured, in seconds since 1970."""
+
+    measured_at: float
+    table: StepTable
+
+    @property
+    def is_valid(self) -> bool:
+        return 0.0 <= time.time() - self.measured_at < VALID_SECONDS
 
 
 def steps_of(
@@ -39,44 +45,37 @@ def steps_of(
     model_config: ModelConfig,
     numbers: tuple[str, str, int],
     candidates: Sequence[int],
-    measure: Measure,
-    plainly: tuple[object, ...] = (),
+    measure: Callable[[], StepTable],
+    runtime: tuple[object, ...] = (),
 ) -> StepTable:
-    """The table that `measure` gives for the kept one, or for None; kept, too, if it is quicker.
+    """The table that was measured within the last day, or what `measure` returns, which is stored.
 
-    One that a start tried within the last day, and that held, is taken as it is.
-
-    numbers: the model's data type, the KV cache's, and tokens of a block.
-    candidates: numbers of threads that are chosen from. plainly: what runs steps where compiled
-    code alone does not.
+    numbers: the model's data type, the KV cache's, and tokens of a block. candidates: numbers of
+    threads to choose from. runtime: identifies what runs steps other than the compiled kernels.
     """
     folder = prepared_folder(config)
     if folder is None:
-        return measure(None)
-    dtype, kv_type, block_size = numbers
+        return measure()
     key = (
-        __version__, LAYOUT, _processor(), native.identity(), plainly, model_config,
-        config.quantization, dtype, kv_type, block_size, list(candidates),
+        __version__, LAYOUT, _processor(), native.identity(), runtime, model_config,
+        config.quantization, *numbers, list(candidates),
     )  # fmt: skip
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     file = folder / _NAME
-    kept = _read(file).get(name)
-    if kept is not None and not _is_whole(kept, candidates):
-        kept = None
-    if kept is not None and 0.0 <= time.time() - kept.agreed_at < BELIEVED_SECONDS:
-        return kept
-    table = measure(kept)
-    if table is kept:
-        _write(file, name, dataclasses.replace(kept, agreed_at=time.time()), logging.DEBUG)
-    elif kept is None or table.decodes[1] < kept.decodes[1]:
-        _write(file, name, table)
+    entry = _read(file).get(name)
+    if entry is not None and entry.is_valid and _is_plausible(entry.table, candidates):
+        return entry.table
+    table = measure()
+    _write(file, name, table)
     return table
 
 
-def _is_whole(table: StepTable, candidates: Sequence[int]) -> bool:
-    """Whether nothing speaks against a kept table: fewer threads than there could be may have been
-    the choice of a busy moment, without prompts it was measured on a slow one, and a file can have
-    been changed."""
+def _is_plausible(table: StepTable, candidates: Sequence[int]) -> bool:
+    """Whether a stored table may serve.
+
+    Not one with fewer threads than the default, which may have been the choice of a busy moment;
+    not one without prompts, measured in a slow moment; nor one that somebody has edited.
+    """
     steps = (table.decodes, table.prompts)
     return (
         table.num_threads == candidates[0]
@@ -87,7 +86,7 @@ def _is_whole(table: StepTable, candidates: Sequence[int]) -> bool:
 
 
 def _processor() -> str:
-    """Its name, where the system tells it."""
+    """The processor's name, where the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -95,31 +94,30 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith("model name")), "")
 
 
-def _read(file: Path) -> Tables:
+def _read(file: Path) -> dict[str, _Entry]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Tables)
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, _Entry])
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError) as error:
-        logger.warning("%s is of no use (%s); steps are measured again", file, error)
+        logger.warning("%s cannot be used (%s); steps are measured again", file, error)
         return {}
 
 
-def _write(file: Path, name: str, table: StepTable, level: int = logging.WARNING) -> None:
-    """Under a name of its own first. Of two starts at a time one may win; the other measures.
+def _write(file: Path, name: str, table: StepTable) -> None:
+    """Replace the file by one with this table and the valid ones.
 
-    level: of the log's line where it cannot be kept.
+    Of two starts that write at a time one may lose its table, and measures again next time.
     """
-    tables = _read(file)
-    tables.pop(name, None)
-    newest = [*list(tables.items())[-(MOST_TABLES - 1) :], (name, table)]
+    entries = {key: entry for key, entry in _read(file).items() if entry.is_valid}
+    entries[name] = _Entry(time.time(), table)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             dir=file.parent, suffix=".tmp", delete=False
         ) as unfinished:
-            unfinished.write(msgspec.json.encode(dict(newest)))
+            unfinished.write(msgspec.json.encode(entries))
         Path(unfinished.name).replace(file)
     except OSError as error:
-        text = "what steps cost cannot be kept in %s (%s)"
-        logger.log(level, text, file.parent, error.strerror)
+        text = "measured steps cannot be stored in %s (%s)"
+        logger.warning(text, file.parent, error.strerror)

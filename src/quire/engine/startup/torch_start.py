@@ -19,8 +19,7 @@ from quire.engine.startup.out_of_memory import fitting_weights
 from quire.engine.startup.prefetch import wait_for_triton
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
-from quire.engine.startup.step_tuning import is_tiny
-from quire.engine.startup.thread_candidates import thread_candidates
+from quire.engine.startup.step_tuning import is_tiny, thread_candidates
 from quire.engine.startup.torch_model import with_cache
 from quire.errors import ConfigError
 from quire.kernels.cpu import native

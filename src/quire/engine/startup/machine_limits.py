@@ -1,16 +1,54 @@
-"""What control groups leave this process of the machine, by the kernel's files. No torch.
+"""How much memory and how many processor cores this process may use. No torch.
 
-Both versions of them are read. In a container the group's own files are at the top of the folder,
-wherever the group is outside.
+Control groups bound both; the files of their first and second version are read. In a container the
+group's own files are at the top of the folder, wherever the group is outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FOLDER = Path("/sys/fs/cgroup")
-UNLIMITED = 1 << 60  # bytes; the first version tells a number beyond it where there is no limit
+UNLIMITED = 1 << 60  # bytes; the first version has a larger number where there is no limit
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping: of the machine, within this process's groups.
+
+    The page cache counts, since it is given up on demand.
+    """
+    return min(_free_bytes(), memory_left(own_groups()))
+
+
+def usable_cores() -> int:
+    """Cores, not their hardware threads, of the process's affinity and within its group's quota."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    cores = physical_cores(os.sched_getaffinity(0), _CPUS)
+    return max(1, min(cores, int(cpu_quota(own_groups()))))
+
+
+def physical_cores(cpus: Iterable[int], folder: Path) -> int:
+    """How many cores these CPUs are, by the kernel's files in a folder. One each, without files."""
+    cores = set()
+    for cpu in cpus:
+        siblings = folder / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+    return len(cores)
+
+
+def _free_bytes() -> int:
+    """Free memory of the machine."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def own_groups() -> str:
@@ -20,9 +58,9 @@ def own_groups() -> str:
 
 
 def cpu_quota(listed: str, folder: Path = FOLDER) -> float:
-    """CPUs' worth of time that the groups allow; a great many where there is no limit.
+    """CPUs' worth of time that the groups allow; 1e9 where there is no limit.
 
-    listed: as `own_groups` has them. folder: where their files are.
+    listed: as `own_groups` returns them. folder: where their files are.
     """
     return min((_quota_of(group) for group in _groups(listed, "cpu", folder)), default=1e9)
 
@@ -34,14 +72,14 @@ def memory_left(listed: str, folder: Path = FOLDER) -> int:
 
 
 def _groups(listed: str, controller: str, folder: Path) -> Iterator[Path]:
-    """The folders of the groups that bound a controller, each inner one before those around it."""
+    """The folders of the groups that bound a controller, inner ones first."""
     for line in listed.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         top = folder / controller if controllers else folder
-        place = top / path.lstrip("/")
-        for group in (place, *place.parents):
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
             yield group
             if group == top:
                 break

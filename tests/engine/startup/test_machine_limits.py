@@ -1,13 +1,21 @@
-"""What control groups allow, by files like those of the kernel."""
+"""Memory and cores that a process may use, by files like those of the kernel."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from quire.engine.startup.cgroups import UNLIMITED, cpu_quota, memory_left, own_groups
-from quire.engine.startup.footprint import available_bytes
+from quire.engine.startup.machine_limits import (
+    UNLIMITED,
+    available_bytes,
+    cpu_quota,
+    memory_left,
+    own_groups,
+    physical_cores,
+    usable_cores,
+)
 
 
 def write(group: Path, **texts: str) -> None:
@@ -68,11 +76,23 @@ def test_a_container_is_not_given_the_memory_of_its_machine(
 ) -> None:
     write(tmp_path, memory_max=str(3 << 20), memory_current="0", memory_stat="anon 0")
     monkeypatch.setattr(
-        "quire.engine.startup.footprint.memory_left", lambda listed: memory_left(listed, tmp_path)
+        "quire.engine.startup.machine_limits.memory_left",
+        lambda listed: memory_left(listed, tmp_path),
     )
-    monkeypatch.setattr("quire.engine.startup.footprint.own_groups", lambda: "0::/\n")
+    monkeypatch.setattr("quire.engine.startup.machine_limits.own_groups", lambda: "0::/\n")
     assert available_bytes() == 3 << 20
 
 
 def test_this_machine() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     assert memory_left(own_groups()) > 0
+
+
+def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(["0,2", "1,3", "0,2", "1,3"]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
+    assert physical_cores({0, 2}, tmp_path) == 1
+    assert physical_cores({0, 9}, tmp_path) == 2  # nothing is known of the other
