@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "quire"
 
 # A room imports from rooms of a lower level, and from itself. Modules at the root are rooms too.
 LEVELS = {
-    "version": -3, "array_types": -3, "errors": -2, "processes": -2, "options": -1,
+    "version": -3, "array_types": -3, "dtypes": -3, "errors": -2, "processes": -2, "options": -1,
     "background": 0, "config": 0, "logs": 0,
     "hub": 1, "kernels": 1,
     "core": 2,

@@ -13,6 +13,7 @@ import torch
 from quire.errors import ConfigError
 from quire.kernels import reference, reference_arrays
 from quire.kernels.cpu import native, row_ops, tensor_ops
+from quire.kernels.cpu.tensor_ops import as_array
 from quire.kernels.dispatch import kernels_for
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
@@ -50,15 +51,17 @@ def test_finite_rows(dtype: torch.dtype, size: int) -> None:
     for row, value in enumerate([torch.nan, torch.inf, -torch.inf, torch.finfo(dtype).max]):
         x[10 * row, (7 * row) % size] = value
     expected = [row not in (0, 10, 20) for row in range(40)]
-    assert kernels_for("cpu").finite_rows(x).tolist() == expected
+    assert row_ops.finite_rows(as_array(x)).tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_of_tensors_are_those_of_arrays(dtype: torch.dtype) -> None:
     x = torch.randn(3, 77).to(dtype)
     x[1, 76] = torch.nan
-    bits = (x.view(torch.uint16) if dtype == torch.bfloat16 else x).numpy()
-    assert reference_arrays.finite_rows(bits).tolist() == [True, False, True]
+    bits = as_array(x)
+    for finite_rows in (row_ops.finite_rows, reference_arrays.finite_rows):
+        assert finite_rows(bits).tolist() == [True, False, True]
+    assert np.array_equal(row_ops.in_float32(bits), x.float().numpy(), equal_nan=True)
     if dtype == torch.bfloat16:
         expected = x.float().numpy()
         for wide in (row_ops.to_float(bits), reference_arrays.to_float(bits)):

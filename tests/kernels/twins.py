@@ -308,19 +308,6 @@ def _linear_add_norm(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
 
 
 # operation → dtype → argument lists
-def _rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for tokens in _TOKENS:
-        x = normal(tokens, 77, dtype=dtype)
-        x[tokens // 2, 76], x[0, 3] = torch.inf, torch.nan
-        yield (x,)
-        yield (normal(tokens, 128, dtype=dtype),)
-
-
-def _wide_rows(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    for size in (1, 77, 20_000):
-        yield (normal(3, size, dtype=dtype),)
-
-
 CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "rms_norm": _norm,
     "rms_norm_residual": _norm_residual,
@@ -335,8 +322,6 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "qkv_rope_write_kv": _linear_turned,
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
-    "finite_rows": _rows,
-    "to_float": _wide_rows,
     "quantize_fp8": _quantize_fp8,
     "linear_fp8": _linear_fp8,
     "linear_int8": _linear_int8,

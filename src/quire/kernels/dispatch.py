@@ -68,8 +68,6 @@ class Kernels:
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     move: Callable[[Tensor, Tensor], None]
     penalise: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    finite_rows: Callable[[Tensor], Tensor]
-    to_float: Callable[[Tensor], Tensor]
 
     @property
     def fuses(self) -> bool:

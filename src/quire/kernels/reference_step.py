@@ -76,7 +76,7 @@ def finish_step(
     mine = rows >= 0
     last_tokens[rows[mine].long()] = drawn[mine]
     counts = torch.arange(len(hidden), device=hidden.device) < step_len
-    return torch.cat([drawn, failed, (finite_rows(hidden) & counts).int()])
+    return torch.cat([drawn, failed, (hidden.isfinite().all(-1) & counts).int()])
 
 
 def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) -> None:
@@ -93,13 +93,3 @@ def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) ->
     times = held & MOST_COUNTED
     amount = (penalties[:, 2:] * times + penalties[:, 1:2]).float()
     logits.sub_(torch.where(times > 0, amount, 0.0))
-
-
-def finite_rows(x: Tensor) -> Tensor:
-    """Whether all numbers of a row are finite: [T, H] → bool [T]."""
-    return x.isfinite().all(-1)
-
-
-def to_float(x: Tensor) -> Tensor:
-    """Logits [S, V] in float32, in which tokens are drawn."""
-    return x.float()

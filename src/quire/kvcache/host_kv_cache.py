@@ -12,10 +12,8 @@ import numpy as np
 
 from quire.array_types import Bytes
 from quire.core.layer_spec import KVLayerSpec
+from quire.dtypes import NATIVE_DTYPES
 from quire.kvcache.kv_sizes import layer_bytes
-
-# Of what is kept, by PyTorch's names: `Dtype` in quire_cpu.h.
-_FORMS = {"float32": 0, "bfloat16": 1, "float8_e4m3fn": 2, "int8": 3}
 
 
 def zero_pages(num_bytes: int) -> Bytes:
@@ -62,4 +60,4 @@ class HostCache:
         ]
         addresses = [each.ctypes.data for each in pages]
         pairs = list(zip(addresses[::2], addresses[1::2], strict=True))
-        return cls(pairs, block_size, _FORMS[dtype], pages)
+        return cls(pairs, block_size, NATIVE_DTYPES[dtype], pages)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.core.layer_spec import KVLayerSpec
+from quire.dtypes import DTYPES
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 _SCALE_BYTES = 2  # at the end of each row in int8
 
 
@@ -17,7 +17,7 @@ def kv_name(setting: str, dtype: str) -> str:
 
 def row_bytes(dim: int, dtype: str) -> int:
     """Bytes of one head's keys or values of one token, of `dim` numbers."""
-    return dim * _ITEM_BYTES[dtype] + (_SCALE_BYTES if dtype == "int8" else 0)
+    return dim * DTYPES[dtype].num_bytes + (_SCALE_BYTES if dtype == "int8" else 0)
 
 
 def layer_bytes(layer: KVLayerSpec, dtype: str) -> tuple[int, int]:

@@ -9,23 +9,19 @@ import torch
 from torch import Tensor
 
 from quire.core.layer_spec import KVLayerSpec
+from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.host_kv_cache import zero_pages
 from quire.kvcache.kv_sizes import kv_name, row_bytes
 
 
 def kv_dtype(setting: str, dtype: torch.dtype) -> torch.dtype:
     """The type of keys and values by the setting `kv_cache_dtype`; dtype: the model's."""
-    found: torch.dtype = getattr(torch, kv_name(setting, _name(dtype)))
-    return found
+    return torch_dtype(kv_name(setting, dtype_name(dtype)))
 
 
 def row_size(dim: int, dtype: torch.dtype) -> int:
     """Numbers of the type that a head's row takes: in int8 it ends with a scale of two bytes."""
-    return row_bytes(dim, _name(dtype)) // dtype.itemsize
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return row_bytes(dim, dtype_name(dtype)) // dtype.itemsize
 
 
 def allocate_kv(

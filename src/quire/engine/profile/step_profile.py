@@ -25,6 +25,7 @@ from quire.errors import ConfigError
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.torch_dtypes import dtype_name, torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
@@ -94,7 +95,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     device, resolved = resolve_for_torch(config)
     config, model_config = resolved.config, resolved.model_config
     _check_positions(step, model_config)
-    dtype, kv_type = getattr(torch, resolved.dtype), getattr(torch, resolved.kv_dtype)
+    dtype, kv_type = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype)
     threads = thread_candidates(config, model_config)
     set_num_threads(threads[0])
     recorder = Recorder(requested_kernels(config, device) or kernels_for(device.type))
@@ -117,7 +118,7 @@ def profile_step(config: EngineConfig, step: StepShape) -> Profile:
     return Profile(
         config.model.model,
         str(device),
-        str(dtype).removeprefix("torch."),
+        dtype_name(dtype),
         step,
         roofline,
         sorted(operations, key=lambda operation: -operation.seconds),

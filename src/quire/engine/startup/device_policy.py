@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from quire.config import EngineConfig
+from quire.dtypes import DTYPES, MODEL_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.cpu import native
 from quire.models.config.model_config import ModelConfig
 
 DeviceType = Literal["cpu", "cuda"]
-
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Models of at most this size in float32 run in float32 on CPUs without 16-bit matrix products.
 SMALL_MODEL_BYTES = 1 << 30
@@ -45,11 +44,11 @@ def choose_dtype(config: EngineConfig, model_config: ModelConfig) -> str:
     """
     wanted = config.model.dtype
     found = model_config.dtype if wanted == "auto" else wanted
-    if found not in ITEM_BYTES:
+    if found not in MODEL_DTYPES:
         raise CheckpointError(
-            f"config.json: dtype is {found!r}; set dtype to one of {', '.join(ITEM_BYTES)}"
+            f"config.json: dtype is {found!r}; set dtype to one of {', '.join(MODEL_DTYPES)}"
         )
-    is_small = model_config.num_parameters * ITEM_BYTES["float32"] <= SMALL_MODEL_BYTES
+    is_small = model_config.num_parameters * DTYPES["float32"].num_bytes <= SMALL_MODEL_BYTES
     if wanted == "auto" and is_small and device_type(config) == "cpu" and _is_emulated(found):
         return "float32"
     return found

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.engine.startup.device_policy import ITEM_BYTES, choose_dtype, device_type
+from quire.dtypes import DTYPES
+from quire.engine.startup.device_policy import choose_dtype, device_type
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
@@ -76,7 +77,7 @@ def weights_by_form(
     else:
         num_weights = sum(entry.num_items for entry in Checkpoint.open(folder).entries.values())
     dtype = choose_dtype(config, model_config)
-    item = ITEM_BYTES[dtype]
+    item = DTYPES[dtype].num_bytes
     scheme = scheme_of(config.model.quantization)
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:

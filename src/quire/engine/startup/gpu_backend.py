@@ -17,6 +17,7 @@ import torch
 
 from quire.core.layer_spec import KVLayerSpec
 from quire.core.request_limits import RequestLimits
+from quire.dtypes import DTYPES
 from quire.engine.core.executor import Executor, OverlappedExecutor, UniprocExecutor
 from quire.engine.core.model_runner import ModelRunner
 from quire.engine.core.running_requests import RunningRequests
@@ -28,6 +29,7 @@ from quire.engine.startup.step_tuning import StepTable
 from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchModel
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat
 from quire.sampling.structured_mask import Matcher
@@ -102,7 +104,7 @@ def measured_bytes(resolved: ResolvedConfig, model: CausalLM, device: torch.devi
     peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    item = getattr(torch, resolved.dtype).itemsize
+    item = DTYPES[resolved.dtype].num_bytes
     graphs = graph_bytes(config, model_config, item) + token_count_bytes(config, model_config)
     share = int(total * config.cache.gpu_memory_utilization)
     budget = share - (total - free) - peak - graphs - CODE_BYTES
@@ -144,5 +146,5 @@ def run_largest_step(resolved: ResolvedConfig, model: CausalLM, device: torch.de
 def _allocate(
     resolved: ResolvedConfig, layers: Sequence[KVLayerSpec], num_blocks: int, device: torch.device
 ) -> KVCaches:
-    block_size, dtype = resolved.config.cache.block_size, getattr(torch, resolved.kv_dtype)
+    block_size, dtype = resolved.config.cache.block_size, torch_dtype(resolved.kv_dtype)
     return allocate_kv(layers, num_blocks, block_size, dtype, device)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from quire.config import EngineConfig
 from quire.core.layer_spec import LayerSpec
+from quire.dtypes import DTYPES
 from quire.engine.core.step_sizes import StepSizes
-from quire.engine.startup.device_policy import ITEM_BYTES
 from quire.engine.startup.footprint import (
     block_bytes_of,
     blocks_within,
@@ -116,7 +116,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
         raise ConfigError("load_format is 'null', which has no model to plan for; leave it out")
     resolved = resolve(config, memory.device)
     config, model_config = resolved.config, resolved.model_config
-    sizes = _sizes(config, model_config, ITEM_BYTES[resolved.dtype])
+    sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
     weights = weights_by_form(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)

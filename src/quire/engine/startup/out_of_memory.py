@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from quire.config import EngineConfig
-from quire.engine.startup.device_policy import ITEM_BYTES
+from quire.dtypes import DTYPES
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
 
 def fitting_weights(model_config: ModelConfig, dtype: str) -> AbstractContextManager[None]:
     """Around loading a model."""
-    num_bytes = model_config.num_parameters * ITEM_BYTES[dtype]
+    num_bytes = model_config.num_parameters * DTYPES[dtype].num_bytes
     return _fitting(
         f"the model, {num_bytes:,} bytes in {dtype},",
         "free memory, take a smaller model, or give quantization",

@@ -16,7 +16,8 @@ from torch import Tensor
 from quire.array_types import Flags, Ints, Logits, Singles
 from quire.core.messages import TokenLogprobs
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.dispatch import kernels_for
+from quire.kernels.cpu.row_ops import finite_rows, in_float32
+from quire.kernels.cpu.tensor_ops import as_array
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat, no_heartbeat
@@ -67,7 +68,9 @@ class TorchStates:
 
     def finite(self) -> Flags:
         """See `CheckedStates`."""
-        flags: Flags = kernels_for(self.states.device.type).finite_rows(self.states).cpu().numpy()
+        if self.states.device.type == "cpu":
+            return finite_rows(as_array(self.states.contiguous()))
+        flags: Flags = self.states.isfinite().all(-1).cpu().numpy()
         return flags
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
@@ -94,7 +97,9 @@ class TorchStates:
         else:
             states = self.states.index_select(0, torch.from_numpy(tokens).to(self.states.device))
         logits = self.model.compute_logits(states)
-        host: Logits = kernels_for(logits.device.type).to_float(logits).cpu().numpy()
+        if logits.device.type == "cpu":
+            return in_float32(as_array(logits.contiguous()))
+        host: Logits = logits.float().cpu().numpy()
         return host
 
 

@@ -26,6 +26,7 @@ from quire.kernels.cpu import native
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import Kernels, describe, has_triton, kernels_for
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
@@ -49,7 +50,7 @@ def load_with_torch(config: EngineConfig, phases: Phases) -> Backend:
         if device.type == "cuda":
             phases.wait = torch.cuda.synchronize
     config, model_config = resolved.config, resolved.model_config
-    dtype = getattr(torch, resolved.dtype)
+    dtype = torch_dtype(resolved.dtype)
     set_num_threads(thread_candidates(config, model_config)[0])
     kernels = requested_kernels(config, device)
     with phases.timed("weights"), fitting_weights(model_config, resolved.dtype):
@@ -133,7 +134,7 @@ def _host_backend(
         else:
             return compiled_backend(resolved, decoder, phases, on_started)
     config, model_config = resolved.config, resolved.model_config
-    dtype, kv_dtype = getattr(torch, resolved.dtype), getattr(torch, resolved.kv_dtype)
+    dtype, kv_dtype = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype)
     ready = partial(with_cache, model, model_config, config.cache.block_size, kv_dtype)
     backend = HostBackend(resolved, ready, on_started)
     if not is_tiny(model_config):

@@ -11,8 +11,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": tensor_ops.rms_norm,
     "rope_write_kv": native_attention.rope_write_kv,
     "attention": native_attention.attention,
-    "finite_rows": tensor_ops.finite_rows,
-    "to_float": tensor_ops.to_float,
     "prepare_linear": native_linear.prepare_linear,
     "linear": native_linear.linear,
     "embedding": native_linear.embedding,

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
 from torch import Tensor
 
+from quire.dtypes import NATIVE_DTYPES
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import cpu_elementwise, native, torch_attention
 from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
 from quire.kernels.cpu.tensor_ops import DTYPES
 from quire.kernels.operands import AttentionParams, HeadNorms
+from quire.kernels.torch_dtypes import torch_dtype
 
-KEPT = {**DTYPES, torch.float8_e4m3fn: 2, torch.int8: 3}  # `Dtype` in quire_cpu.h
+KV_DTYPES = {torch_dtype(name): code for name, code in NATIVE_DTYPES.items()}
 
 
 def rope_write_kv(
@@ -45,7 +46,7 @@ def rope_write_kv(
         cos.data_ptr(), sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         slot_mapping.data_ptr(), query.data_ptr(), tokens, stride,
         num_heads, kv_heads, dim, cos.shape[1], 0.0 if norms is None else norms.eps,
-        DTYPES[heads.dtype], KEPT[k_cache.dtype], native.num_threads(),
+        DTYPES[heads.dtype], KV_DTYPES[k_cache.dtype], native.num_threads(),
     )  # fmt: skip
     native.compiled().quire_cpu_rotary_write_kv(ctypes.byref(args))
     return query
@@ -92,7 +93,7 @@ def _args(
         window=params.window or 0,
         scale=params.scale,
         dtype=DTYPES[query.dtype],
-        kept=KEPT[k_cache.dtype],
+        kept=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),
     )
     return args
@@ -103,7 +104,7 @@ def serves(query: Tensor, dim: int, k_cache: Tensor) -> bool:
     block_size = k_cache.shape[1]
     return (
         query.dtype in DTYPES
-        and k_cache.dtype in KEPT
+        and k_cache.dtype in KV_DTYPES
         and dim % 16 == 0
         and dim <= 256
         and block_size & (block_size - 1) == 0

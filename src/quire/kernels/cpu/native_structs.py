@@ -7,9 +7,11 @@ import struct
 from enum import IntEnum
 from typing import ClassVar
 
+from quire.dtypes import NATIVE_DTYPES
+
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
-FLOAT32, BFLOAT16 = 0, 1  # `Dtype`
+FLOAT32, BFLOAT16 = NATIVE_DTYPES["float32"], NATIVE_DTYPES["bfloat16"]
 INT8, INT4, INT4_ZEROS, INT4_SPREAD = 2, 3, 4, 5  # `Format`, whose first two are those
 
 LINEAR_ARGS = struct.Struct("5P3qf5i")  # packed: a structure of ctypes costs 5 times as much

@@ -19,8 +19,8 @@ from quire.kernels.reference_arrays import BLOCK
 
 
 def finite_rows(x: Array) -> Flags:
-    """Twin of `reference_rows.finite_rows`."""
-    if native.library() is None:
+    """Twin of `reference_arrays.finite_rows`."""
+    if native.library() is None or x.dtype not in DTYPES:
         return reference_arrays.finite_rows(x)
     out = np.empty(len(x), np.bool_)
     _call("finite_rows", x, out=out)
@@ -28,7 +28,7 @@ def finite_rows(x: Array) -> Flags:
 
 
 def to_float(x: Bits) -> Singles:
-    """Twin of `reference_rows.to_float`."""
+    """Twin of `reference_arrays.to_float`."""
     if native.library() is None:
         return reference_arrays.to_float(x)
     out = np.empty(x.shape, np.float32)
@@ -37,12 +37,16 @@ def to_float(x: Bits) -> Singles:
 
 
 def in_float32(x: Array) -> Singles:
-    """Numbers of bfloat16 in float32, and those in float32 as they are."""
-    return x if x.dtype == np.float32 else to_float(x)
+    """Bits of bfloat16, or float16, as float32; what is in float32 as it is.
+
+    PyTorch would convert with threads of its own, which then keep cores busy for some ms of the
+    next step, waiting for more.
+    """
+    return to_float(x) if x.dtype == np.uint16 else x.astype(np.float32, copy=False)
 
 
 def highest(logits: Singles) -> tuple[Ints, Singles]:
-    """Twin of `reference_rows.highest`."""
+    """Twin of `reference_arrays.highest`."""
     if native.library() is None:
         return reference_arrays.highest(logits)
     ids, peaks = np.empty(len(logits), np.int64), np.empty(len(logits), np.float32)
@@ -51,7 +55,7 @@ def highest(logits: Singles) -> tuple[Ints, Singles]:
 
 
 def block_maxima(logits: Singles, places: Ints) -> Singles:
-    """Twin of `reference_rows.block_maxima`."""
+    """Twin of `reference_arrays.block_maxima`."""
     if native.library() is None:
         return reference_arrays.block_maxima(logits, places)
     out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
@@ -60,7 +64,7 @@ def block_maxima(logits: Singles, places: Ints) -> Singles:
 
 
 def block_masses(logits: Singles, places: Ints, peaks: Singles, slopes: Singles) -> Ints:
-    """Twin of `reference_rows.block_masses`."""
+    """Twin of `reference_arrays.block_masses`."""
     if native.library() is None:
         return reference_arrays.block_masses(logits, places, peaks, slopes)
     out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from quire.array_types import Array
-from quire.kernels import reference_step
-from quire.kernels.cpu import cpu_elementwise, native, row_ops
-from quire.kernels.cpu.native_structs import BFLOAT16, FLOAT32, PackArgs, RmsNormArgs
+from quire.dtypes import NATIVE_DTYPES
+from quire.kernels.cpu import cpu_elementwise, native
+from quire.kernels.cpu.native_structs import PackArgs, RmsNormArgs
+from quire.kernels.torch_dtypes import torch_dtype
 
-DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ("float32", "bfloat16")}
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,26 +31,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def finite_rows(x: Tensor) -> Tensor:
-    """Twin of `reference_step.finite_rows`."""
-    if x.dtype not in DTYPES or not x.is_contiguous():
-        return reference_step.finite_rows(x)
-    return torch.from_numpy(row_ops.finite_rows(_array(x)))
-
-
-def to_float(x: Tensor) -> Tensor:
-    """Twin of `reference_step.to_float`.
-
-    PyTorch's has a thread of its own for a row of logits, which then keeps a core busy for some ms
-    of the next step, waiting for more.
-    """
-    if x.dtype != torch.bfloat16 or not x.is_contiguous():
-        return reference_step.to_float(x)
-    return torch.from_numpy(row_ops.to_float(_array(x)))
-
-
-def _array(x: Tensor) -> Array:
-    """A tensor's memory; of bfloat16 the bits."""
+def as_array(x: Tensor) -> Array:
+    """The memory of a tensor on the host; of bfloat16 the bits, uint16."""
     found: Array = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return found
 

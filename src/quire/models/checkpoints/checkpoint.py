@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
 from quire.models.checkpoints.config_file import ConfigFile
 
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
-_ITEM_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
-    "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +213,14 @@ def _entry(path: Path, header: bytes, start: int, name: str, value: Any) -> Tens
     place = 8 + max(0, header.find(json.dumps(name, ensure_ascii=False).encode(errors="replace")))
     value = value if isinstance(value, dict) else {}
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
+    if not isinstance(dtype, str) or dtype not in SAFETENSORS:
         raise _damaged(path, place, f"{name} has the unknown dtype {dtype!r}")
     if not _is_list_of_sizes(shape):
         raise _damaged(path, place, f"{name} has the shape {shape!r}")
     if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _damaged(path, place, f"{name} has the data_offsets {offsets!r}")
     begin, end = offsets
-    if (end - begin) * 8 != math.prod(shape) * _ITEM_BITS[dtype]:
+    if (end - begin) * 8 != math.prod(shape) * SAFETENSORS[dtype].bits:
         raise _damaged(
             path, place, f"{name}, {dtype} {shape}, does not fit its {end - begin} bytes"
         )

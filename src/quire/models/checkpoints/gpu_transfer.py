@@ -18,19 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.checkpoints.checkpoint import TensorEntry
 
 NUM_THREADS = 8
 PART_BYTES = 16 << 20  # of one read; each thread has two buffers of this size
 WINDOW_BYTES = 512 << 20  # of tensors on their way; a larger one travels alone
-
-FLOATS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +144,7 @@ class DeviceReader:
             part.result()
         if self._stream is not None:  # what was copied so far is before all that comes now
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        return entry, target.view(FLOATS[entry.dtype]).view(entry.shape)
+        return entry, target.view(torch_dtype(SAFETENSORS[entry.dtype].name)).view(entry.shape)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

@@ -13,21 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.array_types import Array
+from quire.dtypes import SAFETENSORS
 from quire.models.checkpoints.checkpoint import TensorEntry
 from quire.models.checkpoints.large_pages import ask_for_large_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-# The format's names: an array's type, where NumPy has none that of its bits, and PyTorch's name.
-_TYPES = {
-    "F64": ("f8", "float64"), "F32": ("f4", "float32"), "F16": ("f2", "float16"),
-    "BF16": ("u2", "bfloat16"), "I64": ("i8", "int64"), "I32": ("i4", "int32"),
-    "I16": ("i2", "int16"), "I8": ("i1", "int8"), "U8": ("u1", "uint8"), "BOOL": ("?", "bool"),
-    "F8_E4M3": ("u1", "float8_e4m3fn"),
-}  # fmt: skip
-FORMAT_NAMES = {theirs: name for name, (_, theirs) in _TYPES.items()}  # by PyTorch's
 
 
 class MappedFile:
@@ -43,7 +34,7 @@ class MappedFile:
 
     def array(self, entry: TensorEntry) -> Array:
         """A view, which keeps the mapping; what is written to it stays in this process."""
-        dtype = np.dtype(_TYPES[entry.dtype][0])
+        dtype = np.dtype(SAFETENSORS[entry.dtype].array)
         if entry.num_items == 0:
             return np.empty(entry.shape, dtype)
         flat = np.frombuffer(self._map, dtype, entry.num_items, entry.offset)
@@ -53,7 +44,9 @@ class MappedFile:
         """The same of PyTorch's."""
         import torch
 
-        dtype: torch.dtype = getattr(torch, _TYPES[entry.dtype][1])
+        from quire.kernels.torch_dtypes import torch_dtype
+
+        dtype = torch_dtype(SAFETENSORS[entry.dtype].name)
         return torch.from_numpy(self.array(entry)).view(dtype)
 
     def forget(self, entry: TensorEntry) -> None:

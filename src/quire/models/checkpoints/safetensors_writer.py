@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.models.checkpoints.mapped_file import FORMAT_NAMES
+from quire.dtypes import DTYPES
+from quire.kernels.torch_dtypes import dtype_name
 from quire.models.prepared.prepared_files import PRODUCT_BYTES
 
 _PIECE_BYTES = 16 << 20  # written at a time; a multiple of large pages
@@ -64,7 +65,7 @@ def _header(tensors: dict[str, Tensor], ordered: list[str], product_bytes: int) 
     for name in ordered:
         begin, end = end, end + tensors[name].nbytes
         header[name] = {
-            "dtype": FORMAT_NAMES[str(tensors[name].dtype).removeprefix("torch.")],
+            "dtype": DTYPES[dtype_name(tensors[name].dtype)].safetensors,
             "shape": list(tensors[name].shape),
             "data_offsets": [begin, end],
         }

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from quire.config import ModelSettings
+from quire.dtypes import CHECKPOINT_DTYPES, MODEL_DTYPES
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.kernels.torch_dtypes import torch_dtype
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
 from quire.models.checkpoints.checkpoint import Checkpoint, TensorEntry
-from quire.models.checkpoints.gpu_transfer import FLOATS, DeviceReader
+from quire.models.checkpoints.gpu_transfer import DeviceReader
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.dummy_weights import fill_with_dummies
@@ -38,11 +40,6 @@ logger = logging.getLogger(__name__)
 _PREFIX = "model."  # of all names but the head's
 _WORTH_MAPPING = 1 << 20  # bytes
 _BIG = 1_000_000_000  # bytes from which on a progress bar is shown
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 # checkpoint name → the parameter it fills, and which part of it
 Targets = dict[str, tuple[Weight, str | None]]
@@ -54,11 +51,11 @@ def resolve_dtype(name: str, model_config: ModelConfig) -> torch.dtype:
     float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
     """
     wanted = model_config.dtype if name == "auto" else name
-    if wanted not in _DTYPES:
+    if wanted not in MODEL_DTYPES:
         raise CheckpointError(
-            f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(_DTYPES)}"
+            f"config.json: dtype is {wanted!r}; set dtype to one of {', '.join(MODEL_DTYPES)}"
         )
-    return _DTYPES[wanted]
+    return torch_dtype(wanted)
 
 
 def load_model(
@@ -190,8 +187,9 @@ def _warm_up(checkpoint: Checkpoint, plan: LlamaForCausalLM, model_config: Model
 
 
 def _check(entry: TensorEntry, param: Weight, part: str | None) -> None:
-    if entry.dtype not in FLOATS:
-        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {', '.join(FLOATS)}")
+    if entry.dtype not in CHECKPOINT_DTYPES:
+        known = ", ".join(CHECKPOINT_DTYPES)
+        raise entry.wrong(f"its dtype is {entry.dtype}, but weights are one of {known}")
     try:
         param.weight_loader(param, torch.empty(entry.shape, device="meta"), part)
     except WeightShapeError as error:

@@ -25,6 +25,7 @@ from quire.config import ModelSettings
 from quire.kernels.cpu import native
 from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
+from quire.kernels.torch_dtypes import dtype_name
 from quire.layers.embedding import VocabParallelEmbedding
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
@@ -50,7 +51,7 @@ def prepared_weights(
     plainly: tuple[object, ...] = ()
     if native.library() is None:
         plainly = describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)
-    file = prepared_file(config, model_config, path, str(dtype).removeprefix("torch."), plainly)
+    file = prepared_file(config, model_config, path, dtype_name(dtype), plainly)
     return None if file is None else PreparedWeights(file)
 
 

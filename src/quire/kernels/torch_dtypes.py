@@ -1,0 +1,16 @@
+"""The names of `quire.dtypes` as PyTorch's data types, and back."""
+
+from __future__ import annotations
+
+import torch
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """PyTorch's type of that name, such as "bfloat16"."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Its name in `quire.dtypes.DTYPES`."""
+    return str(dtype).removeprefix("torch.")
