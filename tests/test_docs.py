@@ -18,12 +18,12 @@ from quire.cli import main, serve
 from quire.config import iter_options
 from quire.core.sampling_params import SamplingParams
 from quire.options import Option, options_of
-from quire.server.api.anthropic import messages_protocol
+from quire.server.api.anthropic import messages_request
 from quire.server.api.common import chat_request
 from quire.server.api.openai import (
-    completions_protocol,
-    embeddings_protocol,
-    responses_protocol,
+    completions_request,
+    embeddings_request,
+    responses_request,
     tokenize,
 )
 from quire.server.settings import ServerSettings
@@ -35,20 +35,20 @@ PAGES = sorted(DOCS.glob("*.md"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *PAGES, *DECISIONS])  # all that may hold tables
 ENGINE_OPTIONS = [option for _, option in iter_options() if option.name != "model"]
 BODIES = [
-    completions_protocol.CompletionRequest,
+    completions_request.CompletionRequest,
     chat_request.ChatRequest,
-    messages_protocol.MessagesRequest,
-    responses_protocol.ResponsesRequest,
-    embeddings_protocol.EmbeddingRequest,
+    messages_request.MessagesRequest,
+    responses_request.ResponsesRequest,
+    embeddings_request.EmbeddingRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
 ]
 REFUSED = [
-    completions_protocol.COMPLETION_UNSUPPORTED,
+    completions_request.COMPLETION_UNSUPPORTED,
     chat_request.CHAT_UNSUPPORTED,
-    messages_protocol.MESSAGES_UNSUPPORTED,
-    responses_protocol.RESPONSES_UNSUPPORTED,
-    embeddings_protocol.EMBEDDING_UNSUPPORTED,
+    messages_request.MESSAGES_UNSUPPORTED,
+    responses_request.RESPONSES_UNSUPPORTED,
+    embeddings_request.EMBEDDING_UNSUPPORTED,
     tokenize.TOKENIZE_UNSUPPORTED,
 ]
 

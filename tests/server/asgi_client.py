@@ -1,4 +1,4 @@
-"""Calls an ASGI application directly, so that tests see each message and choose when to leave."""
+"""Call an ASGI application directly, so that tests see each message and choose when to leave."""
 
 from __future__ import annotations
 

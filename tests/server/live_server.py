@@ -15,10 +15,10 @@ from typing import Any
 from fake_engine import FakeEngine
 
 from quire.server.app import build_app
-from quire.server.http.http_protocol import WireLimits
+from quire.server.http.http_protocol import ConnectionLimits
 from quire.server.http.listen_address import bind, bind_admin
-from quire.server.http.uvicorn_server import Server
 from quire.server.settings import ServerSettings
+from quire.server.uvicorn_server import Server
 
 
 class Running:
@@ -28,7 +28,7 @@ class Running:
         self,
         engine: FakeEngine,
         settings: ServerSettings | None = None,
-        limits: WireLimits | None = None,
+        limits: ConnectionLimits | None = None,
         keep_alive: float | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
     ) -> None:

@@ -9,13 +9,13 @@ from fake_engine import FakeEngine
 
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_request import ChatRequest
-from quire.server.api.common.micro_batch import Steps, at_once
-from quire.server.api.openai import chat, completions, completions_protocol
-from quire.server.api.openai.completions_protocol import CompletionRequest
+from quire.server.api.common.micro_batch import Stages, run_stages
+from quire.server.api.openai import chat, completions, completions_request
+from quire.server.api.openai.completions_request import CompletionRequest
 from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
 
-Prepare = Callable[..., Steps[Any]]
+Prepare = Callable[..., Stages[Any]]
 
 COMPLETION_BODY = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": true}}'
 CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "logprobs": true}'
@@ -24,7 +24,7 @@ CHAT_BODY = b'{"messages": [{"role": "user", "content": "a", "name": "b"}], "log
 def unread_fields() -> set[str]:
     """Run both routes on requests that note each access; returns the fields without one."""
     return _unread(
-        completions_protocol, CompletionRequest, completions.prepare, COMPLETION_BODY
+        completions_request, CompletionRequest, completions.prepare, COMPLETION_BODY
     ) | _unread(chat_request, ChatRequest, chat.prepare, CHAT_BODY)
 
 
@@ -46,7 +46,7 @@ def _unread(protocol: Any, request_type: Any, prepare: Prepare, body: bytes) -> 
     protocol.parse = noting_parse
     try:
         models = ModelRegistry.of(FakeEngine(), ServerSettings())
-        at_once(prepare(body, models))
+        run_stages(prepare(body, models))
     finally:
         protocol.parse = parse
     return set(request_type.__struct_fields__) - read

@@ -21,12 +21,12 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 from starlette.applications import Starlette
 
-from quire.server.api.anthropic import messages_protocol
+from quire.server.api.anthropic import messages_request
 from quire.server.api.common import chat_request
-from quire.server.api.openai import completions_protocol, embeddings_protocol, responses_protocol
+from quire.server.api.openai import completions_request, embeddings_request, responses_request
 
-MESSAGES = (messages_protocol.MessagesRequest, messages_protocol.MESSAGES_UNSUPPORTED)
-COUNT = (messages_protocol.CountRequest, messages_protocol.MESSAGES_UNSUPPORTED)
+MESSAGES = (messages_request.MessagesRequest, messages_request.MESSAGES_UNSUPPORTED)
+COUNT = (messages_request.CountRequest, messages_request.MESSAGES_UNSUPPORTED)
 ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     (
         chat_params.CompletionCreateParamsStreaming,
@@ -35,18 +35,18 @@ ROUTES: list[tuple[type[Any], type[msgspec.Struct], Collection[str]]] = [
     ),
     (
         completion_create_params.CompletionCreateParamsStreaming,
-        completions_protocol.CompletionRequest,
-        completions_protocol.COMPLETION_UNSUPPORTED,
+        completions_request.CompletionRequest,
+        completions_request.COMPLETION_UNSUPPORTED,
     ),
     (
         response_create_params.ResponseCreateParamsStreaming,
-        responses_protocol.ResponsesRequest,
-        responses_protocol.RESPONSES_UNSUPPORTED,
+        responses_request.ResponsesRequest,
+        responses_request.RESPONSES_UNSUPPORTED,
     ),
     (
         embedding_create_params.EmbeddingCreateParams,
-        embeddings_protocol.EmbeddingRequest,
-        embeddings_protocol.EMBEDDING_UNSUPPORTED,
+        embeddings_request.EmbeddingRequest,
+        embeddings_request.EMBEDDING_UNSUPPORTED,
     ),
     (message_create_params.MessageCreateParamsStreaming, *MESSAGES),
     (beta_params.MessageCreateParamsStreaming, *MESSAGES),

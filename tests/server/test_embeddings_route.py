@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from quire.core.pooling_params import PoolingParams
 from quire.errors import EngineError
 from quire.server.admission.admission_control import Admission
-from quire.server.api.openai import embeddings, embeddings_protocol
-from quire.server.api.openai.embeddings_protocol import MAX_INPUTS
+from quire.server.api.openai import embeddings, embeddings_request
+from quire.server.api.openai.embeddings_request import MAX_INPUTS
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 
@@ -134,7 +134,7 @@ def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
     assert watch.most_inputs == watch.most_counted == embeddings.MOST_AT_ONCE
     assert embed(app, input=["x" * 1000] * 30).status == 200
     assert watch.most_tokens == 8 * 1000 < embeddings.MOST_TOKENS
-    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
+    assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 
 class Watch:
@@ -149,7 +149,7 @@ class Watch:
 
     async def embed(self, prompt: list[int], *args: Any, **options: Any) -> Any:
         self.inputs.append(len(prompt))
-        self.most_counted = max(self.most_counted, self.admission.heads.num_answers)
+        self.most_counted = max(self.most_counted, self.admission.in_flight.num_answers)
         self.most_inputs = max(self.most_inputs, len(self.inputs))
         self.most_tokens = max(self.most_tokens, sum(self.inputs))
         try:
@@ -171,7 +171,7 @@ def test_who_leaves_aborts(app: Starlette, engine: FakeEngine) -> None:
     reply = call(app, PATH, {"input": ["a", "b"]}, leave_after=0)
     assert reply.status == 0
     assert len(engine.aborted) == len(engine.calls)
-    assert app.state.models.find(None).admission.heads.num_answers == 0
+    assert app.state.models.find(None).admission.in_flight.num_answers == 0
 
 
 def test_a_deadline_holds(app: Starlette, engine: FakeEngine) -> None:
@@ -198,15 +198,15 @@ def test_each_field_is_read(engine: FakeEngine) -> None:
     app = build_app(engine, ServerSettings())
     read: set[str] = set()
 
-    class Noting(embeddings_protocol.EmbeddingRequest):
+    class Noting(embeddings_request.EmbeddingRequest):
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
 
-    decoder = embeddings_protocol._decoder
-    embeddings_protocol._decoder = msgspec.json.Decoder(Noting)
+    decoder = embeddings_request._decoder
+    embeddings_request._decoder = msgspec.json.Decoder(Noting)
     try:
         assert embed(app).status == 200
     finally:
-        embeddings_protocol._decoder = decoder
-    assert set(embeddings_protocol.EmbeddingRequest.__struct_fields__) - read == {"user"}
+        embeddings_request._decoder = decoder
+    assert set(embeddings_request.EmbeddingRequest.__struct_fields__) - read == {"user"}

@@ -22,18 +22,20 @@ from schemathesis.core import NOT_SET
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
-from quire.server.ops.openapi import document
-from quire.server.ops.openapi_operations import ADMIN_OPERATIONS, OPERATIONS, Operation
+from quire.server.http.openapi_entry import OpenApiEntry
+from quire.server.ops.openapi import document, entries_of
 from quire.server.settings import ServerSettings
 
 HOOKS = Path(__file__).parents[2] / "benchmarks" / "api_fuzz_hooks.py"
-DOCUMENTS = {"public": document(), "admin": document(ADMIN_OPERATIONS)}
+_APP = build_app(FakeEngine(), ServerSettings())
+ROUTES = {"public": _APP.routes, "admin": _APP.state.admin.routes}
+DOCUMENTS = {side: document(routes) for side, routes in ROUTES.items()}
 SCHEMAS = {side: schemathesis.openapi.from_dict(told) for side, told in DOCUMENTS.items()}
 MODES = list(schemathesis.GenerationMode)
 POSTS = [
     pytest.param(side, operation, id=operation.path)
-    for side, operations in (("public", OPERATIONS), ("admin", ADMIN_OPERATIONS))
-    for operation in operations
+    for side, routes in ROUTES.items()
+    for operation in entries_of(routes)
     if operation.body is not None
 ]
 EXAMPLES = 4
@@ -59,7 +61,7 @@ def apps() -> dict[str, Starlette]:
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize(("side", "operation"), POSTS)
 def test_requests_are_answered_as_the_document_says(
-    apps: dict[str, Starlette], hooks: ModuleType, side: str, operation: Operation, mode: Any
+    apps: dict[str, Starlette], hooks: ModuleType, side: str, operation: OpenApiEntry, mode: Any
 ) -> None:
     told = DOCUMENTS[side]
     described = SCHEMAS[side][operation.path]["POST"]
@@ -92,7 +94,7 @@ def bytes_of(body: Any) -> bytes:
     return json.dumps(body).encode()
 
 
-def check_reply(document: dict[str, Any], operation: Operation, reply: Reply) -> None:
+def check_reply(document: dict[str, Any], operation: OpenApiEntry, reply: Reply) -> None:
     """Whether the document tells this status, and this form of its body."""
     told = document["paths"][operation.path]["post"]["responses"][str(reply.status)]
     if "$ref" in told:

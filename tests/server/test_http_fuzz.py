@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http.http_protocol import WireLimits
+from quire.server.http.http_protocol import ConnectionLimits
 from quire.server.settings import ServerSettings
 
 BODY = b'{"prompt": "a", "max_tokens": 2}'
@@ -21,7 +21,9 @@ GOOD = raw_post({"prompt": "a"}, headers=b"connection: close\r\n")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    limits = WireLimits(header_seconds=0.1, header_bytes=4096, num_headers=32, body_seconds=0.1)
+    limits = ConnectionLimits(
+        header_seconds=0.1, header_bytes=4096, num_headers=32, body_seconds=0.1
+    )
     running = Running(FakeEngine(), ServerSettings(shutdown_timeout=1), limits, keep_alive=0.1)
     yield running
     running.stop()

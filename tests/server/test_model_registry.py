@@ -25,10 +25,10 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.server.app import build_server
-from quire.server.model_loading import Loader
+from quire.server.model_loading import ModelLoader
 from quire.server.model_registry import ModelRegistry
 from quire.server.settings import ServerSettings
-from quire.server.worker import Fronts
+from quire.server.worker import EngineFrontends
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ class House:
         self.parent = lambda _: None
         found = conditions or (condition("a"), condition("b"))
         self.models = ModelRegistry(found, ServerSettings(**settings))
-        self.loader = Loader(self.models, self._ask)
+        self.loader = ModelLoader(self.models, self._ask)
         for each in found:
             if each.state == "loaded":
                 self.models.attach(each.name, self.engines[each.name])
@@ -73,8 +73,8 @@ class House:
 
     def become(self, name: str, state: ModelState, **fields: Any) -> None:
         old = self.models.entry(name).condition
-        self.loader.tell(condition(name, state, at_start=old.at_start, **fields))
-        if state == "loaded" and self.models.entry(name).served is None:
+        self.loader.set_condition(condition(name, state, at_start=old.at_start, **fields))
+        if state == "loaded" and self.models.entry(name).model is None:
             self.loader.attach(name, self.engines[name])
 
     def later(self, name: str, *states: ModelState) -> None:
@@ -85,7 +85,7 @@ class House:
 
 def test_a_process_that_has_not_met_a_loaded_engine_says_so() -> None:
     house = House(condition("a", "loading"))
-    house.loader.tell(condition("a"))  # told before the engine is attached
+    house.loader.set_condition(condition("a"))  # told before the engine is attached
     for path in ("/live", "/ready"):
         reply = call(house.app, path)
         assert (reply.status, b"model a is about to be ready" in reply.body) == (503, True)
@@ -95,7 +95,7 @@ def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> No
     house = House(condition("a", "loading"))
 
     async def hear() -> None:
-        fronts = Fronts("0", house.asked.append, house.loader)
+        fronts = EngineFrontends("0", house.asked.append, house.loader)
         info: Any = house.engines["a"].info
         place = {"address": f"ipc://{tmp_path}/a", "page_path": f"{tmp_path}/a.page"}
         fronts.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
@@ -163,8 +163,8 @@ def test_the_queue_of_one_model_does_not_fill_the_others() -> None:
     statuses = [reply.status for reply in run_leaping(crowd())]
     assert sorted(statuses[:12]) == [200] * 8 + [429] * 4
     assert statuses[12:] == [200, 200]
-    assert house.models.entrance.heads.num_answers == 0
-    assert [entry.admission.heads.num_answers for entry in house.models.entries()] == [0, 0]
+    assert house.models.entrance.in_flight.num_answers == 0
+    assert [entry.admission.in_flight.num_answers for entry in house.models.entries()] == [0, 0]
 
 
 def test_models_and_live_views_by_name() -> None:
@@ -224,7 +224,7 @@ def test_a_model_that_does_not_come_in_time(
     assert (reply.status, reply.error["code"]) == (503, "model_not_loaded")
     assert int(reply.headers["retry-after"]) >= 1
     entry = house.models.entry("b")
-    assert (entry.num_waiting, entry.admission.heads.num_answers) == (0, 0)
+    assert (entry.num_waiting, entry.admission.in_flight.num_answers) == (0, 0)
 
 
 def test_why_a_model_does_not_come_is_told() -> None:

@@ -11,7 +11,7 @@ from read_fields import unread_fields
 
 from quire.core.sampling_params import SamplingParams
 from quire.server.api.common import chat_messages, chat_request, generation_request
-from quire.server.api.openai import completions_protocol
+from quire.server.api.openai import completions_request
 
 # field: (values that are taken, values that are refused); the prompt has 3 tokens, the context 1024
 SHARED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -202,7 +202,7 @@ def test_bounds(route: str, field: str, value: Any, good: bool, complete: Post, 
 
 def test_tables_cover_every_field() -> None:
     for table, request in (
-        (COMPLETION, completions_protocol.CompletionRequest),
+        (COMPLETION, completions_request.CompletionRequest),
         (CHAT, chat_request.ChatRequest),
     ):
         assert set(request.__struct_fields__) - {"stream_options"} <= set(table)
@@ -332,7 +332,7 @@ def test_too_many_answers(complete: Post) -> None:
 
 def test_neutral_values_are_documented_once() -> None:
     for unsupported, request in (
-        (completions_protocol.COMPLETION_UNSUPPORTED, completions_protocol.CompletionRequest),
+        (completions_request.COMPLETION_UNSUPPORTED, completions_request.CompletionRequest),
         (chat_request.CHAT_UNSUPPORTED, chat_request.ChatRequest),
         (chat_messages.MESSAGE_UNSUPPORTED, chat_messages.Message),
     ):

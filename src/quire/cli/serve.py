@@ -32,7 +32,7 @@ from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
 from quire.server.http.api_keys import listed
-from quire.server.http.listen_address import admin_place, base_url, bind, bind_admin, is_loopback
+from quire.server.http.listen_address import admin_address, base_url, bind, bind_admin, is_loopback
 from quire.server.settings import ServerSettings
 
 LAST_SECONDS = 5.0  # beyond shutdown_timeout, for API processes to end by themselves
@@ -189,7 +189,7 @@ async def _serve(
         async def work() -> None:
             infos = await fleet.start()
             waiting = [plan.name for plan in plans if not plan.at_start]
-            seconds, place = time.monotonic() - begin, admin_place(admin) if admin else ""
+            seconds, place = time.monotonic() - begin, admin_address(admin) if admin else ""
             url = base_url(listener)
             print(ready_text(infos, waiting, url, seconds, key=key, admin=place), flush=True)
             if not key and not is_loopback(listener):

@@ -1,7 +1,8 @@
-"""How models come and go under an API process: it asks the parent, waits, and lets go of them.
+"""ModelLoader: loads and unloads models through the parent process, for one API process.
 
-Owns the requests that wait for a model, and the last ones before it leaves. Whether there is memory
-for a model is decided by the parent (engine/processes/model_fleet.py).
+Owns the requests that wait for a model, and the wait for a model's last requests before it is
+unloaded. Whether there is memory for a model is decided by the parent
+(engine/processes/model_fleet.py).
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from quire.engine.processes.control_channel import (
 )
 from quire.errors import ModelNotLoadedError, OverloadedError
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.model_registry import Entry, ModelRegistry
+from quire.server.model_registry import ModelEntry, ModelRegistry
 
-POLL_SECONDS = 0.02  # between looks at whether a model's last request has ended
-TELL_SECONDS = 15.0  # beyond a grace, for the parent to do what it was asked
-RETRY_SECONDS = 5.0  # after which a model that took too long may be there
+POLL_SECONDS = 0.02  # between checks whether a model's last request has ended
+UNLOAD_SECONDS = 15.0  # beyond the grace period, for the parent to end the engine
+RETRY_SECONDS = 5.0  # Retry-After for a model that took too long to load
 
 
-class Loader:
-    """Asks for models, and waits for them. ask: sends to the parent; None: nobody can be asked."""
+class ModelLoader:
+    """Loads models on demand. send: to the parent process; None where there is none."""
 
-    def __init__(self, models: ModelRegistry, ask: Callable[[Control], None] | None = None) -> None:
+    def __init__(
+        self, models: ModelRegistry, send: Callable[[Control], None] | None = None
+    ) -> None:
         self.models = models
-        self._ask = ask
+        self._send_control = send
         self._readers: dict[str, set[asyncio.Queue[ModelCondition]]] = {}
 
-    # ------------------------------------------------------------------ asked by requests
+    # ------------------------------------------------------------------ for requests
 
     async def load(self, name: str, seconds: float) -> None:
         """Wait until a model is loaded. Raises ModelNotLoadedError, also if it takes longer."""
@@ -49,31 +52,31 @@ class Loader:
             raise ModelNotLoadedError(name, text, retry_after=RETRY_SECONDS) from None
 
     async def unload(self, name: str, grace: float) -> None:
-        """Ask for a model's end, and wait for it; its requests have `grace` seconds to finish."""
+        """Unload a model and wait for it; its requests have `grace` seconds to finish."""
         try:
-            async with asyncio.timeout(grace + TELL_SECONDS):
-                with self._news(name) as news:
+            async with asyncio.timeout(grace + UNLOAD_SECONDS):
+                with self._conditions_of(name) as conditions:
                     self._send(UnloadModel(name=name, grace=grace), name)
-                    while (await news.get()).state in ("loaded", "unloading"):
+                    while (await conditions.get()).state in ("loaded", "unloading"):
                         pass
         except TimeoutError:
-            text = f"model {name} has not ended yet; ask for its state"
+            text = f"model {name} has not ended yet; GET /admin/models shows its state"
             raise OverloadedError(text, retry_after=RETRY_SECONDS) from None
 
-    async def _until_loaded(self, entry: Entry) -> None:
-        name, is_asked = entry.name, False
-        with self._news(name) as news:
+    async def _until_loaded(self, entry: ModelEntry) -> None:
+        name, is_requested = entry.name, False
+        with self._conditions_of(name) as conditions:
             while not entry.is_usable:
-                if not is_asked:
+                if not is_requested:
                     self._send(LoadModel(name=name), name)
-                found = await news.get()
-                if found.failure:
-                    raise ModelNotLoadedError(name, found.failure, retry_after=found.retry_after)
-                is_asked = found.state != "unloaded"  # otherwise it had to leave first
+                condition = await conditions.get()
+                if failure := condition.failure:
+                    raise ModelNotLoadedError(name, failure, retry_after=condition.retry_after)
+                is_requested = condition.state != "unloaded"  # else it had to be unloaded first
 
     @contextmanager
-    def _news(self, name: str) -> Iterator[asyncio.Queue[ModelCondition]]:
-        """All that is said of a model from now on, in its order."""
+    def _conditions_of(self, name: str) -> Iterator[asyncio.Queue[ModelCondition]]:
+        """A queue of the model's conditions from now on, in order."""
         queue: asyncio.Queue[ModelCondition] = asyncio.Queue()
         readers = self._readers.setdefault(name, set())
         readers.add(queue)
@@ -83,32 +86,34 @@ class Loader:
             readers.discard(queue)
 
     def _send(self, message: Control, name: str) -> None:
-        if self._ask is None:
-            raise ModelNotLoadedError(name, f"model {name} is not loaded, and nothing can load it")
-        self._ask(message)
+        if self._send_control is None:
+            raise ModelNotLoadedError(name, f"model {name} is not loaded and cannot be")
+        self._send_control(message)
 
-    # ------------------------------------------------------------------ told by the parent
+    # ------------------------------------------------------------------ from the parent process
 
     def attach(self, name: str, engine: EngineProtocol) -> None:
-        """The model's engine can be reached for the first time."""
+        """Connect a model that was loaded for the first time to its engine."""
         self.models.attach(name, engine)
         self._wake(self.models.entry(name).condition)
 
-    def give_up(self, name: str, why: str) -> None:
-        """The model is loaded, but cannot be used in this process."""
+    def give_up(self, name: str, reason: str) -> None:
+        """Unload a model that this process cannot use."""
         condition = self.models.entry(name).condition
-        self.tell(msgspec.structs.replace(condition, failure=why, retry_after=RETRY_SECONDS))
+        self.set_condition(
+            msgspec.structs.replace(condition, failure=reason, retry_after=RETRY_SECONDS)
+        )
         self._send(UnloadModel(name=name, grace=0.0), name)
 
-    def tell(self, condition: ModelCondition) -> None:
-        """The model is like this now."""
-        self.models.tell(condition)
+    def set_condition(self, condition: ModelCondition) -> None:
+        """Update a model's state and wake the requests that wait for it."""
+        self.models.set_condition(condition)
         self._wake(condition)
 
     async def leave(self, order: LeaveModel) -> None:
-        """Begin no more requests with a model, wait for those that run, and say how that went."""
+        """Wait for a model's running requests and report to the parent whether it may unload."""
         entry = self.models.entry(order.name)
-        agreed = bool(order.grace) or entry.admission.heads.num_own_answers == 0
+        agreed = bool(order.grace) or entry.admission.in_flight.num_own_answers == 0
         await _until_idle(entry, order.grace)
         self._send(ModelLeft(name=order.name, agreed=agreed), order.name)
 
@@ -117,7 +122,7 @@ class Loader:
             queue.put_nowait(condition)
 
 
-async def _until_idle(entry: Entry, grace: float) -> None:
+async def _until_idle(entry: ModelEntry, grace: float) -> None:
     end = asyncio.get_running_loop().time() + grace
     while entry.num_running > 0 and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(POLL_SECONDS)

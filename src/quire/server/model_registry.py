@@ -1,8 +1,8 @@
-"""The models of one server, as requests name them.
+"""ModelRegistry: the models of one server by the names that requests use.
 
-Owns which names there are, and what a route has to know of a model before it may run: its engine,
-how its answers are read, and how many answers of it are in the house. Looking one up is one read of
-a dict: every request does it. How models come and go is model_loading.py's business.
+Owns the names, and what a route needs to know of a model: its engine, how its output is parsed, and
+its admission control. Finding a model is one read of a dict, since every request does it. How
+models are loaded and unloaded is in model_loading.py.
 """
 
 from __future__ import annotations
@@ -13,88 +13,91 @@ from dataclasses import dataclass
 from quire.engine.processes.control_channel import ModelCondition
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
-from quire.server.admission.in_flight import InFlightCounter, own_counts
+from quire.server.admission.in_flight import InFlightCounter, local_counters
 from quire.server.engine_protocol import EngineProtocol
-from quire.server.parsing.choose_parser import AnswerFormats, choose_formats
+from quire.server.parsing.choose_parsers import ModelParsers, choose_parsers
 from quire.server.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A model that can be asked. formats: how it writes tool calls and thoughts."""
+class RegisteredModel:
+    """A loaded model. parsers: for its tool calls and reasoning."""
 
     name: str
     engine: EngineProtocol
-    formats: AnswerFormats
+    parsers: ModelParsers
     admission: Admission
 
 
-class Entry:
-    """One name of the server's, whether its model is loaded or not.
+class ModelEntry:
+    """One model name, whether the model is loaded or not.
 
-    served: from its first loading on; num_waiting: requests that wait for it to be loaded.
+    model: None until it is loaded for the first time. num_waiting: requests that wait for it to be
+    loaded.
     """
 
     def __init__(self, condition: ModelCondition, admission: Admission) -> None:
         self.condition = condition
         self.admission = admission
-        self.served: Served | None = None
+        self.model: RegisteredModel | None = None
         self.num_waiting = 0
 
     @property
     def name(self) -> str:
-        """As requests name it."""
+        """The name that requests use."""
         return self.condition.name
 
     @property
     def is_usable(self) -> bool:
         """Whether requests can find it."""
-        return self.condition.state == "loaded" and self.served is not None
+        return self.condition.state == "loaded" and self.model is not None
 
     @property
     def state(self) -> str:
-        """In words. A loaded one is not there for a process that has not met its engine yet."""
-        if self.condition.state == "loaded" and self.served is None:
+        """Its state in words. A process may not be connected yet to a model that is loaded."""
+        if self.condition.state == "loaded" and self.model is None:
             return "about to be ready"
         return self.condition.state
 
     @property
     def num_running(self) -> int:
         """Answers of this process that use the model, or are about to."""
-        return self.admission.heads.num_own_answers - self.num_waiting
+        return self.admission.in_flight.num_own_answers - self.num_waiting
 
 
 class ModelRegistry:
-    """All models by name; the first is the one that requests without a name are for.
+    """All models by name; requests without a name get the first.
 
-    counts: makes so many of them, which the server's processes may share.
+    make_counters: makes as many counters as it is told, shared with the other API processes.
     """
 
     def __init__(
         self,
         conditions: Sequence[ModelCondition],
         settings: ServerSettings,
-        counts: Callable[[int], list[InFlightCounter]] = own_counts,
+        make_counters: Callable[[int], list[InFlightCounter]] = local_counters,
     ) -> None:
         self._settings = settings
-        self._on_new: list[Callable[[EngineProtocol], None]] = []
-        shares = [self._capacity(condition) for condition in conditions]
-        first, *others = counts(1 if len(conditions) == 1 else 1 + len(conditions))
-        # where requests are counted that name none yet
-        self.entrance = Admission(_sum(shares), heads=first)
+        self._on_engine: list[Callable[[EngineProtocol], None]] = []
+        capacities = [self._capacity(condition) for condition in conditions]
+        num_counters = 1 if len(conditions) == 1 else 1 + len(conditions)
+        first, *others = make_counters(num_counters)
+        # counts requests that are not parsed yet, so that their model is unknown
+        self.entrance = Admission(_sum(capacities), in_flight=first)
         parts = [self.entrance]
         if others:
             parts = [
-                Admission(share, heads=heads, house=self.entrance)
-                for share, heads in zip(shares, others, strict=True)
+                Admission(capacity, in_flight=counter, parent=self.entrance)
+                for capacity, counter in zip(capacities, others, strict=True)
             ]
-        self._entries = {c.name: Entry(c, part) for c, part in zip(conditions, parts, strict=True)}
+        entries = map(ModelEntry, conditions, parts)
+        self._entries = {entry.name: entry for entry in entries}
         self._first = conditions[0].name
-        self._loaded: dict[str | None, Served] = {}
+        self._loaded: dict[str | None, RegisteredModel] = {}
 
     @classmethod
     def of(cls, engine: EngineProtocol, settings: ServerSettings) -> ModelRegistry:
-        """One model that is there and stays."""
+        """A registry of one model that is loaded and stays."""
         info = engine.info
         seqs = info.limits.max_num_seqs
         condition = ModelCondition(
@@ -106,80 +109,80 @@ class ModelRegistry:
 
     # ------------------------------------------------------------------ for requests
 
-    def find(self, name: str | None) -> Served:
-        """The model that a request names. Raises ModelNotFoundError or ModelNotLoadedError."""
-        served = self._loaded.get(name)
-        if served is None:
-            raise self._absent(name)
-        return served
+    def find(self, name: str | None) -> RegisteredModel:
+        """The loaded model of this name. Raises ModelNotFoundError or ModelNotLoadedError."""
+        model = self._loaded.get(name)
+        if model is None:
+            raise self._missing(name)
+        return model
 
-    def entry(self, name: str | None) -> Entry:
-        """The model by its name, loaded or not. Raises ModelNotFoundError."""
+    def entry(self, name: str | None) -> ModelEntry:
+        """The entry of a model, loaded or not. Raises ModelNotFoundError."""
         entry = self._entries.get(self._first if name is None else name)
         if entry is None:
             raise ModelNotFoundError(self._unknown(str(name)))
         return entry
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ModelEntry]:
         """All models, the first one first."""
         return list(self._entries.values())
 
-    def loaded(self) -> list[Served]:
-        """Those that can be asked now."""
-        return [served for name, served in self._loaded.items() if name is not None]
+    def loaded(self) -> list[RegisteredModel]:
+        """All loaded models."""
+        return [model for name, model in self._loaded.items() if name is not None]
 
     @property
     def may_answer(self) -> bool:
-        """Whether a request can come: there is a model that runs, or that can be loaded."""
-        for served in self._loaded.values():
-            if served.engine.is_alive:
+        """Whether any model runs or can be loaded."""
+        for model in self._loaded.values():
+            if model.engine.is_alive:
                 return True
         return len(self.loaded()) < len(self._entries)
 
-    # ------------------------------------------------------------------ models that come and go
+    # ------------------------------------------------------------------ loading and unloading
 
     def attach(self, name: str, engine: EngineProtocol) -> None:
-        """The model was loaded for the first time: this is its engine, for good."""
+        """Connect a model that was loaded for the first time to its engine, for good."""
         entry = self._entries[name]
         tokenizer = engine.tokenizer
-        formats = choose_formats(
+        parsers = choose_parsers(
             tokenizer.chat_template_text,
             tokenizer.chat_variables,
             tools=self._settings.tool_call_parser,
             reasoning=self._settings.reasoning_parser,
         )
-        entry.served = Served(name, engine, formats, entry.admission)
+        entry.model = RegisteredModel(name, engine, parsers, entry.admission)
         entry.admission.capacity = self._capacity(entry.condition, engine.info.limits.max_kv_tokens)
-        for on_new in self._on_new:
-            on_new(engine)
-        self.tell(entry.condition)
+        for on_engine in self._on_engine:
+            on_engine(engine)
+        self.set_condition(entry.condition)
 
-    def tell(self, condition: ModelCondition) -> None:
-        """The model is like this now."""
+    def set_condition(self, condition: ModelCondition) -> None:
+        """Update a model's state, as the parent process reports it."""
         entry = self._entries[condition.name]
         entry.condition = condition
         names = (entry.name, None) if entry.name == self._first else (entry.name,)
         for name in names:
-            if entry.is_usable and entry.served is not None:
-                self._loaded[name] = entry.served
+            if entry.is_usable and entry.model is not None:
+                self._loaded[name] = entry.model
             else:
                 self._loaded.pop(name, None)
 
-    def follow(self, on_new: Callable[[EngineProtocol], None]) -> None:
-        """Tell of each engine, those of now and those to come."""
-        self._on_new.append(on_new)
+    def on_engine(self, callback: Callable[[EngineProtocol], None]) -> None:
+        """Call back for each engine: those known now, and later ones."""
+        self._on_engine.append(callback)
         for entry in self._entries.values():
-            if entry.served is not None:
-                on_new(entry.served.engine)
+            if entry.model is not None:
+                callback(entry.model.engine)
 
     async def close(self) -> None:
-        """Leave all engines."""
+        """Close the connections to all engines."""
         for entry in self._entries.values():
-            if entry.served is not None:
-                await entry.served.engine.close()
+            if entry.model is not None:
+                await entry.model.engine.close()
 
     def _capacity(self, condition: ModelCondition, max_kv_tokens: int | None = None) -> Capacity:
-        """What the settings let in. Tokens are counted once the KV cache is known."""
+        """The capacity of one model. Tokens are counted once the size of the KV cache is known."""
         tokens = self._settings.max_queued_tokens
         return Capacity(
             max_running=condition.max_num_seqs,
@@ -189,15 +192,14 @@ class ModelRegistry:
             ),
         )
 
-    def _absent(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
+    def _missing(self, name: str | None) -> ModelNotLoadedError | ModelNotFoundError:
         if name is not None and name not in self._entries:
             return ModelNotFoundError(f"{self._unknown(name)}, or leave it out")
         entry = self.entry(name)
-        found = entry.condition
+        condition = entry.condition
+        text = f"model {entry.name} is {entry.state}; send the request again later"
         return ModelNotLoadedError(
-            found.name,
-            found.failure or f"model {found.name} is {entry.state}; send the request again later",
-            retry_after=found.retry_after,
+            entry.name, condition.failure or text, retry_after=condition.retry_after
         )
 
     def _unknown(self, name: str) -> str:
@@ -205,11 +207,11 @@ class ModelRegistry:
         return f"model: {name[:128]!r} is not served here; use {known}"
 
 
-def _sum(shares: Sequence[Capacity]) -> Capacity:
-    """What all models together take in. Prompt tokens are each model's own matter."""
-    if len(shares) == 1:
-        return shares[0]
+def _sum(capacities: Sequence[Capacity]) -> Capacity:
+    """The capacity of all models together. Prompt tokens are bounded for each model alone."""
+    if len(capacities) == 1:
+        return capacities[0]
     return Capacity(
-        max_running=sum(share.max_running for share in shares),
-        max_waiting=sum(share.max_waiting for share in shares),
+        max_running=sum(capacity.max_running for capacity in capacities),
+        max_waiting=sum(capacity.max_waiting for capacity in capacities),
     )

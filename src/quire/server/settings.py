@@ -7,8 +7,8 @@ from typing import Literal
 
 from quire.errors import ConfigError
 from quire.options import MOST, MOST_BYTES, check_ranges, setting
-from quire.server.http.api_keys import Keys, all_keys, listed
-from quire.server.http.origins import listed_origins
+from quire.server.http.api_keys import ApiKeys, all_keys, listed
+from quire.server.http.cors import parse_origins
 
 _YEAR = 366 * 24 * 3600  # event loops cannot wait for whatever is a number
 _SECONDS = (0.001, _YEAR)
@@ -141,7 +141,7 @@ class ServerSettings:
                 f"give {self.max_body_bytes} or more, or lower max_body_bytes"
             )
         if self.allowed_origins is not None:
-            listed_origins(self.allowed_origins)
+            parse_origins(self.allowed_origins)
         _check_url(self.otlp_traces_endpoint)
         for name in ("api_key", "admin_api_key"):
             keys = getattr(self, name)
@@ -158,17 +158,17 @@ class ServerSettings:
     @property
     def origins(self) -> list[str]:
         """Those that may call it from a browser."""
-        return [] if self.allowed_origins is None else listed_origins(self.allowed_origins)
+        return [] if self.allowed_origins is None else parse_origins(self.allowed_origins)
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> ApiKeys:
         """Whom the server lets in. Reads the key file; raises ConfigError."""
-        return Keys(all_keys(self.api_key, self.api_key_file))
+        return ApiKeys(all_keys(self.api_key, self.api_key_file))
 
     @property
-    def admin_keys(self) -> Keys:
+    def admin_keys(self) -> ApiKeys:
         """Whom the admin endpoints let in."""
-        return Keys(all_keys(self.admin_api_key, None))
+        return ApiKeys(all_keys(self.admin_api_key, None))
 
     def _check_admin(self) -> None:
         if self.admin_uds == "":

@@ -18,7 +18,7 @@ from quire.server.admission.admission_control import (
     Capacity,
     Ticket,
 )
-from quire.server.admission.in_flight import shared_counts
+from quire.server.admission.in_flight import shared_counters
 
 
 class Clock:
@@ -42,7 +42,11 @@ def test_so_many_and_no_more() -> None:
     tickets = [admission.enter() for _ in range(5)]
     with pytest.raises(QueueFullError, match="3 answers wait"):
         admission.enter()
-    assert (admission.heads.num_answers, admission.num_waiting, admission.num_refused) == (5, 3, 1)
+    assert (admission.in_flight.num_answers, admission.num_waiting, admission.num_refused) == (
+        5,
+        3,
+        1,
+    )
     with tickets[0]:
         pass
     admission.enter()
@@ -57,8 +61,8 @@ def test_a_request_is_charged_for_all_its_answers_and_tokens() -> None:
         with pytest.raises(QueueFullError):
             big.charge(5, 1)
         big.charge(4, 40)
-        assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (5, 100)
-    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
+        assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (5, 100)
+    assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 
 def test_alone_anything_may_enter() -> None:
@@ -87,7 +91,7 @@ def test_retry_after_is_the_queue_at_the_measured_rate() -> None:
     admission, clock = house(max_running=2, max_waiting=8)
     tickets: list[Ticket] = []
     for _ in range(200):
-        while admission.heads.num_answers < 10:
+        while admission.in_flight.num_answers < 10:
             ticket = admission.enter()
             ticket.charge(1, 5)
             tickets.append(ticket)
@@ -143,21 +147,21 @@ def test_the_counts_are_those_of_who_is_inside(moves: list[tuple[int, int, int]]
                     pass
         except QueueFullError:
             pass
-        assert admission.heads.num_answers == sum(a for a, _ in inside)
-        assert admission.heads.num_prompt_tokens == sum(t for _, t in inside)
-        assert len(inside) == 1 or admission.heads.num_answers <= 8 or not inside
+        assert admission.in_flight.num_answers == sum(a for a, _ in inside)
+        assert admission.in_flight.num_prompt_tokens == sum(t for _, t in inside)
+        assert len(inside) == 1 or admission.in_flight.num_answers <= 8 or not inside
     for ticket in tickets:
         with ticket:
             pass
-    assert (admission.heads.num_answers, admission.heads.num_prompt_tokens) == (0, 0)
+    assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 
 def test_several_processes_fill_one_house(tmp_path: Path) -> None:
     capacity = Capacity(max_running=2, max_waiting=3, max_prompt_tokens=100)
 
     def process(row: int) -> list[Admission]:
-        counts = shared_counts(tmp_path / "heads", row, num_rows=2, num_places=2)
-        return [Admission(capacity, heads=heads) for heads in counts]
+        counts = shared_counters(tmp_path / "in_flight", row, num_rows=2, num_counters=2)
+        return [Admission(capacity, in_flight=heads) for heads in counts]
 
     (busy, other), (idle, _) = process(0), process(1)
     tickets = [busy.enter() for _ in range(5)]  # all places, though there are two processes
@@ -170,19 +174,20 @@ def test_several_processes_fill_one_house(tmp_path: Path) -> None:
         late.charge(1, 90)
         with pytest.raises(QueueFullError, match="90 prompt tokens"):
             busy.check(1, 11)
-    assert (busy.heads.num_answers, idle.heads.num_own_answers) == (3, 0)
-    assert other.heads.num_answers == 0
-    assert process(0)[0].heads.num_answers == 0  # the first has a successor
+    assert (busy.in_flight.num_answers, idle.in_flight.num_own_answers) == (3, 0)
+    assert other.in_flight.num_answers == 0
+    assert process(0)[0].in_flight.num_answers == 0  # the first has a successor
 
 
 def test_the_dead_take_no_places(tmp_path: Path) -> None:
-    here = shared_counts(tmp_path / "heads", 0, num_rows=2, num_places=2)[1]
+    here = shared_counters(tmp_path / "in_flight", 0, num_rows=2, num_counters=2)[1]
     count = (
         "import sys, time; from pathlib import Path;"
         "from quire.server.admission.in_flight import *;"
-        "shared_counts(Path(sys.argv[1]), 1, 2, 2)[1].add(3, 40); print(flush=True); time.sleep(60)"
+        "shared_counters(Path(sys.argv[1]), 1, 2, 2)[1].add(3, 40);"
+        "print(flush=True); time.sleep(60)"
     )
-    other = Popen([sys.executable, "-c", count, tmp_path / "heads"], stdout=PIPE)
+    other = Popen([sys.executable, "-c", count, tmp_path / "in_flight"], stdout=PIPE)
     with other:
         assert other.stdout is not None
         other.stdout.readline()

@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 
 from quire.server.app import build_app
 from quire.server.http.listen_address import bind
-from quire.server.http.uvicorn_server import Server
 from quire.server.settings import ServerSettings
+from quire.server.uvicorn_server import Server
 
 
 class Client:
@@ -110,7 +110,7 @@ def test_a_running_stream_ends_well_and_new_requests_are_refused(
     with caplog.at_level(logging.INFO, "quire.server.admission.drain"):
         asyncio.run(scenario())
     (record,) = (line for line in caplog.records if line.name == "quire.server.admission.drain")
-    assert record.getMessage() == "shutting down: 1 requests run and have 20 s to end"
+    assert record.getMessage() == "shutting down: 1 running requests have 20 s to finish"
 
 
 def test_what_does_not_end_in_time_is_told_so(

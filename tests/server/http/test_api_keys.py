@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 
 from quire.errors import ConfigError
 from quire.server.app import build_app
-from quire.server.http.api_keys import salt_of
+from quire.server.http.api_keys import cache_salt_of
 from quire.server.settings import ServerSettings
 
 BODY = {"prompt": "abc"}
@@ -90,7 +90,7 @@ def test_asking_for_another_tenants_salt_does_not_help(engine: FakeEngine) -> No
     app = app_with(engine, api_key="a,b")
     (target,) = salts(engine, app, ["a"])
     assert salts(engine, app, ["b"], cache_salt=target) != [target]
-    assert salt_of("t", "a\ud800") != salt_of("t", "a\ud801")  # lone surrogates are no matter
+    assert cache_salt_of("t", "a\ud800") != cache_salt_of("t", "a\ud801")  # lone surrogates
 
 
 def test_keys_may_share_by_a_setting(engine: FakeEngine) -> None:

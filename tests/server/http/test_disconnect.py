@@ -39,13 +39,13 @@ def run(scope: dict[str, Any], then: Any, log: list[str], receive: Any = silent)
 
 def test_the_protocol_tells_it_without_a_task() -> None:
     disconnect_watch, log = DisconnectWatch(), list[str]()
-    run({"state": {STATE_KEY: disconnect_watch}}, lambda _: disconnect_watch.tell(), log)
+    run({"state": {STATE_KEY: disconnect_watch}}, lambda _: disconnect_watch.disconnect(), log)
     assert log == ["begun", "ended"]
 
 
 def test_who_has_left_already_gets_nothing_done() -> None:
     disconnect_watch, log = DisconnectWatch(), list[str]()
-    disconnect_watch.tell()
+    disconnect_watch.disconnect()
     run({"state": {STATE_KEY: disconnect_watch}}, lambda _: None, log)
     assert log == []
 

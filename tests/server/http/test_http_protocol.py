@@ -15,10 +15,10 @@ import uvloop
 from fake_engine import FakeEngine
 from live_server import Running, raw_post, read_all, wait_for
 
-from quire.server.http.http_protocol import CONTINUE, WireLimits
+from quire.server.http.http_protocol import CONTINUE, ConnectionLimits
 from quire.server.settings import ServerSettings
 
-LIMITS = WireLimits(
+LIMITS = ConnectionLimits(
     header_seconds=0.4,
     header_bytes=4096,
     num_headers=32,

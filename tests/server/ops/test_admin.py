@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from quire.errors import ConfigError
 from quire.server.app import build_app
-from quire.server.http.listen_address import admin_place, bind_admin
+from quire.server.http.listen_address import admin_address, bind_admin
 from quire.server.settings import ServerSettings
 
 PATHS = [("GET", "/stats"), ("POST", "/reset_prefix_cache")]
@@ -159,8 +159,8 @@ def test_a_port_that_was_free_can_be_told(tmp_path: Path) -> None:
     with bind_admin(0, None) as port, bind_admin(None, path) as file:
         assert port is not None
         assert file is not None
-        assert admin_place(port) == f"http://127.0.0.1:{port.getsockname()[1]}"
-        assert admin_place(file) == path
+        assert admin_address(port) == f"http://127.0.0.1:{port.getsockname()[1]}"
+        assert admin_address(file) == path
 
 
 def test_a_port_in_use_is_an_error() -> None:

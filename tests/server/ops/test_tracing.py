@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
 from quire.server.api.common.generation_job import make_job
+from quire.server.api.common.generation_record import GenerationRecord
 from quire.server.api.common.generation_request import GenerationRequest
 from quire.server.app import build_app
 from quire.server.http.request_record import RequestRecord
@@ -89,7 +90,8 @@ def test_every_conversation_is_a_chat(
 def test_a_client_that_leaves_has_seen_no_status(exporter: InMemorySpanExporter) -> None:
     tracer = Tracer(exporter, in_batches=False)
     job = make_job("cmpl", GenerationRequest(), ["a"], SamplingParams(), "fake")
-    tracer.trace(RequestRecord("POST", "/v1/completions", "label", job=job))
+    generation = GenerationRecord(job)
+    tracer.trace(RequestRecord("POST", "/v1/completions", "label", generation=generation))
     (span,) = exporter.get_finished_spans()
     assert "http.response.status_code" not in (span.attributes or {})
 

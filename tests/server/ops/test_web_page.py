@@ -12,11 +12,11 @@ from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
 from quire.server.app import build_app
-from quire.server.ops.web_page import FOLDER, INDEX, MEDIA_TYPES, Page
+from quire.server.ops.web_page import FOLDER, INDEX, MEDIA_TYPES, WebPage
 from quire.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]
-PAGE = Page()
+PAGE = WebPage()
 ASSETS = sorted(PAGE.paths - {"/"})
 FILES = sorted(FOLDER.iterdir())
 
@@ -98,9 +98,9 @@ def test_the_files_need_no_key_and_open_nothing_else(engine: FakeEngine) -> None
 def test_another_content_has_another_version(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text("{assets}/main.js")
     (tmp_path / "main.js").write_text("1")
-    first = Page(tmp_path).version
+    first = WebPage(tmp_path).version
     (tmp_path / "main.js").write_text("2")
-    assert Page(tmp_path).version != first
+    assert WebPage(tmp_path).version != first
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -12,28 +12,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.parsing.call_ids import long_id, short_id
-from quire.server.parsing.output_formats import REASONING_FORMATS, TOOL_FORMATS
-from quire.server.parsing.output_parser import Parser, Reading
-from quire.server.parsing.output_source import MAX_ATTEMPT_CHARS, MAX_SPACE_CHARS
-from quire.server.parsing.parsed_events import Answer, Event, ToolCall, ToolCallArguments, join
+from quire.server.parsing.output_events import Answer, Event, ToolCall, ToolCallArguments, join
+from quire.server.parsing.output_parser import OutputParser, ParserConfig
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS
+from quire.server.parsing.text_source import MAX_ATTEMPT_CHARS, MAX_SPACE_CHARS
+from quire.server.parsing.tool_call_ids import long_id, short_id
+from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {"properties": {"a": {"type": "string"}, "n": {"type": ["integer", "null"]}, "x": {}}},
     "get.weather-2": {},
 }
-FORMATS = sorted(TOOL_FORMATS)
+FORMATS = sorted(TOOL_PARSERS)
 
 
-def reading(tools: str | None, reasoning: str | None = None, **options: Any) -> Reading:
-    form = TOOL_FORMATS[tools] if tools else None
-    thoughts = REASONING_FORMATS[reasoning] if reasoning else None
-    return Reading(thoughts, tool_format=form, **({"tools": TOOLS} | options))
+def reading(tools: str | None, reasoning: str | None = None, **options: Any) -> ParserConfig:
+    form = TOOL_PARSERS[tools] if tools else None
+    thoughts = REASONING_PARSERS[reasoning] if reasoning else None
+    return ParserConfig(thoughts, tool_format=form, **({"tools": TOOLS} | options))
 
 
-def parse(how: Reading, *pieces: str) -> tuple[Answer, bool]:
+def parse(how: ParserConfig, *pieces: str) -> tuple[Answer, bool]:
     numbers = count()
-    parser = Parser(how, new_id=lambda: f"id{next(numbers)}")
+    parser = OutputParser(how, new_id=lambda: f"id{next(numbers)}")
     events: list[Event] = []
     for piece in pieces:
         events += parser.push(piece)
@@ -261,7 +262,7 @@ def test_a_call_that_breaks_in_its_arguments_keeps_them(
 
 
 @pytest.mark.parametrize(
-    ("text", "in_thought", "thought", "rest"),
+    ("text", "in_reasoning", "thought", "rest"),
     [
         ("<think>\nhm\n\n</think>\n\nyes", False, "hm", "yes"),
         ("\n<think></think>yes", False, "", "yes"),
@@ -273,8 +274,8 @@ def test_a_call_that_breaks_in_its_arguments_keeps_them(
         (" " * 70 + "<think>hm</think>", False, "", " " * 70 + "<think>hm</think>"),
     ],
 )
-def test_thoughts(text: str, in_thought: bool, thought: str, rest: str) -> None:
-    how = reading(None, "think", in_thought=in_thought)
+def test_thoughts(text: str, in_reasoning: bool, thought: str, rest: str) -> None:
+    how = reading(None, "think", in_reasoning=in_reasoning)
     answer, _ = parse(how, text)
     assert answer == parse(how, *text)[0] == Answer(rest, thought)
 
@@ -289,7 +290,7 @@ def test_a_thought_before_a_bare_call() -> None:
 # Any text
 
 WORDS = [
-    *(mark for form in TOOL_FORMATS.values() for mark in (*form.begin.texts, *form.inner)),
+    *(mark for form in TOOL_PARSERS.values() for mark in (*form.begin.texts, *form.inner)),
     *("<think>", "</think>", "[THINK]", "[/THINK]", "<function=f>", "</function>", "<parameter=a>"),
     *("function", "```json", "```", "functools", f"{DS['calls']}{DS['call']}f{DS['sep']}"),
     *("<tool_call>f", "<arg_key>a</arg_key>", "<arg_key>n</arg_key><arg_value>", "</arg_value>"),
@@ -318,8 +319,8 @@ TEXTS = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=3)), max_siz
 READINGS = st.builds(
     lambda tools, thoughts, **options: reading(tools, thoughts, **options),
     st.sampled_from([None, *FORMATS]),
-    st.sampled_from([None, *REASONING_FORMATS]),
-    in_thought=st.booleans(),
+    st.sampled_from([None, *REASONING_PARSERS]),
+    in_reasoning=st.booleans(),
     most_calls=st.sampled_from([None, 1]),
 )
 
@@ -327,7 +328,7 @@ READINGS = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(READINGS, TEXTS, st.data())
 def test_how_the_text_is_cut_has_no_influence(
-    how: Reading, words: list[str], data: st.DataObject
+    how: ParserConfig, words: list[str], data: st.DataObject
 ) -> None:
     text = "".join(words)
     places = st.lists(st.integers(0, len(text)), max_size=8).map(sorted)
@@ -344,7 +345,7 @@ def test_how_the_text_is_cut_has_no_influence(
 @given(st.sampled_from(FORMATS), TEXTS)
 def test_without_tools_every_text_stays_whole(form: str, words: list[str]) -> None:
     text = "".join(words)
-    assert parse(Reading(tool_format=TOOL_FORMATS[form]), *text)[0] == Answer(text)
+    assert parse(ParserConfig(tool_format=TOOL_PARSERS[form]), *text)[0] == Answer(text)
 
 
 JSON_VALUES = st.recursive(
@@ -420,7 +421,7 @@ HARM = [
 
 @pytest.mark.parametrize(("form", "text"), HARM)
 def test_harmful_texts_take_linear_time_and_little_memory(form: str, text: str) -> None:
-    parser = Parser(reading(form, "think"), new_id=str)
+    parser = OutputParser(reading(form, "think"), new_id=str)
     begin = time.process_time()
     for place in range(0, len(text), 50):
         parser.push(text[place : place + 50])
@@ -432,6 +433,6 @@ def test_harmful_texts_take_linear_time_and_little_memory(form: str, text: str) 
 def test_ids() -> None:
     assert re.fullmatch(r"call_[0-9a-f]{24}", long_id())
     assert re.fullmatch(r"[0-9a-f]{9}", short_id())
-    events = Parser(reading("mistral")).push("[TOOL_CALLS]f[ARGS]{}")
+    events = OutputParser(reading("mistral")).push("[TOOL_CALLS]f[ARGS]{}")
     assert events[1:] == [ToolCallArguments(0, "{}")]
     assert len(events[0].id) == 9  # type: ignore[union-attr]

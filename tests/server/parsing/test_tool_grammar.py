@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from quire.core.sampling_params import StructuredOutputs
-from quire.server.parsing.call_frames import KEY_PLACE, NAME_PLACE
-from quire.server.parsing.output_formats import REASONING_FORMATS, TOOL_FORMATS
-from quire.server.parsing.output_parser import Parser, Reading
-from quire.server.parsing.parsed_events import join
+from quire.server.parsing.output_events import join
+from quire.server.parsing.output_parser import OutputParser, ParserConfig
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS
 from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar
+from quire.server.parsing.tool_parser import KEY_FIELD, NAME_FIELD
+from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
 CITY = {
     "type": "object",
@@ -28,46 +29,46 @@ CITY = {
 TYPED = CITY | {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 BYTES = LLTokenizer("byte")
-FORMATS = sorted(TOOL_FORMATS)
+FORMATS = sorted(TOOL_PARSERS)
 
 
-def reading(form: str, reasoning: str | None = None, **options: Any) -> Reading:
-    schema = TYPED if TOOL_FORMATS[form].frame.tags else CITY
+def reading(form: str, reasoning: str | None = None, **options: Any) -> ParserConfig:
+    schema = TYPED if TOOL_PARSERS[form].frame.tags else CITY
     tools = {"weather": schema, "now": NOTHING}
-    thoughts = REASONING_FORMATS[reasoning] if reasoning else None
-    return Reading(thoughts, tool_format=TOOL_FORMATS[form], tools=tools, **options)
+    thoughts = REASONING_PARSERS[reasoning] if reasoning else None
+    return ParserConfig(thoughts, tool_format=TOOL_PARSERS[form], tools=tools, **options)
 
 
-def grammar(how: Reading, ids: dict[str, int], **options: Any) -> str:
+def grammar(how: ParserConfig, ids: dict[str, int], **options: Any) -> str:
     how = msgspec.structs.replace(how, must_call=options.pop("must_call", True))
     return answer_grammar(how, control_token_id=ids.get, **({"form": None} | options))
 
 
-def matcher(how: Reading, **options: Any) -> LLMatcher:
+def matcher(how: ParserConfig, **options: Any) -> LLMatcher:
     text = grammar(how, {}, **options)
     made = LLMatcher(BYTES, LLMatcher.grammar_from_lark(text), log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
 
-def allows(how: Reading, text: str, **options: Any) -> bool:
+def allows(how: ParserConfig, text: str, **options: Any) -> bool:
     made, tokens = matcher(how, **options), BYTES.tokenize_str(text)
     return bool(made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting())
 
 
 def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as the format's models write them."""
-    frame = TOOL_FORMATS[form].frame
+    """Tool calls as the models of a format write them."""
+    frame = TOOL_PARSERS[form].frame
     texts = []
     for name, arguments in calls:
         text = json.dumps(arguments, ensure_ascii=False)
         if tags := frame.tags:
             shown = [(k, v if isinstance(v, str) else json.dumps(v)) for k, v in arguments.items()]
             text = "".join(
-                tags.before.replace(KEY_PLACE, k) + v + tags.space + tags.end + tags.after
+                tags.before.replace(KEY_FIELD, k) + v + tags.space + tags.end + tags.after
                 for k, v in shown
             )
-        texts.append(frame.before.replace(NAME_PLACE, name) + text + frame.after)
+        texts.append(frame.before.replace(NAME_FIELD, name) + text + frame.after)
     return frame.begin + (frame.between or "").join(texts) + frame.end
 
 
@@ -79,11 +80,11 @@ NOW: tuple[str, dict[str, Any]] = ("now", {})
 @pytest.mark.parametrize("calls", [[WEATHER], [NOW], [NOW, WEATHER]])
 def test_what_is_allowed_is_read_as_calls(form: str, calls: list[tuple[str, Any]]) -> None:
     text = written(form, *calls)
-    several = len(calls) == 1 or TOOL_FORMATS[form].frame.between is not None
+    several = len(calls) == 1 or TOOL_PARSERS[form].frame.between is not None
     assert allows(reading(form), text) == several
     assert allows(reading(form, most_calls=1), text) == (len(calls) == 1)
     if several:
-        parser = Parser(reading(form))
+        parser = OutputParser(reading(form))
         answer = join(parser.push(text) + parser.finish())
         assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
         assert parser.called_tools
@@ -102,7 +103,7 @@ def test_what_does_not_fit_is_not_allowed(form: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_without_force_there_may_be_text(form: str) -> None:
     how, call = reading(form), written(form, WEATHER)
-    lead = "" if TOOL_FORMATS[form].bare else "I ask. "
+    lead = "" if TOOL_PARSERS[form].bare else "I ask. "
     for text in ("", "It < rains [now]", lead + call):
         assert allows(how, text, must_call=False), text
     wrong = written(form, ("weather", {"days": 3}))
@@ -116,7 +117,7 @@ def test_thoughts_come_first(form: str, must_call: bool) -> None:
     how = reading(form, "think")
     for text in (call, f"<think>\n<b> hm\n</think>\n\n{call}"):
         assert allows(how, text, must_call=must_call)
-    opened = reading(form, "think", in_thought=True)
+    opened = reading(form, "think", in_reasoning=True)
     assert allows(opened, f"hm</think>\n{call}", must_call=must_call)
     assert not allows(opened, call, must_call=must_call)
 
@@ -139,7 +140,7 @@ def test_tags_may_be_control_tokens() -> None:
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_a_parameter_that_no_tag_can_name(form: str) -> None:
     tools = {"f": {"properties": {"a>b": {}}}}
-    how = Reading(tool_format=TOOL_FORMATS[form], tools=tools)
+    how = ParserConfig(tool_format=TOOL_PARSERS[form], tools=tools)
     with pytest.raises(NoGrammarError, match="a>b"):
         grammar(how, {})
 
@@ -157,7 +158,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("form", "text"), FORMS)
 def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) -> None:
-    thinking = Reading(REASONING_FORMATS["think"])
+    thinking = ParserConfig(REASONING_PARSERS["think"])
     options = {"must_call": False, "form": form}
     for answer in (text, f"<think>hm</think>\n{text}"):
         assert allows(thinking, answer, **options)
@@ -179,7 +180,7 @@ def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) ->
 )
 def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
     with pytest.raises(NoGrammarError):
-        grammar(Reading(REASONING_FORMATS["think"]), {}, must_call=False, form=form)
+        grammar(ParserConfig(REASONING_PARSERS["think"]), {}, must_call=False, form=form)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -187,7 +188,7 @@ def test_a_forced_call_that_is_cut_leaves_no_text(form: str) -> None:
     how = reading(form, "think", must_call=True)
     text = f"<think>hm</think>\n{written(form, WEATHER)}"
     for end in range(len(text)):
-        parser = Parser(how)
+        parser = OutputParser(how)
         answer = join(parser.push(text[:end]) + parser.finish())
         assert answer.text == "", text[:end]
 
@@ -207,7 +208,7 @@ def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]
         byte = letters[number % len(letters)]
         made.consume_token(byte)
         text.append(byte)
-    parser = Parser(how)
+    parser = OutputParser(how)
     answer = join(parser.push(text.decode()) + parser.finish())
     assert len(answer.calls) <= 1
     if made.is_accepting():
@@ -216,8 +217,8 @@ def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]
 
 @pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
 def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
-    how = Reading(
-        tool_format=TOOL_FORMATS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
+    how = ParserConfig(
+        tool_format=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
     )
     with pytest.raises(NoGrammarError, match="properties has to be an object"):
         grammar(how, {})

@@ -1,7 +1,7 @@
-"""Leaving in good order: requests that run are finished, new ones are sent elsewhere.
+"""Graceful shutdown (drain): running requests finish, new ones are refused.
 
-Owns this process's state of leaving. Who asks for it (a signal) and what is closed afterwards (the
-sockets, the engine) is uvicorn_server.py's business.
+Owns the drain state of this process. The signal that starts it and what is closed afterwards
+(sockets, engines) are in uvicorn_server.py.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from quire.server.http.disconnect import TASK_KEY
 
 logger = logging.getLogger(__name__)
 
-# What requests get to tell their clients that they are cut.
-LAST_WORDS_SECONDS = 0.5
+CUT_SECONDS = 0.5  # for cut requests to send their clients the error
 MIN_RETRY, MAX_RETRY = 1.0, 30.0
 
 _TOO_LATE = "the server shuts down and the time to finish is over"
 
 
 class Drain:
-    """Which requests run in this process, and until when. Lives on one event loop."""
+    """The running requests of this process, and when they are cut. Used by one event loop."""
 
     def __init__(self) -> None:
         self._deadline: float | None = None
@@ -36,16 +35,16 @@ class Drain:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no more requests are taken."""
+        """Whether new requests are refused."""
         return self._deadline is not None
 
     @property
     def num_running(self) -> int:
-        """Requests that have not been answered to their end."""
+        """Requests whose answers are not complete."""
         return len(self._running)
 
     def enter(self) -> asyncio.Task[Any]:
-        """The current task, returned, answers a request. Raises DrainingError if too late."""
+        """Register the current task, returned, as serving a request. Raises DrainingError."""
         if self._deadline is not None:
             left = self._deadline - time.monotonic()
             text = "the server is shutting down; send the request to another one, or again later"
@@ -56,23 +55,25 @@ class Drain:
         return task
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """The task has answered its request, or given up."""
+        """The task's request has ended."""
         self._running.discard(task)
         self._changed.set()
 
     async def run(self, grace: float) -> None:
-        """Take no more requests, wait for those that run, and cut them after `grace` seconds."""
-        logger.info("shutting down: %d requests run and have %g s to end", self.num_running, grace)
+        """Refuse new requests, wait for the running ones, and cut them after `grace` seconds."""
+        logger.info(
+            "shutting down: %d running requests have %g s to finish", self.num_running, grace
+        )
         self._deadline = time.monotonic() + grace
         await self._wait_idle(until_over=True)
-        for _ in range(2):  # a second time for those whose clients do not even read why
+        for _ in range(2):  # a second time for those whose clients do not read the error either
             for task in self._running:
                 task.cancel(_TOO_LATE)
-            self._deadline = time.monotonic() + LAST_WORDS_SECONDS
+            self._deadline = time.monotonic() + CUT_SECONDS
             await self._wait_idle(until_over=False)
 
     def hurry(self) -> None:
-        """The time to finish is over, now. May be called by a signal handler."""
+        """Cut the running requests now. May be called by a signal handler."""
         self._is_over = True
 
     async def _wait_idle(self, *, until_over: bool) -> None:
@@ -86,7 +87,7 @@ class Drain:
 
 
 def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
-    """What a client is told whose request was cut. Raises `cancelled` if that is not why."""
+    """The error for a request that the drain cut. Raises `cancelled` if it was not the drain."""
     if cancelled.args != (_TOO_LATE,):
         raise cancelled
     text = "the server was shut down before the answer was complete; send the request again"
@@ -94,9 +95,9 @@ def cut_error(cancelled: asyncio.CancelledError) -> DrainingError:
 
 
 class DrainGate:
-    """ASGI middleware: counts the requests that do work (POST), and refuses them in a drain.
+    """ASGI middleware: registers requests that do work (POST), and refuses them during a drain.
 
-    open_paths: are answered to the end, such as health checks.
+    open_paths: paths that are always answered, such as health checks.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain, open_paths: frozenset[str]) -> None:
@@ -123,7 +124,7 @@ class DrainGate:
 
 
 def _closing(send: Send) -> Send:
-    """Asks the client not to use the connection again."""
+    """A `send` that asks the client not to use the connection again."""
 
     async def send_closing(message: Message) -> None:
         if message["type"] == "http.response.start":

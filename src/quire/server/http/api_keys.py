@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # the parent of a server's processes waits for this module
     from starlette.types import Scope
 
 
-class Keys:
+class ApiKeys:
     """The keys that open a server; without any, everybody may enter."""
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class Keys:
         return hmac.new(found, b"tenant", hashlib.sha256).hexdigest()[:32]
 
 
-def salt_of(tenant: str, asked: str) -> str:
+def cache_salt_of(tenant: str, asked: str) -> str:
     """The prefix-cache salt of a tenant's request that asked for one itself, or for none.
 
     A keyed hash, so that no request of one tenant can ask for the salt of another.

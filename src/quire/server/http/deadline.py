@@ -32,15 +32,15 @@ class Deadline:
             return None
         return max(0.0, self._begin + self._seconds - time.monotonic())
 
-    def kept(self) -> AbstractAsyncContextManager[None]:
+    def enforced(self) -> AbstractAsyncContextManager[None]:
         """Cancel what runs inside when the time is over.
 
         Raises OwnDeadlineError if the limit was the request's own, else DeadlineError.
         """
-        return _ENDLESS if self._seconds is None else self._kept(self._seconds)
+        return _ENDLESS if self._seconds is None else self._enforced(self._seconds)
 
     @asynccontextmanager
-    async def _kept(self, seconds: float) -> AsyncIterator[None]:
+    async def _enforced(self, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self.left):
                 yield

@@ -1,7 +1,7 @@
-"""Whether the client of a request has left; then whatever works for it is interrupted.
+"""DisconnectWatch: whether a request's client has disconnected, so that its work is cancelled.
 
-Our own protocol (http_protocol.py) tells it, which costs nothing while nobody leaves. Any other
-ASGI server has to be asked, by a task for each request.
+Our own protocol (http_protocol.py) notifies it, which costs nothing while no client disconnects.
+With any other ASGI server, a task per request waits for the message "http.disconnect".
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any
 
 from starlette.types import Receive, Scope
 
-# In a scope's state: the DisconnectWatch of our own protocol, and the task that answers.
-STATE_KEY, TASK_KEY = "departure", "task"
+# Keys of a scope's state: the DisconnectWatch of our own protocol, and the task that serves it.
+STATE_KEY, TASK_KEY = "disconnect_watch", "task"
 
 
 class DisconnectWatch:
-    """Of one request's client."""
+    """The connection state of one request's client."""
 
-    __slots__ = ("_has_left", "_task")
+    __slots__ = ("_is_disconnected", "_task")
 
     def __init__(self) -> None:
-        self._has_left = False
-        self._task: asyncio.Task[Any] | None = None  # what works for the client
+        self._is_disconnected = False
+        self._task: asyncio.Task[Any] | None = None  # that works for the client
 
-    def tell(self) -> None:
-        """The client has left."""
-        self._has_left = True
+    def disconnect(self) -> None:
+        """Note that the client has disconnected, and cancel the work for it."""
+        self._is_disconnected = True
         if self._task is not None:
             self._task.cancel()
 
-    async def interrupts(
+    async def run(
         self, work: Coroutine[None, None, None], task: asyncio.Task[Any] | None = None
     ) -> None:
-        """Run `work` in the current task until it ends or the client leaves.
+        """Run `work` in the current task until it ends or the client disconnects.
 
-        task: the current one, where that is known; to ask for it costs a system call.
+        task: the current task if known; looking it up costs a system call.
         """
-        if self._has_left:
+        if self._is_disconnected:
             work.close()
             return
         task = self._task = task or asyncio.current_task()
@@ -46,7 +46,7 @@ class DisconnectWatch:
         try:
             await work
         except asyncio.CancelledError:
-            if not self._has_left:  # it is the server that stops
+            if not self._is_disconnected:  # it is the server that stops
                 raise
             task.uncancel()
         finally:
@@ -56,24 +56,24 @@ class DisconnectWatch:
 def unless_disconnected(
     scope: Scope, receive: Receive, work: Coroutine[None, None, None]
 ) -> Coroutine[None, None, None]:
-    """Run `work`, but cancel it as soon as the client leaves. The body must have been read."""
+    """Run `work`, but cancel it as soon as the client disconnects. The body must have been read."""
     state = scope["state"]
-    disconnect_watch: DisconnectWatch | None = state.get(STATE_KEY)
-    if disconnect_watch is None:
-        return _watched(receive, work)
-    return disconnect_watch.interrupts(work, state.get(TASK_KEY))
+    watch: DisconnectWatch | None = state.get(STATE_KEY)
+    if watch is None:
+        return _run_watched(receive, work)
+    return watch.run(work, state.get(TASK_KEY))
 
 
-async def _watched(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    disconnect_watch = DisconnectWatch()
-    watch = asyncio.ensure_future(_watch(receive, disconnect_watch))
+async def _run_watched(receive: Receive, work: Coroutine[None, None, None]) -> None:
+    watch = DisconnectWatch()
+    receiver = asyncio.ensure_future(_wait_for_disconnect(receive, watch))
     try:
-        await disconnect_watch.interrupts(work)
+        await watch.run(work)
     finally:
-        watch.cancel()
+        receiver.cancel()
 
 
-async def _watch(receive: Receive, disconnect_watch: DisconnectWatch) -> None:
+async def _wait_for_disconnect(receive: Receive, watch: DisconnectWatch) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    disconnect_watch.tell()
+    watch.disconnect()

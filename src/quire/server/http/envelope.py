@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.http.api_keys import Keys
+from quire.server.http.api_keys import ApiKeys
 from quire.server.http.http_errors import (
-    WHOLE,
+    SINGLE_MESSAGE,
     describe,
     id_headers,
     send_error,
-    send_in_two,
+    send_in_two_messages,
     words_of,
 )
 from quire.server.http.ids import new_id
@@ -38,7 +38,7 @@ class Envelope:
     def __init__(
         self,
         app: ASGIApp,
-        keys: Keys,
+        keys: ApiKeys,
         open_paths: frozenset[str] = frozenset(),
         on_end: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
@@ -68,8 +68,8 @@ class Envelope:
                 record.status = message["status"]
                 own = id_headers(record.path, request_id)
                 message["headers"] = [*message.get("headers", ()), *own]
-                if "body" in message and WHOLE not in scope.get("extensions", ()):
-                    return send_in_two(send, message)
+                if "body" in message and SINGLE_MESSAGE not in scope.get("extensions", ()):
+                    return send_in_two_messages(send, message)
             return send(message)
 
         try:

@@ -115,7 +115,7 @@ class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
 
 
 # An ASGI extension, our own server's: a response's start may bring its body, and is then all of it.
-WHOLE = "quire.whole"
+SINGLE_MESSAGE = "quire.single_message"
 
 _encoder = msgspec.json.Encoder()
 _JSON_TYPE = (b"content-type", b"application/json")
@@ -176,7 +176,7 @@ async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
 async def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a JSON text as a whole response, in one message; see WHOLE."""
+    """Send a JSON text as a whole response, in one message; see SINGLE_MESSAGE."""
     raw = [_JSON_TYPE]
     for name, value in (headers or {}).items():
         raw.append((name.encode("latin-1"), value.encode("latin-1")))
@@ -184,7 +184,7 @@ async def send_json(
     await send({"type": "http.response.start", "status": status, "headers": raw, "body": body})
 
 
-async def send_in_two(send: Send, message: Message) -> None:
+async def send_in_two_messages(send: Send, message: Message) -> None:
     """Send a whole response to a server that knows ASGI's messages only."""
     body = message.pop("body")
     await send(message)

@@ -1,8 +1,11 @@
-"""HTTP on one connection: uvicorn's protocol, with bounds on how a client may send and read.
+"""BoundedProtocol: uvicorn's HTTP protocol, with limits on how a client may send and read.
 
-Uvicorn waits for ever for the rest of a request, keeps headers of any size, and writes to a client
+Uvicorn waits for ever for the rest of a request, stores headers of any size, and writes to a client
 that never reads. Here each of these has a limit, after which the connection is closed. The usual
-request, which arrives whole in one piece, costs no timer.
+request, which arrives in one piece, costs no timer.
+
+It builds on private classes of uvicorn, so pyproject.toml caps uvicorn's version, and
+tests/server/http/test_uvicorn_internals.py fails when they change.
 """
 
 from __future__ import annotations
@@ -21,24 +24,24 @@ import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from quire.server.http.disconnect import STATE_KEY as DEPARTURE
+from quire.server.http.disconnect import STATE_KEY as DISCONNECT
 from quire.server.http.disconnect import DisconnectWatch
-from quire.server.http.http_errors import WHOLE, HttpError, describe
+from quire.server.http.http_errors import SINGLE_MESSAGE, HttpError, describe
 from quire.server.http.http_response import refusal_bytes, send_on
 from quire.server.http.request_reader import STATE_KEY as BODY
 from quire.server.http.request_record import RequestRecord
 from quire.server.http.slow_reader import ReaderWatch
 
-PROBE_SECONDS = (0.01, 1.0)  # between two looks whether a client that sends no more is there
+PROBE_SECONDS = (0.01, 1.0)  # between probes of a client that closed its sending side
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WireLimits:
-    """What a client may cost. Seconds and bytes.
+class ConnectionLimits:
+    """Limits of one connection, in seconds and bytes.
 
-    A body has body_seconds, and one second more for each body_bytes_per_second that have come.
-    stall_seconds: how long a client may leave what was written for it unread.
+    A body may take body_seconds, and one second more for each body_bytes_per_second received.
+    stall_seconds: how long a client may leave its response unread.
     """
 
     header_seconds: float = 10.0
@@ -58,11 +61,11 @@ class Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, with its limits. on_refusal: told of requests that no application sees."""
+    """One connection with its limits. on_refusal: called for requests that reach no application."""
 
     def __init__(
         self,
-        limits: WireLimits,
+        limits: ConnectionLimits,
         on_refusal: Callable[[RequestRecord], None] = lambda _: None,
         **options: Any,
     ) -> None:
@@ -71,9 +74,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._phase = Phase.NONE
         self._num_headers = 0
-        self._num_bytes = 0  # of this phase; of a body, those that are not the body's own
+        self._num_bytes = 0  # of this phase; of a body, only those of its framing
         self._num_body_bytes = 0
-        self._departures: deque[DisconnectWatch] = deque()  # of the requests that are not answered
+        self._watches: deque[DisconnectWatch] = deque()  # of the unanswered requests
         self._refusal: HttpError | None = None
         self._receive_timer: TimerHandle | None = None
         self._timed_phase = Phase.NONE
@@ -85,13 +88,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------ the connection
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """A client is there; it may be silent as long as between two requests."""
+        """A client has connected; it may idle as long as between two requests."""
         super().connection_made(transport)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was cut off."""
-        self._tell_departures()
+        """The client has disconnected, or was cut off."""
+        self._notify_disconnect()
         self._watch_receiving(Phase.NONE)
         self._reader.end()
         self._unset_keepalive_if_required()
@@ -100,21 +103,21 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes it, uvicorn has none
-        """The client sends no more: it waits for its answer, as after `nc -N`, or has left.
+        """The client closed its sending side: it waits for the response (`nc -N`) or has gone.
 
-        TCP tells one from the other only once something is written. Returns whether to go on.
+        TCP shows which only once something is written. Returns whether to keep the connection.
         """
-        is_asked = self._phase is Phase.NONE and len(self._departures) == 1
-        if not is_asked or self.pipeline or self.cycle.scope["http_version"] != "1.1":
+        has_request = self._phase is Phase.NONE and len(self._watches) == 1
+        if not has_request or self.pipeline or self.cycle.scope["http_version"] != "1.1":
             return False
         self.cycle.keep_alive = False
         self._probe(PROBE_SECONDS[0])
         return True
 
     def _probe(self, pause: float) -> None:
-        """Write what any client skips; one that has left resets, and the next write fails.
+        """Write what any client skips; one that has gone resets, and the next write fails.
 
-        An answer that has begun is written itself, and needs no probes.
+        A response that has started is written anyway and needs no probes.
         """
         if not (self.cycle.response_started or self.transport.is_closing()):
             self.transport.write(CONTINUE)
@@ -122,14 +125,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._probe_timer = self.loop.call_later(pause, self._probe, longer)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing came for long; a client that has not read its answer yet will not any more."""
+        """The connection was idle for long; a client that has not read its response never will."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         super().timeout_keep_alive_handler()
 
     def on_response_complete(self) -> None:
-        """The answer is written; if the connection ends with it, its reader is still watched."""
-        self._departures.popleft()  # answers come in the order of their requests
+        """The response is written. If the connection closes now, its reader is still watched."""
+        self._watches.popleft()  # responses come in the order of the requests
         if self.transport.is_closing():
             self.pause_writing()
             return
@@ -140,7 +143,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
 
     def _await_request(self) -> None:
-        """From now on the client may be silent for so long. One timer serves many requests."""
+        """Start the idle time. One timer serves many requests."""
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._watch_idle(self.timeout_keep_alive)
@@ -159,13 +162,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------ receiving
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. What breaks a rule is told and the connection closed."""
+        """Parse received bytes. A violation is answered and the connection closed."""
         self._idle_since = math.inf
         before = self._phase
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # nothing else is spoken here; the request is served as it is
+            pass  # no other protocol is offered; the request is served as HTTP
         except httptools.HttpParserError:
             self._refuse(self._refusal or _malformed())
             return
@@ -179,13 +182,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_request()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """The first byte of a request has come."""
         super().on_message_begin()
         self._phase = Phase.HEADERS
         self._num_headers = self._num_bytes = self._num_body_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one trailer."""
+        """One header or trailer has come."""
         self._num_headers += 1
         self._num_bytes += len(name) + len(value)
         is_long = self._num_bytes > self._limits.header_bytes + 8 * self._num_body_bytes
@@ -198,33 +201,33 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The request can begin to be served."""
+        """All headers have come: the request can be served."""
         self._phase, self._num_bytes = Phase.BODY, 0
         super().on_headers_complete()
-        disconnect_watch = self.scope["state"][DEPARTURE] = DisconnectWatch()
-        self._departures.append(disconnect_watch)
+        watch = self.scope["state"][DISCONNECT] = DisconnectWatch()
+        self._watches.append(watch)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         def serve(scope: Scope, receive: Receive, _send: Send) -> Awaitable[None]:
-            scope["extensions"] = {WHOLE: {}}
+            scope["extensions"] = {SINGLE_MESSAGE: {}}
             return app(scope, receive, partial(send_on, cycle))  # type: ignore[no-any-return]
 
         super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """A part of the body has come."""
         self._num_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The last byte of a request."""
+        """The last byte of a request has come."""
         super().on_message_complete()
         self._phase = Phase.NONE
-        if not self.flow.read_paused:  # else the application has to say that it takes more
+        if not self.flow.read_paused:  # else the application has to ask for more
             self.scope["state"][BODY] = bytes(self.cycle.body)
 
     def _watch_receiving(self, phase: Phase) -> None:
-        """Time the phase that is under way, if that has changed."""
+        """Start the timer of a phase, if the phase has changed."""
         if phase is self._timed_phase:
             return
         self._timed_phase = phase
@@ -237,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _check_receiving(self) -> None:
         limits = self._limits
-        if self.pipeline:  # it is we who do not read, before an earlier request is answered
+        if self.pipeline:  # we do not read until an earlier request is answered
             self._phase_begin = self.loop.time()
         allowed = limits.header_seconds
         if self._timed_phase is Phase.BODY:
@@ -249,28 +252,28 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_too_slow())
 
     def _refuse(self, refusal: HttpError) -> None:
-        """Answer in place of the application, unless it has begun to, and close."""
+        """Answer in place of the application, unless it has started to, and close."""
         cycle = self.cycle
         is_served = cycle is not None and not cycle.response_complete
         if self._phase is Phase.BODY and cycle is not None:
-            may_tell = not cycle.response_started
+            may_answer = not cycle.response_started
         else:
-            may_tell = not is_served
-        if may_tell and not self.transport.is_closing():
-            self._tell(refusal)
-        if is_served:  # the application learns that its client is gone
+            may_answer = not is_served
+        if may_answer and not self.transport.is_closing():
+            self._write_refusal(refusal)
+        if is_served:  # notifies the application that its client is gone
             cycle.disconnected = True
             cycle.message_event.set()
-            self._tell_departures()
+            self._notify_disconnect()
         self.transport.close()
         self.pause_writing()
 
-    def _tell_departures(self) -> None:
-        for disconnect_watch in self._departures:
-            disconnect_watch.tell()
+    def _notify_disconnect(self) -> None:
+        for watch in self._watches:
+            watch.disconnect()
 
-    def _tell(self, refusal: HttpError) -> None:
-        """Write the answer, and have it counted: by the application, if that has seen a request."""
+    def _write_refusal(self, refusal: HttpError) -> None:
+        """Write the response and count it: by the application if the request has reached it."""
         record = self._record()
         is_new = record is None
         if record is None:
@@ -282,14 +285,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._on_refusal(record)
 
     def _record(self) -> RequestRecord | None:
-        """What the application notes of the request that it is serving."""
+        """The record of the request that the application is serving; None if there is none."""
         if self.cycle is None or self.cycle.response_complete:
             return None
         record = self.cycle.scope["state"].get("record")
         return record if isinstance(record, RequestRecord) else None
 
     def _line(self) -> tuple[str, str]:
-        """Method and path of the request that is being received, as far as they have come."""
+        """Method and path of the request that is being received, as far as they are known."""
         if self._phase is Phase.BODY and "path" in self.scope:  # else its target could not be read
             return self.scope["method"], self.scope["path"]
         if self._phase is not Phase.NONE and self.url:
@@ -300,7 +303,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------------ writing
 
     def pause_writing(self) -> None:
-        """Much is unread: whoever writes waits, but not for ever."""
+        """Much is unread: writers wait, but not for ever."""
         super().pause_writing()
         self._reader.begin(self.transport)
 
@@ -311,7 +314,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _malformed() -> HttpError:
-    text = "this is not HTTP/1.1 as it should be; send a well-formed request"
+    text = "the request is not valid HTTP/1.1; send a well-formed request"
     return HttpError(400, text, code="bad_request")
 
 
@@ -321,5 +324,5 @@ def _headers_too_large() -> HttpError:
 
 
 def _too_slow() -> HttpError:
-    text = "the request did not arrive in time; send it whole, and faster"
+    text = "the request did not arrive in time; send it faster"
     return HttpError(408, text, code="request_timeout")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from quire.server.http.http_errors import id_headers, send_in_two
+from quire.server.http.http_errors import id_headers, send_in_two_messages
 from quire.server.http.request_record import RequestRecord
 
 
@@ -26,7 +26,7 @@ async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
         or cycle.scope["method"] == "HEAD"
         or (b"connection", b"close") in headers
     ):
-        await send_in_two(cycle.send, message)  # type: ignore[arg-type]
+        await send_in_two_messages(cycle.send, message)  # type: ignore[arg-type]
         return
     cycle.response_started = cycle.response_complete = True
     cycle.waiting_for_100_continue = False

@@ -41,7 +41,7 @@ def base_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def admin_place(sock: socket.socket) -> str:
+def admin_address(sock: socket.socket) -> str:
     """Where administrators of this machine connect to: an address, or the path of a file."""
     name = sock.getsockname()
     return name if isinstance(name, str) else base_url(sock)

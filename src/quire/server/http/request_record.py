@@ -1,6 +1,6 @@
-"""What one HTTP request was, for those who look at it when it has ended: metrics, log, traces.
+"""RequestRecord: the facts of one HTTP request that metrics, access log and traces report.
 
-Never a prompt, an answer or a key.
+It never holds a prompt, an answer or an API key.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import time
 
 import msgspec
 
-from quire.server.api.common.generation_job import Job
-from quire.server.api.common.usage import UsageCounter
-
 
 class RequestRecord(msgspec.Struct, eq=False):
-    """Filled in by whoever knows. begin, end: seconds of the monotonic clock; begin_ns: wall clock.
+    """Facts of one HTTP request, filled in while it is served.
 
-    status: 0 until an answer begins, and for ever if the client left before. error_code: that of
-    the error body, also of one at the end of a stream. job: what was asked, once it is known.
+    begin, end: seconds of the monotonic clock; begin_ns: wall clock, nanoseconds. status: 0 until
+    the response starts, and for ever if the client disconnects before. error_code: the code of the
+    error body, also of an error at the end of a stream. generation: the
+    api/common/generation_record.py of a request that runs a model; None for any other.
     """
 
     method: str
@@ -29,10 +28,9 @@ class RequestRecord(msgspec.Struct, eq=False):
     status: int = 0
     error_code: str | None = None
     end: float = 0.0
-    job: Job | None = None
-    usage: UsageCounter = msgspec.field(default_factory=UsageCounter)
+    generation: object = None  # HTTP itself does not know what a model is asked for
 
     @property
     def seconds(self) -> float:
-        """From its beginning to its end, or to now."""
+        """Seconds from its start to its end, or to now."""
         return (self.end or time.monotonic()) - self.begin

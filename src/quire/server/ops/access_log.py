@@ -1,17 +1,18 @@
-"""One log line for each HTTP request that has ended."""
+"""Access log: one line for each HTTP request that has ended."""
 
 from __future__ import annotations
 
 import logging
 import time
 
+from quire.server.api.common.generation_record import generation_of
 from quire.server.http.request_record import RequestRecord
 
 logger = logging.getLogger("quire.access")
 
 
 def log_access(record: RequestRecord, *, is_probe: bool) -> None:
-    """Write the line; of probes, which come all the time, only for those who debug."""
+    """Write the line of a request. Probes, which come all the time, only at level debug."""
     level = logging.DEBUG if is_probe else logging.INFO
     if not logger.isEnabledFor(level):
         return
@@ -23,10 +24,10 @@ def log_access(record: RequestRecord, *, is_probe: bool) -> None:
         "status": record.status,
         "seconds": round(seconds, 6),
     }
-    text = f"{record.method} {_shown(path)} {record.status or 'no answer'} {seconds:.3f} s"
-    if record.job is not None:
-        usage, reason = record.usage, finish_reason(record)
-        fields["model"] = record.job.model
+    text = f"{record.method} {_escaped(path)} {record.status or 'no answer'} {seconds:.3f} s"
+    if (generation := generation_of(record)) is not None:
+        usage, reason = generation.usage, generation.finish_reason(record.error_code)
+        fields["model"] = generation.job.model
         fields["prompt_tokens"] = usage.prompt_tokens
         fields["completion_tokens"] = usage.completion_tokens
         fields["cached_tokens"] = usage.cached_tokens
@@ -39,8 +40,8 @@ def log_access(record: RequestRecord, *, is_probe: bool) -> None:
 
 
 class _Line(logging.LogRecord):
-    """A record made by hand: a logger would look for the line of code that logs, and for the names
-    of threads and processes, which nobody asks for."""
+    """A log record made without Logger.log, which would look up the calling line of code and the
+    names of thread and process: nobody reads them here."""
 
     def __init__(self, level: int, text: str, fields: dict[str, object]) -> None:
         created = time.time()
@@ -54,17 +55,8 @@ _COMMON = {
 }
 
 
-def finish_reason(record: RequestRecord) -> str:
-    """Why its answers ended, each reason once: "stop,length"; "abort" where one did not."""
-    reasons = record.usage.finish_reasons
-    asked = 0 if record.job is None else len(record.job.prompts) * record.job.sampling.n
-    if len(reasons) < asked:
-        reasons = [*reasons, "abort" if record.error_code is None else "error"]
-    return ",".join(dict.fromkeys(reasons))
-
-
-def _shown(path: str) -> str:
-    """As it may stand in a log: the client chose it."""
+def _escaped(path: str) -> str:
+    """A path, which the client chose, without characters that could fake a log line."""
     if path.isascii() and path.isprintable() and "\\" not in path:
         return path
     return path.encode("unicode_escape").decode()[:256]

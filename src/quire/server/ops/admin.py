@@ -1,7 +1,7 @@
-"""The admin endpoints: an application of its own, for a listener of its own, off by default.
+"""Admin endpoints: an application of its own for a listener of its own, off by default.
 
-Nothing here is reachable on the public port. What would harm others when anybody may ask for it
-belongs here.
+Nothing here can be reached on the public port. An endpoint that would harm others if anybody could
+call it belongs here.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.http import strict_json
 from quire.server.http.application import Application
 from quire.server.http.envelope import Envelope
 from quire.server.http.http_errors import HttpError
+from quire.server.http.openapi_entry import BODY_ERRORS, ApiRoute, OpenApiEntry
 from quire.server.http.request_reader import read_body
-from quire.server.model_loading import Loader
-from quire.server.model_registry import Entry
-from quire.server.ops.admin_wire import (
+from quire.server.model_loading import ModelLoader
+from quire.server.model_registry import ModelEntry
+from quire.server.ops.admin_structs import (
     AdminStats,
     AdmissionStats,
     Done,
@@ -33,29 +33,21 @@ from quire.server.ops.admin_wire import (
     ModelStatuses,
     UnloadRequest,
 )
-from quire.server.ops.openapi import OpenApi
-from quire.server.ops.openapi_operations import ADMIN_OPERATIONS
+from quire.server.ops.openapi import with_openapi
 from quire.server.settings import ServerSettings
 
 MAX_BODY_BYTES = 4096
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_load_decoder = msgspec.json.Decoder(LoadRequest)
+_unload_decoder = msgspec.json.Decoder(UnloadRequest)
+_KNOWN_MODEL = "`model` is the name of a model of this server (else 404)."
 
-_load, _unload = msgspec.json.Decoder(LoadRequest), msgspec.json.Decoder(UnloadRequest)
 
-
-def build_admin_app(loader: Loader, settings: ServerSettings) -> Starlette:
-    """Make the ASGI application; every path of it asks for the admin key, if there is one."""
-    endpoints = _Endpoints(loader, settings)
-    routes = [
-        Route("/stats", endpoints.stats),
-        Route("/reset_prefix_cache", endpoints.reset_prefix_cache, methods=["POST"]),
-        Route("/admin/models", endpoints.models),
-        Route("/admin/models/load", endpoints.load, methods=["POST"]),
-        Route("/admin/models/unload", endpoints.unload, methods=["POST"]),
-        Route("/openapi.json", OpenApi(ADMIN_OPERATIONS).answer),
-    ]
+def build_admin_app(loader: ModelLoader, settings: ServerSettings) -> Starlette:
+    """Make the ASGI application. Every path needs the admin key, if there is one."""
+    routes = with_openapi(_Endpoints(loader, settings).routes)
     app = Application(routes, lambda inner: Envelope(inner, keys=settings.admin_keys))
     app.router.default = _no_such_path([route.path for route in routes])
     return app
@@ -70,78 +62,140 @@ def _no_such_path(paths: list[str]) -> ASGIApp:
 
 
 class _Endpoints:
-    def __init__(self, loader: Loader, settings: ServerSettings) -> None:
+    def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
         self._loader = loader
         self._models = loader.models
         self._settings = settings
 
+    @property
+    def routes(self) -> list[ApiRoute]:
+        """All but /openapi.json."""
+        return [
+            ApiRoute(
+                self.stats,
+                OpenApiEntry(
+                    path="/stats",
+                    summary="All counters of one model.",
+                    reply=AdminStats,
+                    errors=(404, 503),
+                    names_model=True,
+                ),
+            ),
+            ApiRoute(
+                self.reset_prefix_cache,
+                OpenApiEntry(
+                    method="post",
+                    path="/reset_prefix_cache",
+                    summary="Empty the prefix cache: later requests find nothing in it.",
+                    reply=Done,
+                ),
+            ),
+            ApiRoute(
+                self.models,
+                OpenApiEntry(
+                    path="/admin/models",
+                    summary="All models, loaded or not.",
+                    reply=ModelStatuses,
+                ),
+            ),
+            ApiRoute(
+                self.load,
+                OpenApiEntry(
+                    method="post",
+                    path="/admin/models/load",
+                    summary="Load a model. Answers once it accepts requests.",
+                    rules=(_KNOWN_MODEL,),
+                    example={"model": "quire-tiny"},
+                    body=LoadRequest,
+                    reply=ModelStatus,
+                    errors=BODY_ERRORS,
+                ),
+            ),
+            ApiRoute(
+                self.unload,
+                OpenApiEntry(
+                    method="post",
+                    path="/admin/models/unload",
+                    summary="Unload a model. Answers once its engine has ended.",
+                    rules=(_KNOWN_MODEL,),
+                    example={"model": "quire-tiny", "grace": 5},
+                    body=UnloadRequest,
+                    reply=ModelStatus,
+                    errors=(*BODY_ERRORS, 409),
+                ),
+            ),
+        ]
+
     async def stats(self, request: Request) -> Response:
-        served = self._models.find(request.query_params.get("model"))
-        await served.engine.view()  # brings the figures of now; this process may have had no news
-        found = served.admission
+        """The counters of the model that the query names."""
+        model = self._models.find(request.query_params.get("model"))
+        await model.engine.view()  # updates the stats: this process may have received none lately
+        counts = model.admission
         admission = AdmissionStats(
-            num_answers=found.heads.num_answers,
-            num_waiting=found.num_waiting,
-            num_prompt_tokens=found.heads.num_prompt_tokens,
-            num_refused=found.num_refused,
-            max_answers=found.capacity.max_running + found.capacity.max_waiting,
+            num_answers=counts.in_flight.num_answers,
+            num_waiting=counts.num_waiting,
+            num_prompt_tokens=counts.in_flight.num_prompt_tokens,
+            num_refused=counts.num_refused,
+            max_answers=counts.capacity.max_running + counts.capacity.max_waiting,
         )
         tasks = len(asyncio.all_tasks())
-        return _json(AdminStats(served.engine.stats, admission, tasks))
+        return _json(AdminStats(model.engine.stats, admission, tasks))
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
-        for served in self._models.loaded():
-            await served.engine.reset_prefix_cache()
+        """Empty the prefix cache of all loaded models."""
+        for model in self._models.loaded():
+            await model.engine.reset_prefix_cache()
         return _json(Done())
 
     async def models(self, _request: Request) -> Response:
-        await asyncio.gather(*(served.engine.view() for served in self._models.loaded()))
+        """The state of all models."""
+        await asyncio.gather(*(model.engine.view() for model in self._models.loaded()))
         statuses = [_status(entry) for entry in self._models.entries()]
         loaded = sum(s.num_bytes or 0 for s in statuses if s.state != "unloaded")
         return _json(ModelStatuses(statuses, loaded, self._settings.model_memory_bytes))
 
     async def load(self, request: Request) -> Response:
-        """Answers once requests can come. Raises ModelNotLoadedError."""
-        asked = await _read(request, _load)
-        entry = self._models.entry(asked.model)
+        """Load a model and wait for it. Raises ModelNotLoadedError."""
+        body = await _read(request, _load_decoder)
+        entry = self._models.entry(body.model)
         await self._loader.load(entry.name, self._settings.model_load_timeout)
         return _json(_status(entry))
 
     async def unload(self, request: Request) -> Response:
-        """Answers once the engine has ended."""
-        asked = await _read(request, _unload)
-        entry = self._models.entry(asked.model)
+        """Unload a model and wait until its engine has ended."""
+        body = await _read(request, _unload_decoder)
+        entry = self._models.entry(body.model)
         if entry.condition.state == "loading":
             text = f"model: {entry.name} is being loaded; unload it when it is there"
             raise HttpError(409, text, code="model_is_loading")
         if entry.condition.state != "unloaded":
-            grace = self._settings.shutdown_timeout if asked.grace is None else asked.grace
+            grace = self._settings.shutdown_timeout if body.grace is None else body.grace
             await self._loader.unload(entry.name, grace)
         return _json(_status(entry))
 
 
 async def _read(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body. Raises InvalidRequestError."""
+    """The decoded body. Raises InvalidRequestError."""
     data = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
-    asked = strict_json.decode(data, decoder)
+    body = strict_json.decode(data, decoder)
     strict_json.check_names(strict_json.read_names(data), decoder.type.__struct_fields__, {})
-    return asked
+    return body
 
 
-def _status(entry: Entry) -> ModelStatus:
-    found, engine = entry.condition, None if entry.served is None else entry.served.engine
-    stats = None if engine is None or found.state == "unloaded" else engine.stats
+def _status(entry: ModelEntry) -> ModelStatus:
+    condition, engine = entry.condition, None if entry.model is None else entry.model.engine
+    stats = None if engine is None or condition.state == "unloaded" else engine.stats
     last_work = 0.0 if engine is None else engine.last_work
     return ModelStatus(
-        name=found.name,
-        state=found.state,
-        at_start=found.at_start,
-        num_bytes=found.num_bytes,
+        name=condition.name,
+        state=condition.state,
+        at_start=condition.at_start,
+        num_bytes=condition.num_bytes,
         idle_seconds=round(time.monotonic() - last_work, 1) if last_work else None,
         running=0 if stats is None else stats.num_running,
         waiting=0 if stats is None else stats.num_waiting,
         waiting_for_load=entry.num_waiting,
-        failure=found.failure or None,
+        failure=condition.failure or None,
     )
 
 

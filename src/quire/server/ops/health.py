@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.server.admission.drain import Drain
 from quire.server.engine_protocol import EngineProtocol
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 RETRY_AFTER = "5"
@@ -38,12 +38,13 @@ class Health:
         self._drain = drain
 
     @property
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """All three paths."""
+        same = "The same as /health."
         return [
-            Route("/health", self.health),
-            Route("/ping", self.health, methods=["GET", "POST"]),
-            Route("/ready", self.ready),
+            ApiRoute(self.health, _entry("/health", "Whether the engine makes progress.")),
+            ApiRoute(self.health, _entry("/ping", same), _entry("/ping", same, method="post")),
+            ApiRoute(self.ready, _entry("/ready", "Whether the server accepts requests.")),
         ]
 
     async def health(self, _request: Request) -> Response:
@@ -74,7 +75,7 @@ class Health:
         return "the engine is being restarted" if is_restarting else None
 
     def _engines(self) -> list[EngineProtocol]:
-        return [served.engine for served in self._models.loaded()]
+        return [model.engine for model in self._models.loaded()]
 
 
 def _answer(reason: str | None) -> Response:
@@ -83,3 +84,15 @@ def _answer(reason: str | None) -> Response:
     headers["cache-control"] = "no-store"
     content = msgspec.json.encode(body)
     return Response(content, status, headers, media_type="application/json")
+
+
+def _entry(path: str, summary: str, method: str = "get") -> OpenApiEntry:
+    return OpenApiEntry(
+        path=path,
+        method=method,
+        summary=summary,
+        reply=HealthReply,
+        errors=(503,),
+        failures={503: HealthReply},
+        needs_key=False,
+    )

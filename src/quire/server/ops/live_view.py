@@ -16,6 +16,7 @@ from quire.core.histogram import Histogram
 from quire.core.messages import EngineView, StepSummary
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.server.engine_protocol import EngineProtocol
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import Metrics
 
@@ -99,19 +100,31 @@ class LiveState(msgspec.Struct):
     itl: LiveHistogram
 
 
-class Live:
-    """The endpoint."""
+class LiveView:
+    """The endpoint /live."""
 
     def __init__(self, models: ModelRegistry, metrics: Metrics) -> None:
         self._models = models
         self._metrics = metrics
 
+    @property
+    def route(self) -> ApiRoute:
+        """Its route."""
+        entry = OpenApiEntry(
+            path="/live",
+            summary="The engine at work, for live views.",
+            reply=LiveState,
+            errors=(404, 503),
+            names_model=True,
+        )
+        return ApiRoute(self.answer, entry)
+
     async def answer(self, request: Request) -> Response:
         """The state of the model that the query names, or of the first, as JSON."""
-        served = self._models.find(request.query_params.get("model"))
-        view = await served.engine.view()
-        requests = self._metrics.requests(served.name)
-        state = live_state(served.engine, requests, view, time.monotonic())
+        model = self._models.find(request.query_params.get("model"))
+        view = await model.engine.view()
+        requests = self._metrics.requests(model.name)
+        state = live_state(model.engine, requests, view, time.monotonic())
         headers = {"cache-control": "no-store"}
         return Response(msgspec.json.encode(state), media_type="application/json", headers=headers)
 

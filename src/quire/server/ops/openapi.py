@@ -1,21 +1,21 @@
-"""/openapi.json: what the routes take and give, made of the structs that they really read and send.
+"""/openapi.json: what the routes take and return, made of the structs that they decode and encode.
 
-Owns the form of the document; openapi_operations.py has the table, openapi_schemas.py the schemas.
+Owns the layout of the document. Each route declares its entry beside its handler
+(http/openapi_entry.py); the schemas are made in openapi_schemas.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from quire.server.http.http_errors import AnthropicError, ErrorChunk, id_headers
-from quire.server.ops.health import HealthReply
-from quire.server.ops.openapi_operations import OPERATIONS, Operation
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.ops.openapi_schemas import Schema, Schemas
 from quire.version import __version__
 
@@ -35,11 +35,11 @@ _ERRORS = {
     409: "The model is being loaded; wait until it is there.",
     413: "The body is too large.",
     415: "The body is not JSON, or is compressed.",
-    429: "As many requests wait as may; see Retry-After.",
+    429: "The queue is full; see Retry-After.",
     431: "The headers are too long or too many.",
     500: "The engine failed this request.",
     503: "The server cannot answer now; see Retry-After.",
-    504: "The request did not end in the time that the server gives to each.",
+    504: "The request did not end within the server's time limit.",
 }
 _EVERYWHERE = (405, 431, 500)
 
@@ -57,45 +57,55 @@ _TIMEOUT = {
     "schema": {"type": "number", "exclusiveMinimum": 0},
     "description": "Seconds after which the request is given up with 408.",
 }
-
-
 _MODEL = {
     "name": "model",
     "in": "query",
     "schema": {"type": "string", "minLength": 1},
-    "description": "One of the served models; without it, the first.",
+    "description": "The name of a model; without it, the first.",
 }
 
-
-class OpenApi:
-    """The document of some operations, and its route."""
-
-    def __init__(self, operations: Sequence[Operation]) -> None:
-        self._operations = operations
-
-    async def answer(self, _request: Request) -> Response:
-        """The document as JSON."""
-        return Response(self._body, media_type="application/json")
-
-    @cached_property
-    def _body(self) -> bytes:
-        return msgspec.json.encode(document(self._operations))
+_OPENAPI_ENTRY = OpenApiEntry(path="/openapi.json", summary="This document.")
 
 
-def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
-    """The whole document, as plain values."""
-    replies = [kind for o in operations for kind in (o.reply, *o.events) if kind is not None]
+def with_openapi(routes: Sequence[ApiRoute]) -> list[ApiRoute]:
+    """The routes, and one more that serves the document of them all."""
+    body: list[bytes] = []  # encoded for the first request
+
+    async def openapi(_request: Request) -> Response:
+        if not body:
+            body.append(msgspec.json.encode(document(documented)))
+        return Response(body[0], media_type="application/json")
+
+    documented = [*routes, ApiRoute(openapi, _OPENAPI_ENTRY)]
+    return documented
+
+
+def entries_of(routes: Iterable[BaseRoute]) -> list[OpenApiEntry]:
+    """The entries of routes, in their order."""
+    return [entry for route in routes if isinstance(route, ApiRoute) for entry in route.entries]
+
+
+def document(routes: Iterable[BaseRoute]) -> dict[str, Any]:
+    """The OpenAPI document of some routes, as plain values."""
+    entries = entries_of(routes)
+    replies = [
+        kind
+        for entry in entries
+        for kind in (entry.reply, *entry.events, *entry.failures.values())
+        if kind is not None
+    ]
     schemas = Schemas(
-        bodies=[o.body for o in operations if o.body is not None],
+        bodies=[entry.body for entry in entries if entry.body is not None],
         others=[*replies, ErrorChunk, AnthropicError],
+        rules=[rules for entry in entries for rules in entry.struct_rules],
     )
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method] = _described(operation, schemas)
+    for entry in entries:
+        paths.setdefault(entry.shown_path, {})[entry.method] = _operation(entry, schemas)
     failures = {
-        _failure_name(o, status): _failure(o, status, schemas)
-        for o in operations
-        for status in _statuses(o)
+        _failure_name(entry, status): _failure(entry, status, schemas)
+        for entry in entries
+        for status in _statuses(entry)
     }
     return {
         "openapi": "3.1.0",
@@ -114,69 +124,69 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "summary": operation.summary,
-        "operationId": _operation_id(operation),
+def _operation(entry: OpenApiEntry, schemas: Schemas) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": entry.summary,
+        "operationId": _operation_id(entry),
         "responses": {
             "200": {
                 "description": "The answer.",
-                "headers": _id_headers(operation),
-                "content": _content(operation, schemas),
+                "headers": _id_headers(entry),
+                "content": _content(entry, schemas),
             },
             **{
-                str(status): _component("responses", _failure_name(operation, status))
-                for status in _statuses(operation)
+                str(status): _component("responses", _failure_name(entry, status))
+                for status in _statuses(entry)
             },
         },
     }
-    if operation.rules:
-        rules = "\n".join(f"- {rule}" for rule in operation.rules)
-        told["description"] = f"Besides what the schema says:\n\n{rules}"
-    if operation.body is not None:
-        content = {"schema": schemas.ref(operation.body), "example": operation.example}
-        told["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if not operation.needs_key:
-        told["security"] = []
-    if parameters := _parameters(operation):
-        told["parameters"] = parameters
-    return told
+    if entry.rules:
+        rules = "\n".join(f"- {rule}" for rule in entry.rules)
+        operation["description"] = f"Besides what the schema says:\n\n{rules}"
+    if entry.body is not None:
+        content = {"schema": schemas.ref(entry.body), "example": entry.example}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if not entry.needs_key:
+        operation["security"] = []
+    if parameters := _parameters(entry):
+        operation["parameters"] = parameters
+    return operation
 
 
-def _operation_id(operation: Operation) -> str:
-    words = operation.path.replace("{", "").replace("}", "").replace(".", "_").split("/")
-    return "_".join([operation.method, *filter(None, words)])
+def _operation_id(entry: OpenApiEntry) -> str:
+    words = entry.shown_path.replace("{", "").replace("}", "").replace(".", "_").split("/")
+    return "_".join([entry.method, *filter(None, words)])
 
 
-def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    name = operation.path.partition("{")[2].rstrip("}")
+def _parameters(entry: OpenApiEntry) -> list[dict[str, Any]]:
+    name = entry.shown_path.partition("{")[2].rstrip("}")
     text = {"type": "string", "minLength": 1}
-    told: list[dict[str, Any]] = []
+    parameters: list[dict[str, Any]] = []
     if name:
-        told.append({"name": name, "in": "path", "required": True, "schema": text})
-    if operation.names_model:
-        told.append(_MODEL)
-    if 504 in operation.errors:
-        told.append(_TIMEOUT)
-    return told
+        parameters.append({"name": name, "in": "path", "required": True, "schema": text})
+    if entry.names_model:
+        parameters.append(_MODEL)
+    if 504 in entry.errors:
+        parameters.append(_TIMEOUT)
+    return parameters
 
 
-def _content(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    schema = schemas.ref(operation.reply) if operation.reply is not None else {}
-    content = {operation.media: {"schema": schema}}
-    if operation.events:
-        content["text/event-stream"] = {"schema": _event(operation, schemas)}
+def _content(entry: OpenApiEntry, schemas: Schemas) -> dict[str, Any]:
+    schema = schemas.ref(entry.reply) if entry.reply is not None else {}
+    content = {entry.media: {"schema": schema}}
+    if entry.events:
+        content["text/event-stream"] = {"schema": _event(entry, schemas)}
     return content
 
 
-def _event(operation: Operation, schemas: Schemas) -> Schema:
-    """One event of a stream. Where events have names, those are the types of their data."""
+def _event(entry: OpenApiEntry, schemas: Schemas) -> Schema:
+    """The schema of one server-sent event. Where events have names, those are the structs' tags."""
     data: Schema = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [schemas.ref(kind) for kind in operation.events]},
+        "contentSchema": {"anyOf": [schemas.ref(kind) for kind in entry.events]},
     }
-    tags = [kind.__struct_config__.tag for kind in operation.events]
+    tags = [kind.__struct_config__.tag for kind in entry.events]
     if None not in tags:
         return {
             "type": "object",
@@ -187,24 +197,19 @@ def _event(operation: Operation, schemas: Schemas) -> Schema:
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
-def _statuses(operation: Operation) -> list[int]:
-    return sorted({*operation.errors, *_EVERYWHERE, *((401,) if operation.needs_key else ())})
+def _statuses(entry: OpenApiEntry) -> list[int]:
+    return sorted({*entry.errors, *_EVERYWHERE, *((401,) if entry.needs_key else ())})
 
 
-def _failure_kind(operation: Operation, status: int) -> type[msgspec.Struct]:
-    is_health = operation.reply is HealthReply and status == 503
-    return HealthReply if is_health else operation.failure
+def _failure_name(entry: OpenApiEntry, status: int) -> str:
+    return f"{entry.failure(status).__name__}-{status}"
 
 
-def _failure_name(operation: Operation, status: int) -> str:
-    return f"{_failure_kind(operation, status).__name__}-{status}"
-
-
-def _failure(operation: Operation, status: int, schemas: Schemas) -> dict[str, Any]:
-    headers = _id_headers(operation)
+def _failure(entry: OpenApiEntry, status: int, schemas: Schemas) -> dict[str, Any]:
+    headers = _id_headers(entry)
     if status in (429, 503):
         headers["Retry-After"] = _component("headers", "retry-after")
-    schema = schemas.ref(_failure_kind(operation, status))
+    schema = schemas.ref(entry.failure(status))
     return {
         "description": _ERRORS[status],
         "headers": headers,
@@ -212,9 +217,9 @@ def _failure(operation: Operation, status: int, schemas: Schemas) -> dict[str, A
     }
 
 
-def _id_headers(operation: Operation) -> dict[str, Any]:
-    sent = id_headers(operation.path, "")
-    return {name.decode(): _component("headers", "request-id") for name, _ in sent}
+def _id_headers(entry: OpenApiEntry) -> dict[str, Any]:
+    headers = id_headers(entry.path, "")
+    return {name.decode(): _component("headers", "request-id") for name, _ in headers}
 
 
 def _component(kind: str, name: str) -> dict[str, Any]:

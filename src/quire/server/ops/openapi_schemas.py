@@ -1,78 +1,58 @@
-"""The schemas of the OpenAPI document: the wire's structs, and what is checked beyond their types.
+"""The JSON schemas of /openapi.json: msgspec's schemas of the structs, completed by StructRules.
 
-Every object of a request refuses names that it does not know, so the document says so; fields that
-are only taken when they ask for nothing are listed with those values.
+Request structs refuse unknown fields, so their schemas say so. Fields that are accepted only with
+values that ask for nothing are listed with those values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from quire.server.api.anthropic import messages_protocol
-from quire.server.api.common import chat_messages, chat_request, response_format
-from quire.server.api.openai import (
-    completions_protocol,
-    embeddings_protocol,
-    responses_protocol,
-    tokenize,
-)
+from quire.server.http.openapi_entry import StructRules
 from quire.server.http.strict_json import NeutralValues
 
 Schema = dict[str, Any]
 
 REF = "#/components/schemas/{name}"
 
-# struct → fields that are refused unless they ask for nothing
-_NEUTRAL: Mapping[type[msgspec.Struct], NeutralValues] = {
-    completions_protocol.CompletionRequest: completions_protocol.COMPLETION_UNSUPPORTED,
-    chat_request.ChatRequest: chat_request.CHAT_UNSUPPORTED,
-    chat_messages.Message: chat_messages.MESSAGE_UNSUPPORTED,
-    response_format.FormFields: response_format.UNSUPPORTED,
-    messages_protocol.MessagesRequest: messages_protocol.MESSAGES_UNSUPPORTED,
-    messages_protocol.CountRequest: messages_protocol.MESSAGES_UNSUPPORTED,
-    responses_protocol.ResponsesRequest: responses_protocol.RESPONSES_UNSUPPORTED,
-    embeddings_protocol.EmbeddingRequest: embeddings_protocol.EMBEDDING_UNSUPPORTED,
-    tokenize.TokenizeRequest: tokenize.TOKENIZE_UNSUPPORTED,
-}
-
-# struct → what one of must hold besides
-_FORMS: Mapping[type[msgspec.Struct], Iterable[Schema]] = {
-    chat_messages.Message: chat_messages.MESSAGE_FORMS,
-    response_format.FormFields: response_format.FIELD_FORMS,
-    messages_protocol.MessagesToolChoice: messages_protocol.TOOL_CHOICE_FORMS,
-    responses_protocol.TextFormat: responses_protocol.TEXT_FORMAT_FORMS,
-    tokenize.TokenizeRequest: tokenize.TOKENIZE_FORMS,
-}
-
 
 class Schemas:
-    """The components, and references to them. bodies: the types of requests."""
+    """The schemas of structs, as components and references to them.
 
-    def __init__(self, bodies: Iterable[Any], others: Iterable[Any]) -> None:
+    bodies: structs of requests. others: structs of answers. rules: at most one for each struct
+    counts, the first.
+    """
+
+    def __init__(
+        self, bodies: Iterable[Any], others: Iterable[Any], rules: Iterable[StructRules] = ()
+    ) -> None:
         bodies = list(bodies)
-        types = list(dict.fromkeys((*bodies, *others, *_RAW_FORMS, *_PARTS)))
-        found, self.components = msgspec.json.schema_components(types, ref_template=REF)
-        self._of: dict[Any, Schema] = dict(zip(types, found, strict=True))
-        self._fill_in()
+        found = {rule.struct: rule for rule in rules}
+        raw = [kind for rule in found.values() for kinds in rule.raw.values() for kind in kinds]
+        types = list(dict.fromkeys((*bodies, *others, *found, *raw)))
+        schemas, self.components = msgspec.json.schema_components(types, ref_template=REF)
+        self._of: dict[Any, Schema] = dict(zip(types, schemas, strict=True))
+        for rule in found.values():
+            self._fill_in(rule)
         for name in self._reachable([self._of[kind] for kind in bodies]):
             _close(self.components[name])
-        for struct, values in _NEUTRAL.items():
-            self._properties(struct).update(_neutral(values))
-        for struct, forms_ in _FORMS.items():
-            self._component(struct)["anyOf"] = list(forms_)
+        for rule in found.values():
+            self._properties(rule.struct).update(_neutral(rule.neutral))
+            if rule.variants:
+                self._component(rule.struct)["anyOf"] = list(rule.variants)
         for schema in self._all():
             _translate(schema)
 
     def ref(self, kind: Any) -> Schema:
-        """The schema of a type that was given."""
+        """The schema of one of the given structs."""
         return self._of[kind]
 
-    def used_by(self, described: Iterable[Any]) -> dict[str, Schema]:
-        """The components that these parts of a document refer to, through others too."""
-        return {name: self.components[name] for name in sorted(self._reachable(described))}
+    def used_by(self, parts: Iterable[Any]) -> dict[str, Schema]:
+        """The components that parts of a document refer to, directly or through others."""
+        return {name: self.components[name] for name in sorted(self._reachable(parts))}
 
     def _component(self, struct: type[msgspec.Struct]) -> Schema:
         schema: Schema = self.components[_name(self._of[struct])]
@@ -82,17 +62,20 @@ class Schemas:
         properties: dict[str, Schema] = self._component(struct)["properties"]
         return properties
 
-    def _fill_in(self) -> None:
-        """What the structs keep as raw JSON, because its type depends on what is found there."""
-        for struct, name, given in _RAW:
-            self._properties(struct)[name] = {"anyOf": [self._of[form] for form in given]}
-        for choice in self._properties(responses_protocol.ResponsesRequest)["input"]["anyOf"]:
-            if choice["type"] == "array":
-                choice["items"] = {"anyOf": self._of[responses_protocol.InputItem]["anyOf"]}
-        self._component(responses_protocol.InputMessage)["required"].remove("type")
+    def _fill_in(self, rule: StructRules) -> None:
+        """Give raw fields their types, and make the tag optional where it is."""
+        for field, kinds in rule.raw.items():
+            self._properties(rule.struct)[field] = {"anyOf": [self._of[kind] for kind in kinds]}
+        if rule.optional_tag:
+            component = self._component(rule.struct)
+            component["required"].remove(str(rule.struct.__struct_config__.tag_field))
+            ref = self._of[rule.struct]
+            for schema in self._all():  # a discriminator would require the tag
+                if "discriminator" in schema and ref in schema.get("anyOf", ()):
+                    del schema["discriminator"]
 
     def _reachable(self, parts: Iterable[Any]) -> Iterator[str]:
-        """The names of all components that these are made of."""
+        """The names of all components that parts refer to, directly or through others."""
         seen: set[str] = set()
         left = [_name(schema) for part in parts for schema in _refs(part)]
         while left:
@@ -105,17 +88,6 @@ class Schemas:
     def _all(self) -> Iterator[Schema]:
         for schema in (*self.components.values(), *self._of.values()):
             yield from _walk(schema)
-
-
-# field of a struct → the forms that its JSON may have
-_RAW = (
-    (completions_protocol.CompletionRequest, "prompt", completions_protocol.PROMPT_FORMS),
-    (embeddings_protocol.EmbeddingRequest, "input", embeddings_protocol.INPUT_FORMS),
-)
-_RAW_FORMS = tuple(form for _, _, given in _RAW for form in given)
-
-# types that only stand inside others, and are asked for here
-_PARTS = (*_NEUTRAL, *_FORMS, responses_protocol.InputItem, responses_protocol.InputMessage)
 
 
 def _name(ref: Schema) -> str:
@@ -138,17 +110,17 @@ def _refs(schema: Schema) -> Iterator[Schema]:
 
 
 def _close(schema: Schema) -> None:
-    """No other names; also where a struct has none at all."""
+    """Refuse unknown fields, also in structs without any field."""
     if "properties" in schema:
         schema["additionalProperties"] = False
 
 
 def _neutral(values: NeutralValues) -> dict[str, Schema]:
-    text = "Not supported; taken only when it asks for nothing."
+    text = "Not supported; accepted only with a value that asks for nothing."
     return {name: {"enum": list(taken), "description": text} for name, taken in values.items()}
 
 
 def _translate(schema: Schema) -> None:
-    """Python's anchors to those of the regular expressions that JSON Schema knows."""
+    """Replace Python's anchors by those of JSON Schema's regular expressions."""
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = pattern.replace(r"\A", "^").replace(r"\Z", "$")

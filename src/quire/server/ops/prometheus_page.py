@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from quire.core.histogram import Histogram
 from quire.engine.processes.control_channel import ModelCondition
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
 from quire.version import __version__
@@ -78,6 +79,12 @@ class MetricsPage:
         self._metrics = metrics
         self._models = models
         self._gpu_hour_cost = gpu_hour_cost
+
+    @property
+    def route(self) -> ApiRoute:
+        """Its route."""
+        entry = OpenApiEntry(path="/metrics", summary="Metrics for Prometheus.", media="text/plain")
+        return ApiRoute(self.answer, entry)
 
     async def answer(self, request: Request) -> Response:
         """The text, summed over all processes."""

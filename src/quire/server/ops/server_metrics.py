@@ -109,7 +109,7 @@ class Metrics:
             errors=dict(self._errors),
         )
 
-    async def keep_sharing(self) -> None:
+    async def share_forever(self) -> None:
         """Tell the other processes now and then, until cancelled."""
         while True:
             self.share()

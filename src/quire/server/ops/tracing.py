@@ -1,7 +1,7 @@
-"""OpenTelemetry: one span for each request that used the model, made when it has ended.
+"""OpenTelemetry traces: one span for each request that ran a model, made when it has ended.
 
-The extra `trace` brings the libraries; without an endpoint they are not even imported. A request's
-`traceparent` header makes its span part of the caller's trace.
+The optional dependency `trace` has the libraries; without an endpoint they are not imported. A
+request's `traceparent` header makes its span part of the caller's trace.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.errors import ConfigError
+from quire.server.api.common.generation_record import GenerationRecord, generation_of
 from quire.server.http.request_record import RequestRecord
-from quire.server.ops.access_log import finish_reason
 from quire.version import __version__
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAST_SECONDS = 1.0  # at the end, for what has not been sent; a dead collector holds nobody up
+LAST_SECONDS = 1.0  # to send the rest at shutdown, which a dead collector must not delay
 
 MISSING = (
     "otlp_traces_endpoint needs OpenTelemetry, which is not installed; install it with "
     "`pip install '.[trace]'` in the source tree, or leave the setting out"
 )
 
-# what the conventions call each path; the others are chats in one form or another
+# gen_ai.operation.name of each path; all others are "chat"
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
-class Counted:
-    """An exporter that knows how many spans have arrived."""
+class CountingExporter:
+    """A span exporter that counts the spans that arrived."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -44,7 +44,7 @@ class Counted:
         self.force_flush = exporter.force_flush
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send them, and count them if that went well."""
+        """Send spans, and count them if the collector took them."""
         result = self._exporter.export(spans)
         if result.name == "SUCCESS":
             self.num_sent += len(spans)
@@ -52,7 +52,7 @@ class Counted:
 
 
 class Tracer:
-    """Makes spans, which are sent in batches by a thread of their own, or each where it is made."""
+    """Makes spans and sends them: in batches from a thread, or each one at once (in tests)."""
 
     def __init__(self, exporter: SpanExporter, *, in_batches: bool = True) -> None:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -62,7 +62,7 @@ class Tracer:
 
         resource = Resource.create({SERVICE_NAME: "quire", "service.version": __version__})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._sent = Counted(exporter)
+        self._sent = CountingExporter(exporter)
         self._num_made = 0
         processor = BatchSpanProcessor if in_batches else SimpleSpanProcessor
         self._provider.add_span_processor(processor(cast("SpanExporter", self._sent)))
@@ -71,7 +71,7 @@ class Tracer:
 
     @classmethod
     def sending_to(cls, endpoint: str) -> Tracer:
-        """Send over OTLP/HTTP. Raises ConfigError if the extra is not installed."""
+        """A tracer that sends over OTLP/HTTP. Raises ConfigError if OpenTelemetry is missing."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         except ImportError:
@@ -79,10 +79,13 @@ class Tracer:
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
     def trace(self, record: RequestRecord) -> None:
-        """One request has ended."""
+        """Make the span of an ended request; none if it ran no model."""
+        generation = generation_of(record)
+        if generation is None:
+            return
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        attributes = _attributes(record)
+        attributes = _attributes(record, generation)
         carrier = {} if record.traceparent is None else {"traceparent": record.traceparent}
         span = self._tracer.start_span(
             f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}",
@@ -91,7 +94,7 @@ class Tracer:
             attributes=attributes,
             start_time=record.begin_ns,
         )
-        first = record.usage.first_token
+        first = generation.usage.first_token
         if first is not None:
             at = record.begin_ns + round((first - record.begin) * 1e9)
             span.add_event("gen_ai.first_token", timestamp=at)
@@ -101,9 +104,9 @@ class Tracer:
         self._num_made += 1
 
     def close(self) -> None:
-        """Send what has not been sent, within LAST_SECONDS; what is lost is told in the log."""
-        # the library waits up to half a minute, so it waits in a thread that nobody waits for
-        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        """Send the remaining spans within LAST_SECONDS; log how many are lost."""
+        # the library may block for half a minute: a daemon thread runs it
+        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         sending.start()
         sending.join(LAST_SECONDS)
         if lost := self._num_made - self._sent.num_sent:
@@ -112,11 +115,10 @@ class Tracer:
             self._sent.shutdown()  # no further attempts
 
 
-def _attributes(record: RequestRecord) -> dict[str, Any]:
-    """What the conventions for generative AI call these figures; no prompts, no answers."""
-    job = record.job
-    assert job is not None
-    usage, sampling = record.usage, job.sampling
+def _attributes(record: RequestRecord, generation: GenerationRecord) -> dict[str, Any]:
+    """The span's attributes by OpenTelemetry's conventions for generative AI; no prompts."""
+    job, usage = generation.job, generation.usage
+    sampling = job.sampling
     operation = _OPERATIONS.get(record.path, "chat")
     attributes: dict[str, Any] = {
         "http.request.method": record.method,
@@ -130,18 +132,18 @@ def _attributes(record: RequestRecord) -> dict[str, Any]:
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.response.id": job.reply_id,
         "gen_ai.response.model": job.model,
-        "gen_ai.response.finish_reasons": finish_reason(record).split(","),
+        "gen_ai.response.finish_reasons": generation.finish_reason(record.error_code).split(","),
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.latency.e2e": record.seconds,
     }
-    if record.status:  # else the client left before there was one
+    if record.status:  # else the client disconnected before there was one
         attributes["http.response.status_code"] = record.status
     if sampling.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
-    if record.usage.first_token is not None:
-        attributes["gen_ai.latency.time_to_first_token"] = record.usage.first_token - record.begin
+    if usage.first_token is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = usage.first_token - record.begin
     if record.error_code is not None:
         attributes["error.type"] = record.error_code
     return attributes

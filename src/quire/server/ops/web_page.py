@@ -14,7 +14,8 @@ from pathlib import Path
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 
 FOLDER = Path(__file__).parents[1] / "page"
 INDEX = "index.html"
@@ -53,7 +54,7 @@ HEADERS = {
 }
 
 
-class Page:
+class WebPage:
     """The files, and the routes that serve them. paths: all that can be read, without a key."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
@@ -69,9 +70,17 @@ class Page:
         self.paths = frozenset({"/", *self._assets})
 
     @property
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """GET and HEAD of the page and its files."""
-        return [Route("/", self._index.answer), Route("/page/{path:path}", self._asset)]
+        index = OpenApiEntry(path="/", summary="The page.", media="text/html", needs_key=False)
+        assets = OpenApiEntry(
+            path="/page/{path:path}",
+            summary="A file of the page.",
+            media="*/*",
+            errors=(404,),
+            needs_key=False,
+        )
+        return [ApiRoute(self._index.answer, index), ApiRoute(self._asset, assets)]
 
     async def _asset(self, request: Request) -> Response:
         asset = self._assets.get(request.scope["path"])

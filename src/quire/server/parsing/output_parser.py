@@ -1,7 +1,7 @@
 """One answer's text, read as it comes: thoughts first, then text and tool calls.
 
 What is no thought and no call is text, exactly as it was written; next to calls and thoughts the
-white space is dropped. How calls and thoughts look is told by output_formats.py.
+white space is dropped. How calls and thoughts look is told by tool_parsers.py.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ from functools import partial
 
 import msgspec
 
-from quire.server.parsing.call_frames import ReasoningFormat, ToolFormat
-from quire.server.parsing.call_stream import Calls, Enough, Schemas
-from quire.server.parsing.output_source import SPACE, Broken, Marks, Source, Wait
-from quire.server.parsing.parsed_events import (
+from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
     ToolCallBegin,
 )
+from quire.server.parsing.reasoning_parser import ReasoningParser
+from quire.server.parsing.text_source import SPACE, MalformedCall, Marks, TextSource, Wait
+from quire.server.parsing.tool_call_reader import AllCallsRead, Schemas, ToolCallReader
+from quire.server.parsing.tool_parser import ToolParser
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """What to look for. in_thought: the prompt has begun the thought already.
+class ParserConfig(msgspec.Struct, frozen=True):
+    """What to look for. in_reasoning: the prompt has begun the thought already.
 
     tools: the request's; without a tool format there are none. most_calls: None is any number.
     must_call: the answer is calls and nothing else, but for a thought before them.
     """
 
-    reasoning: ReasoningFormat | None = None
-    in_thought: bool = False
-    tool_format: ToolFormat | None = None
+    reasoning: ReasoningParser | None = None
+    in_reasoning: bool = False
+    tool_format: ToolParser | None = None
     tools: Schemas | None = None
     most_calls: int | None = None
     must_call: bool = False
@@ -45,14 +46,14 @@ class Reading(msgspec.Struct, frozen=True):
         return thoughts if form is None else (*thoughts, *form.begin.texts, *form.inner)
 
 
-class Parser:
-    """An AnswerParser for what `reading` describes."""
+class OutputParser:
+    """An StreamParser for what `reading` describes."""
 
-    def __init__(self, reading: Reading, *, new_id: Callable[[], str] | None = None) -> None:
+    def __init__(self, reading: ParserConfig, *, new_id: Callable[[], str] | None = None) -> None:
         self._reading = reading
         self.is_over = False  # whatever comes tells nothing more
-        self._source = Source()
-        self._calls = Calls(
+        self._source = TextSource()
+        self._calls = ToolCallReader(
             self._source, reading.tools or {}, self._begin, self._add, most=reading.most_calls
         )
         self._new_id = new_id or (reading.tool_format.new_id if reading.tool_format else str)
@@ -84,7 +85,7 @@ class Parser:
             return [event for event in events if not isinstance(event, TextDelta)]
         return events
 
-    # Reading
+    # ParserConfig
 
     def _read(self) -> Wait[None]:
         if self._reading.reasoning is not None:
@@ -93,7 +94,7 @@ class Parser:
             yield from self._read_answer(self._reading.tool_format)
         yield from self._read_rest(self._text)
 
-    def _read_thought(self, reasoning: ReasoningFormat) -> Wait[None]:
+    def _read_thought(self, reasoning: ReasoningParser) -> Wait[None]:
         """Read a thought if the answer begins with one; else take nothing."""
         source = self._source
         if not (yield from self._thought_begins(reasoning.begin)):
@@ -105,7 +106,7 @@ class Parser:
 
     def _thought_begins(self, mark: str) -> Wait[bool]:
         source = self._source
-        if self._reading.in_thought:
+        if self._reading.in_reasoning:
             yield from source.skip_space()
             yield from source.accept(mark)  # some models write it once more
             return True
@@ -120,7 +121,7 @@ class Parser:
             source.give_back()
         return begins
 
-    def _read_answer(self, form: ToolFormat) -> Wait[None]:
+    def _read_answer(self, form: ToolParser) -> Wait[None]:
         """Read text and calls, as long as there may be further calls."""
         source = self._source
         if form.bare and (yield from source.peek_past_space()) == "{":
@@ -131,15 +132,15 @@ class Parser:
                 return
             yield from self._read_call(form, space)
 
-    def _read_call(self, form: ToolFormat, space: str) -> Wait[None]:
+    def _read_call(self, form: ToolParser, space: str) -> Wait[None]:
         """Read what may be one or more calls. space: what came before it."""
         num_before = self._calls.num_begun
         self._calls.attempt(before=space)
         try:
             yield from form.read(self._calls)
-        except Broken:
+        except MalformedCall:
             self._text(self._source.end_attempt())
-        except Enough:
+        except AllCallsRead:
             self.is_over = True
             yield from self._read_rest(_drop)
         if self._calls.num_begun > num_before and not (yield from self._source.peek_past_space()):
@@ -183,13 +184,27 @@ class Parser:
         return events
 
 
+class PlainParser:
+    """A StreamParser for requests without tools and reasoning: all text is the answer."""
+
+    called_tools = False
+
+    def push(self, text: str) -> list[Event]:
+        """The text itself."""
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        """Nothing: no text is held back."""
+        return []
+
+
 def _drop(_text: str) -> None:
     pass
 
 
-def stop_after_calls(reading: Reading) -> Callable[[str], bool]:
+def stop_after_calls(reading: ParserConfig) -> Callable[[str], bool]:
     """Takes an answer's text as it comes, and tells whether it has all calls that it may have."""
-    parser = Parser(reading)
+    parser = OutputParser(reading)
 
     def is_over(text: str) -> bool:
         parser.push(text)

@@ -13,16 +13,16 @@ from typing import Any
 
 from quire.core.sampling_params import StructuredOutputs
 from quire.grammar.json_style import json_style
-from quire.server.parsing.bare_values import is_readable_key, types_of
-from quire.server.parsing.call_frames import (
-    KEY_PLACE,
-    NAME_PLACE,
-    CallFrame,
-    ReasoningFormat,
-    TagFrame,
-    ToolFormat,
+from quire.server.parsing.output_parser import ParserConfig
+from quire.server.parsing.reasoning_parser import ReasoningParser
+from quire.server.parsing.tag_arguments import is_readable_key, types_of
+from quire.server.parsing.tool_parser import (
+    KEY_FIELD,
+    NAME_FIELD,
+    CallTemplate,
+    TagTemplate,
+    ToolParser,
 )
-from quire.server.parsing.output_parser import Reading
 
 _RULE_OF_TOOL = re.compile(r"(?:arguments|value)_(\d+)")
 _COMMON_RULES = [r"TEXT: /(?s:.*)/", r"SPACE: /[ \n]{0,4}/", r"NO_CALL: /([^{ \t\r\n](?s:.*))?/"]
@@ -37,7 +37,7 @@ class NoGrammarError(ValueError):
 
 
 def answer_grammar(
-    reading: Reading,
+    reading: ParserConfig,
     *,
     form: StructuredOutputs | None,
     control_token_id: Callable[[str], int | None],
@@ -60,7 +60,9 @@ def tools_of_lines(grammar: str) -> dict[int, int]:
 class _Writer:
     """Writes one grammar, rule by rule."""
 
-    def __init__(self, reading: Reading, control_token_id: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, reading: ParserConfig, control_token_id: Callable[[str], int | None]
+    ) -> None:
         self._reading = reading
         ids = {mark: control_token_id(mark) for mark in reading.marks}
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
@@ -80,23 +82,23 @@ class _Writer:
             answer = f"({self._calls(tools)} | form)" if form else self._text_and_calls(tools)
         return "\n".join([f"start: {thought} {answer}", *self._rules, ""])
 
-    def _thought(self, reasoning: ReasoningFormat | None) -> str:
+    def _thought(self, reasoning: ReasoningParser | None) -> str:
         if reasoning is None:
             return ""
         end = self._text_up_to(reasoning.end, "thought_end")
-        if self._reading.in_thought:
+        if self._reading.in_reasoning:
             return f"{end} SPACE"
         self._rules.append(f"thought: {self._literal(reasoning.begin)} {end} SPACE")
         return "thought?"
 
-    def _calls(self, tools: ToolFormat) -> str:
+    def _calls(self, tools: ToolParser) -> str:
         frame = tools.frame
         call = self._one_of_the_tools(frame, frame.before)
         at_most_one = frame.between is None or self._reading.most_calls == 1
         several = "" if at_most_one else f"({self._literal(frame.between or '')} {call})*"
         return f"{self._literal(frame.begin)} {call} {several} {self._literal(frame.end)}"
 
-    def _text_and_calls(self, tools: ToolFormat) -> str:
+    def _text_and_calls(self, tools: ToolParser) -> str:
         """Text in which calls may begin wherever their mark stands."""
         frame, mark = tools.frame, tools.begin.texts[0]
         if tools.bare:
@@ -110,20 +112,20 @@ class _Writer:
         more = f"({self._literal(frame.between or '')} {call})*" if frame.begin else ""
         return f"({lead} {self._literal(begin)} {call} {more} {self._literal(frame.end)})* TEXT"
 
-    def _one_of_the_tools(self, frame: CallFrame, before: str) -> str:
+    def _one_of_the_tools(self, frame: CallTemplate, before: str) -> str:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
         for place, (name, schema) in enumerate((self._reading.tools or {}).items()):
             arguments = self._tags(frame.tags, schema, place) if frame.tags else _json(schema)
             self._rules.append(f"arguments_{place}: {arguments}")
-            begin, end = before.replace(NAME_PLACE, name), frame.after
+            begin, end = before.replace(NAME_FIELD, name), frame.after
             parts = [self._literal(begin), f"arguments_{place}", self._literal(end)]
             self._rules.append(f"call_{place}: {' '.join(parts)}")
             names.append(f"call_{place}")
         self._rules.append(f"call: {' | '.join(names)}")
         return "call"
 
-    def _tags(self, frame: TagFrame, schema: Mapping[str, Any], place: int) -> str:
+    def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], place: int) -> str:
         """Arguments as tags around bare values; of those that are not required any may be left."""
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
@@ -134,12 +136,12 @@ class _Writer:
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
             rule = f"value_{place}_{number}"
             self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
-            before = self._literal(frame.before.replace(KEY_PLACE, key))
+            before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
             tags.append(tag if key in required else f"({tag})?")
         return " ".join(tags) or '""'
 
-    def _value(self, rule: str, frame: TagFrame, schema: Any, root: Mapping[str, Any]) -> str:
+    def _value(self, rule: str, frame: TagTemplate, schema: Any, root: Mapping[str, Any]) -> str:
         """A value and its end."""
         types = types_of(schema)
         if types is None or "string" in types:

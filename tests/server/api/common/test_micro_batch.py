@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidRequestError
-from quire.server.api.common.micro_batch import MicroBatch, Steps, at_once
+from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
 
 
-def preparation(name: str, stages: int, log: list[str]) -> Steps[str]:
+def preparation(name: str, stages: int, log: list[str]) -> Stages[str]:
     for stage in range(stages):
         log.append(f"{name}{stage}")
         yield
@@ -67,7 +67,7 @@ def test_whoever_has_left_is_not_told() -> None:
 
 def test_alone_it_needs_no_loop() -> None:
     log: list[str] = []
-    assert at_once(preparation("a", 3, log)) == "A"
+    assert run_stages(preparation("a", 3, log)) == "A"
     assert log == ["a0", "a1", "a2"]
     with pytest.raises(InvalidRequestError):
-        at_once(preparation("x", 1, log))
+        run_stages(preparation("x", 1, log))

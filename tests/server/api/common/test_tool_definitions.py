@@ -12,7 +12,8 @@ from fake_engine import FakeEngine
 
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
 from quire.server.app import build_app
-from quire.server.parsing.output_formats import REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS
+from quire.server.parsing.tool_parsers import TOOL_PARSERS
 from quire.server.settings import ServerSettings
 
 WEATHER = {
@@ -412,10 +413,10 @@ def test_formats_can_be_told() -> None:
 
 
 def test_every_format_can_be_chosen() -> None:
-    for name in TOOL_FORMATS:
+    for name in TOOL_PARSERS:
         assert ServerSettings(tool_call_parser=name).tool_call_parser == name  # type: ignore[arg-type]
     hints = json.dumps(str(ServerSettings.__annotations__))
-    for name in (*TOOL_FORMATS, *REASONING_FORMATS):
+    for name in (*TOOL_PARSERS, *REASONING_PARSERS):
         assert name in hints
 
 

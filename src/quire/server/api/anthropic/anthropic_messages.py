@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.server.api.anthropic import messages_protocol
-from quire.server.api.anthropic.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
-from quire.server.api.anthropic.messages_to_chat import to_chat
-from quire.server.api.anthropic.messages_wire import (
+from quire.server.api.anthropic import messages_request
+from quire.server.api.anthropic.messages_reply import (
     BlockDelta,
     BlockStart,
     BlockStop,
@@ -29,14 +27,27 @@ from quire.server.api.anthropic.messages_wire import (
     ThinkingPiece,
     TokenCountReply,
 )
-from quire.server.api.common import conversation
+from quire.server.api.anthropic.messages_request import (
+    COUNT_RULES,
+    MESSAGES_RULES,
+    CountRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from quire.server.api.anthropic.messages_to_chat import to_chat
+from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
-from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute, LightRoute
+from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
 from quire.server.http.http_errors import AnthropicError, ErrorReply
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
-from quire.server.parsing.parsed_events import (
+from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
     TextDelta,
@@ -58,30 +69,30 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Steps[MessagesDialect]:
+def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
-    request = messages_protocol.parse(data)
-    served = models.find(request.model)
-    chat = to_chat(request, served.engine.tokenizer.chat_variables)
+    request = messages_request.parse(data)
+    model = models.find(request.model)
+    chat = to_chat(request, model.engine.tokenizer.chat_variables)
     yield
     made = yield from conversation.prepare(
-        chat, served, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
+        chat, model, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
     )
-    return MessagesDialect(made)
+    return MessagesFormatter(made)
 
 
 def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
     """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
-    request = messages_protocol.parse_count(data)
-    served = models.find(request.model)
-    chat = to_chat(request, served.engine.tokenizer.chat_variables)
-    return TokenCountReply(len(conversation.encode(chat, served, names=_NAMES)))
+    request = messages_request.parse_count(data)
+    model = models.find(request.model)
+    chat = to_chat(request, model.engine.tokenizer.chat_variables)
+    return TokenCountReply(len(conversation.encode(chat, model, names=_NAMES)))
 
 
-class MessagesDialect:
+class MessagesFormatter:
     """Speaks /v1/messages for one conversation."""
 
-    last_words = b""
+    end_marker = b""
 
     def __init__(self, conversation: Conversation) -> None:
         self.job = conversation.job
@@ -214,3 +225,45 @@ def _object(arguments: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/messages",
+        summary="Answer a conversation, in Anthropic's format.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            route_rules.LAST_MESSAGE,
+        ),
+        example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8},
+        body=MessagesRequest,
+        struct_rules=MESSAGES_RULES,
+        reply=MessageReply,
+        events=(
+            *(MessageStart, Ping, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop),
+            AnthropicError,
+        ),
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)
+
+COUNT_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/messages/count_tokens",
+        summary="Count a conversation's tokens.",
+        rules=(
+            *(route_rules.MODEL, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            route_rules.LAST_MESSAGE,
+        ),
+        example={"messages": [route_rules.USER_MESSAGE]},
+        body=CountRequest,
+        struct_rules=COUNT_RULES,
+        reply=TokenCountReply,
+        errors=RUN_ERRORS,
+    ),
+    count_tokens,
+)

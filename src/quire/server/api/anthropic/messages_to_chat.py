@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server.api.anthropic.messages_protocol import (
+from quire.server.api.anthropic.messages_request import (
     Block,
     CountRequest,
     MessagesRequest,

@@ -11,6 +11,7 @@ from quire.errors import invalid_value
 from quire.server.api.common.tool_definitions import MAX_TOOLS
 from quire.server.http import strict_json
 from quire.server.http.field_bounds import FunctionKind, ShortText, TextKind, one_of
+from quire.server.http.openapi_entry import StructRules
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -70,7 +71,7 @@ _OTHERS = {
     "reasoning_content": {"enum": [None, ""]},
     "reasoning": {"enum": [None, ""]},
 }
-MESSAGE_FORMS: tuple[dict[str, Any], ...] = (
+MESSAGE_VARIANTS: tuple[dict[str, Any], ...] = (
     {
         "required": ["content"],
         "properties": {
@@ -165,3 +166,6 @@ _LISTED = ", ".join(ROLES)
 def _check_type(kind: str, known: str, where: str) -> None:
     if kind != known:
         raise invalid_value(where, f"{kind[:64]!r} is not supported; give {known}")
+
+
+MESSAGE_RULES = StructRules(struct=Message, neutral=MESSAGE_UNSUPPORTED, variants=MESSAGE_VARIANTS)

@@ -11,16 +11,23 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
-from quire.server.api.common.chat_messages import Message, check_message, check_message_names
+from quire.server.api.common.chat_messages import (
+    MESSAGE_RULES,
+    Message,
+    check_message,
+    check_message_names,
+)
 from quire.server.api.common.generation_request import (
     ASKS_FOR_NOTHING,
     GenerationRequest,
     check_request_names,
     sampling_of,
 )
+from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.api.common.tool_definitions import ToolChoice, Tools, check_tool_names, is_deeper
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText, TokenCount
+from quire.server.http.openapi_entry import StructRules
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
@@ -128,3 +135,10 @@ def _check_template_kwargs(variables: dict[str, Any]) -> None:
         problem = f"{size} bytes; send at most {MAX_TEMPLATE_KWARGS_BYTES}"
     if problem is not None:
         raise invalid_value("chat_template_kwargs", problem, where=where)
+
+
+CHAT_RULES = (
+    StructRules(struct=ChatRequest, neutral=CHAT_UNSUPPORTED),
+    MESSAGE_RULES,
+    STRUCTURED_OUTPUT_RULES,
+)

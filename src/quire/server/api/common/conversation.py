@@ -20,16 +20,20 @@ from quire.server.api.common.chat_messages import for_template
 from quire.server.api.common.chat_request import ChatRequest
 from quire.server.api.common.field_names import SAME, FieldNames
 from quire.server.api.common.generation_job import Job, make_job
-from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.micro_batch import Stages
 from quire.server.api.common.tool_definitions import ToolUse, tool_use
 from quire.server.api.common.usage import CompletionTokensDetails, Usage
 from quire.server.engine_protocol import TokenizerProtocol
-from quire.server.model_registry import Served
-from quire.server.parsing.choose_parser import AnswerFormats
-from quire.server.parsing.output_parser import Parser, Reading, stop_after_calls
-from quire.server.parsing.parsed_events import AnswerParser, Event, ReasoningDelta
-from quire.server.parsing.plain_text import PlainParser
-from quire.server.parsing.reasoning import ThoughtCounter
+from quire.server.model_registry import RegisteredModel
+from quire.server.parsing.choose_parsers import ModelParsers
+from quire.server.parsing.output_events import Event, ReasoningDelta, StreamParser
+from quire.server.parsing.output_parser import (
+    OutputParser,
+    ParserConfig,
+    PlainParser,
+    stop_after_calls,
+)
+from quire.server.parsing.reasoning_parser import ReasoningTokenCounter
 from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, tools_of_lines
 
 _NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
@@ -39,11 +43,11 @@ class Conversation(msgspec.Struct, frozen=True):
     """A job, and how its answers are to be read. hides_thoughts: nobody asked for them."""
 
     job: Job
-    new_parser: Callable[[], AnswerParser]
+    new_parser: Callable[[], StreamParser]
     hides_thoughts: bool = False
-    new_counter: Callable[[], ThoughtCounter] | None = None
-    _parsers: dict[int, AnswerParser] = msgspec.field(default_factory=dict)  # by answer
-    _counters: dict[int, ThoughtCounter] = msgspec.field(default_factory=dict)  # likewise
+    new_counter: Callable[[], ReasoningTokenCounter] | None = None
+    _parsers: dict[int, StreamParser] = msgspec.field(default_factory=dict)  # by answer
+    _counters: dict[int, ReasoningTokenCounter] = msgspec.field(default_factory=dict)  # likewise
 
     def read(self, output: CompletionOutput) -> list[Event]:
         """The events that an answer's next part brings. One-shot: the whole answer is the part."""
@@ -70,7 +74,7 @@ class Conversation(msgspec.Struct, frozen=True):
             details.reasoning_tokens += counter.num_tokens
         return usage
 
-    def _parser(self, index: int) -> AnswerParser:
+    def _parser(self, index: int) -> StreamParser:
         if index not in self._parsers:
             self._parsers[index] = self.new_parser()
         return self._parsers[index]
@@ -78,24 +82,24 @@ class Conversation(msgspec.Struct, frozen=True):
 
 def prepare(
     request: ChatRequest,
-    served: Served,
+    model: RegisteredModel,
     *,
     id_prefix: str = "chatcmpl-",
     new_call_id: Callable[[], str] | None = None,
     names: FieldNames = SAME,
-) -> Steps[Conversation]:
+) -> Stages[Conversation]:
     """Check, render and encode a conversation for a model, in steps. id_prefix: of the reply's id.
 
     Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
     new_call_id: makes the ids of tool calls; None: as the model's own format has them.
     Raises InvalidRequestError or ContextLengthError.
     """
-    engine, formats = served.engine, served.formats
+    engine, formats = model.engine, model.parsers
     with names:
-        use = _checked_use(request, served)
+        use = _checked_use(request, model)
         sampling = chat_request.sampling(request)
         yield
-        prompt = _rendered(request, use, served)
+        prompt = _rendered(request, use, model)
         yield
         token_ids = encode_within(
             engine.info.limits, engine.tokenizer.encode_prompt, prompt, param="messages"
@@ -105,7 +109,7 @@ def prepare(
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
         _check_fit(len(token_ids), sampling, engine.info.limits)
-        job = make_job(id_prefix, request, [token_ids], sampling, served.name)
+        job = make_job(id_prefix, request, [token_ids], sampling, model.name)
     if reading.most_calls is not None and reading.tool_format is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
     hides = request.include_reasoning is False
@@ -113,24 +117,24 @@ def prepare(
     return Conversation(job, _parser_maker(reading, new_call_id), hides, counter)
 
 
-def encode(request: ChatRequest, served: Served, *, names: FieldNames = SAME) -> list[int]:
+def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
     """The token ids of a conversation, however many; nothing else is made of it.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     with names:
-        prompt = _rendered(request, _checked_use(request, served), served)
-        return served.engine.tokenizer.encode_prompt(prompt)
+        prompt = _rendered(request, _checked_use(request, model), model)
+        return model.engine.tokenizer.encode_prompt(prompt)
 
 
-def _checked_use(request: ChatRequest, served: Served) -> ToolUse:
+def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
     chat_request.check(request)
     use = tool_use(request.tools, request.tool_choice)
-    _check_tools_fit(use, served.formats, served.engine.tokenizer)
+    _check_tools_fit(use, model.parsers, model.engine.tokenizer)
     return use
 
 
-def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerProtocol) -> None:
+def _check_tools_fit(use: ToolUse, formats: ModelParsers, tokenizer: TokenizerProtocol) -> None:
     """Refuse tools of which the model would not hear, or whose calls could not be read."""
     if not use.shown:
         return
@@ -143,8 +147,8 @@ def _check_tools_fit(use: ToolUse, formats: AnswerFormats, tokenizer: TokenizerP
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
-def _rendered(request: ChatRequest, use: ToolUse, served: Served) -> str:
-    engine, form = served.engine, served.formats.tools
+def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
+    engine, form = model.engine, model.parsers.tools
     fit_id = form.fit_id if form is not None else str
     num_chars = sum(message.num_chars for message in request.messages)
     engine.info.limits.check_chars(num_chars, "messages")
@@ -173,14 +177,14 @@ def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> d
 def _reading(
     request: ChatRequest,
     use: ToolUse,
-    formats: AnswerFormats,
+    formats: ModelParsers,
     token_ids: list[int],
     tokenizer: TokenizerProtocol,
-) -> Reading:
+) -> ParserConfig:
     reasoning = formats.reasoning
-    return Reading(
+    return ParserConfig(
         reasoning=reasoning,
-        in_thought=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
+        in_reasoning=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
         tool_format=formats.tools if use.allowed else None,
         tools=use.schemas,
         most_calls=1 if request.parallel_tool_calls is False else use.most_calls,
@@ -195,7 +199,7 @@ def _ends_with(token_ids: list[int], mark: str, tokenizer: TokenizerProtocol) ->
 
 
 def _with_marks(
-    sampling: SamplingParams, reading: Reading, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, reading: ParserConfig, tokenizer: TokenizerProtocol
 ) -> SamplingParams:
     """The parser reads control tokens that are otherwise left out of the text."""
     ids = [i for mark in reading.marks if (i := tokenizer.control_token_id(mark)) is not None]
@@ -203,7 +207,7 @@ def _with_marks(
 
 
 def _with_grammar(
-    sampling: SamplingParams, use: ToolUse, reading: Reading, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, use: ToolUse, reading: ParserConfig, tokenizer: TokenizerProtocol
 ) -> SamplingParams:
     """Force calls and strict arguments; keep thoughts and calls out of the form of the text."""
     form = sampling.structured_outputs
@@ -227,20 +231,20 @@ def _with_grammar(
 
 
 def _parser_maker(
-    reading: Reading, new_call_id: Callable[[], str] | None
-) -> Callable[[], AnswerParser]:
+    reading: ParserConfig, new_call_id: Callable[[], str] | None
+) -> Callable[[], StreamParser]:
     if reading.reasoning is None and reading.tool_format is None:
         return PlainParser
-    return partial(Parser, reading, new_id=new_call_id)
+    return partial(OutputParser, reading, new_id=new_call_id)
 
 
 def _counter_maker(
-    reading: Reading, tokenizer: TokenizerProtocol
-) -> Callable[[], ThoughtCounter] | None:
+    reading: ParserConfig, tokenizer: TokenizerProtocol
+) -> Callable[[], ReasoningTokenCounter] | None:
     if reading.reasoning is None:
         return None
     token_bytes = tokenizer.token_bytes
-    return partial(ThoughtCounter, reading.reasoning, reading.in_thought, token_bytes)
+    return partial(ReasoningTokenCounter, reading.reasoning, reading.in_reasoning, token_bytes)
 
 
 def _check_fit(num_tokens: int, sampling: SamplingParams, limits: RequestLimits) -> None:

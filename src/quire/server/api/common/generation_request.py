@@ -15,7 +15,11 @@ import msgspec
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import invalid_value
-from quire.server.api.common.response_format import FormRequest, check_form_names, form_of
+from quire.server.api.common.response_format import (
+    ResponseFormatFields,
+    check_format_names,
+    structured_outputs_of,
+)
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenCount
 
@@ -28,7 +32,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class GenerationRequest(FormRequest, kw_only=True):
+class GenerationRequest(ResponseFormatFields, kw_only=True):
     """What both routes accept.
 
     user: accepted, and without any effect on the answer. priority: lower runs first, where the
@@ -91,7 +95,7 @@ def check_request_names(
 ) -> None:
     """Refuse fields of a body, as it was sent, that nobody knows, and what does not go together."""
     strict_json.check_names(found, strict_json.names_of(type(request)), unsupported)
-    check_form_names(found)
+    check_format_names(found)
     if request.stream_options is not None:
         options = found["stream_options"]
         known = StreamOptions.__struct_fields__
@@ -111,8 +115,8 @@ _SAME = tuple(
 )
 
 
-_WISHES = (*_SAME, "stop", *FormRequest.__struct_fields__)
-_wishes_of = attrgetter(*_WISHES)
+_SAMPLING_FIELDS = (*_SAME, "stop", *ResponseFormatFields.__struct_fields__)
+_fields_of = attrgetter(*_SAMPLING_FIELDS)
 
 
 def sampling_of(
@@ -122,7 +126,7 @@ def sampling_of(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     """Checked once for all requests with the same wishes: clients seldom change them."""
-    wishes = _wishes_of(request)
+    wishes = _fields_of(request)
     try:
         return _known_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
     except TypeError:  # lists and forms cannot be looked up
@@ -135,7 +139,7 @@ def _checked_sampling(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    request = GenerationRequest(**dict(zip(_WISHES, wishes, strict=True)))
+    request = GenerationRequest(**dict(zip(_SAMPLING_FIELDS, wishes, strict=True)))
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     stop = request.stop
     return SamplingParams(
@@ -144,7 +148,7 @@ def _checked_sampling(
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        structured_outputs=form_of(request),
+        structured_outputs=structured_outputs_of(request),
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from quire.core.structured_outputs import KINDS, StructuredOutputs
 from quire.errors import invalid_value
 from quire.server.http import field_bounds, strict_json
+from quire.server.http.openapi_entry import StructRules
 
 Schema = str | dict[str, Any]
 SchemaName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
@@ -44,7 +45,7 @@ class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-class FormFields(msgspec.Struct, kw_only=True):
+class StructuredOutputFields(msgspec.Struct, kw_only=True):
     """One of the forms of StructuredOutputs; false for json_object is as good as nothing.
 
     disable_any_whitespace and whitespace_pattern: go with json and json_object.
@@ -64,7 +65,7 @@ _FALSE = {"enum": [None, False]}
 
 
 def _only(kind: str, **others: Any) -> dict[str, Any]:
-    """FormFields with this one, as JSON Schema. others: what fields that go with it may be."""
+    """JSON Schema of StructuredOutputFields with only `kind` set. others: of other fields."""
     kinds: dict[str, Any] = {name: _NULL for name in KINDS if name != kind}
     given = {"not": _NULL} if kind != "json_object" else {"const": True}
     if kind != "json_object":
@@ -72,7 +73,7 @@ def _only(kind: str, **others: Any) -> dict[str, Any]:
     return {"required": [kind], "properties": kinds | {kind: given} | others}
 
 
-FIELD_FORMS = (
+FIELD_VARIANTS = (
     *(_only(kind, whitespace_pattern=_NULL) for kind in ("json", "json_object")),
     *(_only(kind, disable_any_whitespace=_FALSE) for kind in ("json", "json_object")),
     *(
@@ -82,11 +83,11 @@ FIELD_FORMS = (
 )
 
 
-class FormRequest(msgspec.Struct, kw_only=True):
+class ResponseFormatFields(msgspec.Struct, kw_only=True):
     """The fields of a request."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: FormFields | None = None
+    structured_outputs: StructuredOutputFields | None = None
     guided_json: Schema | None = None
     guided_regex: field_bounds.Regex | None = None
     guided_choice: field_bounds.Choices | None = None
@@ -105,7 +106,7 @@ UNSUPPORTED: strict_json.NeutralValues = {  # in structured_outputs
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
 
 
-def form_of(request: FormRequest) -> StructuredOutputs | None:
+def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | None:
     """The form that a request asks for, if it does. Raises InvalidRequestError."""
     asked = dict(_asked(request))
     pattern = request.guided_whitespace_pattern
@@ -121,7 +122,7 @@ def form_of(request: FormRequest) -> StructuredOutputs | None:
     return StructuredOutputs(**fields, field=field)
 
 
-def check_form_names(found: dict[str, Any]) -> None:
+def check_format_names(found: dict[str, Any]) -> None:
     """Refuse fields, as they were sent, that nobody knows. A schema's are the compiler's matter."""
     if isinstance(wanted := found.get("response_format"), dict):
         names = ("type", "json_schema") if wanted["type"] == "json_schema" else ("type",)
@@ -131,11 +132,11 @@ def check_form_names(found: dict[str, Any]) -> None:
             strict_json.check_names(wanted["json_schema"], JsonSchema.__struct_fields__, {}, where)
     if isinstance(wanted := found.get("structured_outputs"), dict):
         strict_json.check_names(
-            wanted, FormFields.__struct_fields__, UNSUPPORTED, "structured_outputs."
+            wanted, StructuredOutputFields.__struct_fields__, UNSUPPORTED, "structured_outputs."
         )
 
 
-def _asked(request: FormRequest) -> list[tuple[str, dict[str, Any]]]:
+def _asked(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]]:
     """Each field that asks for a form, with the field of StructuredOutputs that it stands for."""
     asked: list[tuple[str, dict[str, Any]]] = []
     match request.response_format:
@@ -153,8 +154,13 @@ def _asked(request: FormRequest) -> list[tuple[str, dict[str, Any]]]:
     return asked
 
 
-def _of_fields(fields: FormFields) -> tuple[str, dict[str, Any]]:
+def _of_fields(fields: StructuredOutputFields) -> tuple[str, dict[str, Any]]:
     given = {kind: value for kind in KINDS if (value := getattr(fields, kind)) not in (None, False)}
     name = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
     style = {"disable_any_whitespace", "whitespace_pattern"}
     return name, given | {name: getattr(fields, name) for name in style}
+
+
+STRUCTURED_OUTPUT_RULES = StructRules(
+    struct=StructuredOutputFields, neutral=UNSUPPORTED, variants=FIELD_VARIANTS
+)

@@ -1,7 +1,7 @@
-"""One job's answer on the wire: whole, or as server-sent events.
+"""Sends one job's answer: as one JSON response, or as a stream of server-sent events (SSE).
 
-Until the first item is there, a failure still has its own status; after it, the only way to tell
-is an error event, and the missing `[DONE]` keeps a cut answer from looking like a short one.
+Until the first event, a failure still gets its own HTTP status. After it, a failure is an error
+event, and the missing `[DONE]` shows that the answer is cut and not merely short.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from starlette.types import Send
 
 from quire.core.request_output import RequestOutput
 from quire.server.admission.drain import cut_error
-from quire.server.admission.request_gate import RequestContext
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.job_runner import gather, run
+from quire.server.api.common.request_gate import RequestContext
 from quire.server.api.common.usage import Usage, UsageCounter
 from quire.server.engine_protocol import GenerateProtocol
 from quire.server.http.deadline import Deadline
@@ -29,74 +29,74 @@ DONE = b"data: [DONE]\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # asks a proxy in between to pass each event on at once
+    (b"x-accel-buffering", b"no"),  # asks a reverse proxy to pass each event on at once
 ]
 
 _encoder = msgspec.json.Encoder()
 
 
-class Dialect(Protocol):
-    """How a route words its answers."""
+class ReplyFormatter(Protocol):
+    """From one job's outputs to the structs that an API sends. One object for each request."""
 
     job: Job
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> msgspec.Struct:
-        """The whole answer."""
+        """The complete answer of a request without streaming."""
 
-    def chunks(self, place: int, item: RequestOutput, /) -> Iterable[msgspec.Struct]:
-        """A stream's next chunks, made of what is new of the prompt with index `place`."""
+    def chunks(self, index: int, output: RequestOutput, /) -> Iterable[msgspec.Struct]:
+        """A stream's next chunks. index: of the prompt; output: what is new of its answers."""
 
     def ending(self, usage: Usage) -> Iterable[msgspec.Struct]:
-        """A complete stream's last chunks."""
+        """The last chunks of a complete stream."""
 
     def failure(self, reply: ErrorReply) -> msgspec.Struct:
-        """A broken stream's last chunk."""
+        """The last chunk of a stream that failed."""
 
     @property
-    def last_words(self) -> bytes:
+    def end_marker(self) -> bytes:
         """What follows the last chunk of a complete stream."""
 
 
-class OpenAIDialect:
+class OpenAIReplyFormatter:
     """How streams end in OpenAI's two older APIs."""
 
-    last_words = DONE
+    end_marker = DONE
 
     def failure(self, reply: ErrorReply) -> msgspec.Struct:
-        """The error object, in the place of a chunk."""
+        """The error object in place of a chunk."""
         return ErrorChunk(reply.error)
 
 
-async def answer(dialect: Dialect, visit: RequestContext, send: Send) -> None:
+async def answer(formatter: ReplyFormatter, context: RequestContext, send: Send) -> None:
     """Run a job and send its answer. Raises only while nothing has been sent."""
-    engine = visit.begin(dialect.job)
-    if dialect.job.stream:
-        record = visit.record
-        stream = events(dialect, engine, record.usage)
+    engine = context.start(formatter.job)
+    if formatter.job.stream:
+        record = context.record
+        stream = events(formatter, engine, context.usage)
 
         def failed(error: Exception) -> bytes:
             reply = describe(error, record.request_id)
             record.error_code = reply.error.code
-            return _event(dialect.failure(reply))
+            return _event(formatter.failure(reply))
 
-        await _send_events(stream, send, failed, visit.deadline)
+        await _send_events(stream, send, failed, context.deadline)
         return
-    usage = visit.record.usage
-    async with visit.deadline.kept():
-        results = await gather(dialect.job, engine, usage)
-    await send_json(send, 200, _encoder.encode(dialect.reply(results, usage.total())))
+    usage = context.usage
+    async with context.deadline.enforced():
+        results = await gather(formatter.job, engine, usage)
+    await send_json(send, 200, _encoder.encode(formatter.reply(results, usage.total())))
 
 
 async def events(
-    dialect: Dialect, engine: GenerateProtocol, usage: UsageCounter
+    formatter: ReplyFormatter, engine: GenerateProtocol, usage: UsageCounter
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events; all that one engine step brought come together."""
-    async with aclosing(run(dialect.job, engine)) as news:
-        async for place, item in news:
-            usage.add(place, item)
-            if data := b"".join([_event(chunk) for chunk in dialect.chunks(place, item)]):
+    """Server-sent events; all that come from one engine step are one item."""
+    async with aclosing(run(formatter.job, engine)) as outputs:
+        async for index, output in outputs:
+            usage.add(index, output)
+            if data := b"".join([_event(chunk) for chunk in formatter.chunks(index, output)]):
                 yield data
-    yield b"".join(map(_event, dialect.ending(usage.total()))) + dialect.last_words
+    yield b"".join(map(_event, formatter.ending(usage.total()))) + formatter.end_marker
 
 
 async def _send_events(
@@ -106,17 +106,17 @@ async def _send_events(
     deadline: Deadline,
 ) -> None:
     async with aclosing(stream):
-        async with deadline.kept():
+        async with deadline.enforced():
             first = await anext(stream)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         await _send_part(send, first)
         try:
-            async with deadline.kept():
+            async with deadline.enforced():
                 async for data in stream:
                     await _send_part(send, data)
         except asyncio.CancelledError as cancelled:
             await _send_part(send, failed(cut_error(cancelled)))
-        except Exception as error:  # the status is sent; the stream itself has to tell
+        except Exception as error:  # the status is sent already, so the stream reports it
             await _send_part(send, failed(error))
         await send({"type": "http.response.body", "body": b""})
 
@@ -126,7 +126,7 @@ async def _send_part(send: Send, data: bytes) -> None:
 
 
 def _event(chunk: msgspec.Struct) -> bytes:
-    """One event; chunks that have a tag are events of this name."""
+    """One event. Chunks whose struct has a tag are events of this name."""
     tag = chunk.__struct_config__.tag
     name = b"" if tag is None else f"event: {tag}\n".encode()
     return name + b"data: " + _encoder.encode(chunk) + b"\n\n"

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.server.api.common import chat_request, conversation
-from quire.server.api.common.chat_request import ChatRequest
+from quire.server.api.common import chat_request, conversation, route_rules
+from quire.server.api.common.chat_request import CHAT_RULES, ChatRequest
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.logprob_formats import ChatLogprobs, chat_logprobs, prompt_logprobs
-from quire.server.api.common.micro_batch import Steps
-from quire.server.api.common.streaming import OpenAIDialect
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.usage import Usage
-from quire.server.api.openai.chat_wire import (
+from quire.server.api.openai.chat_reply import (
     ChatChoice,
     ChatChunk,
     ChatReply,
@@ -24,22 +25,24 @@ from quire.server.api.openai.chat_wire import (
     message_of,
 )
 from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.http.http_errors import ErrorChunk
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 
-def prepare(body: bytes, models: ModelRegistry) -> Steps[ChatDialect]:
+def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
     """Read a body, render and encode the conversation for the model that it names.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     request = chat_request.parse(body)
-    served = models.find(request.model)
+    model = models.find(request.model)
     yield
-    made = yield from conversation.prepare(request, served)
-    return ChatDialect(made, request, served.engine.tokenizer)
+    made = yield from conversation.prepare(request, model)
+    return ChatFormatter(made, request, model.engine.tokenizer)
 
 
-class ChatDialect(OpenAIDialect):
+class ChatFormatter(OpenAIReplyFormatter):
     """Speaks /v1/chat/completions for one conversation."""
 
     def __init__(
@@ -150,3 +153,29 @@ class ChatDialect(OpenAIDialect):
         return chat_logprobs(
             output.logprobs or [], output.token_ids, self._num_logprobs, self._tokenizer
         )
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/chat/completions",
+        summary="Answer a conversation.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
+            *(route_rules.PRIORITY, *route_rules.CHAT, route_rules.TOOL_CHOICE),
+            "`top_logprobs` need `logprobs`.",
+            "`max_tokens` and `max_completion_tokens` are the same, or one of them is left out.",
+            "`chat_template_kwargs` are at most 16 KiB, 16 deep, and set no `messages` or `tools`.",
+            "`reasoning_effort` needs a chat template that reads it.",
+        ),
+        example={"messages": [route_rules.USER_MESSAGE], "max_tokens": 8, "temperature": 0},
+        body=ChatRequest,
+        struct_rules=CHAT_RULES,
+        reply=ChatReply,
+        events=(ChatChunk, ErrorChunk),
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from quire.core.request_output import CompletionOutput, RequestOutput
+from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job, make_job
 from quire.server.api.common.logprob_formats import (
     CompletionLogprobs,
@@ -16,12 +17,15 @@ from quire.server.api.common.logprob_formats import (
     completion_logprobs,
     prompt_logprobs,
 )
-from quire.server.api.common.micro_batch import Steps
-from quire.server.api.common.streaming import OpenAIDialect
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.streaming import OpenAIReplyFormatter, answer
 from quire.server.api.common.usage import Usage
-from quire.server.api.openai import completions_protocol
-from quire.server.api.openai.completions_protocol import CompletionRequest
+from quire.server.api.openai import completions_request
+from quire.server.api.openai.completions_request import COMPLETION_RULES, CompletionRequest
 from quire.server.engine_protocol import TokenizerProtocol
+from quire.server.http.http_errors import ErrorChunk
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 
@@ -49,20 +53,20 @@ class CompletionReply(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-def prepare(body: bytes, models: ModelRegistry) -> Steps[CompletionDialect]:
+def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
     """Read a body and check what can be checked without the engine's work.
 
     Raises InvalidRequestError.
     """
-    request = completions_protocol.parse(body)
-    served = models.find(request.model)
+    request = completions_request.parse(body)
+    model = models.find(request.model)
     yield
-    sampling = completions_protocol.sampling(request)
-    job = make_job("cmpl-", request, completions_protocol.prompts(request), sampling, served.name)
-    return CompletionDialect(job, request, served.engine.tokenizer)
+    sampling = completions_request.sampling(request)
+    job = make_job("cmpl-", request, completions_request.prompts(request), sampling, model.name)
+    return CompletionFormatter(job, request, model.engine.tokenizer)
 
 
-class CompletionDialect(OpenAIDialect):
+class CompletionFormatter(OpenAIReplyFormatter):
     """Speaks /v1/completions for one job. Choices are numbered prompt by prompt."""
 
     def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
@@ -169,3 +173,31 @@ class CompletionDialect(OpenAIDialect):
             return item.prompt
         skip = self.job.sampling.skip_special_tokens
         return self._tokenizer.decode(item.prompt_token_ids, skip_special_tokens=skip)
+
+
+# Lists of token ids are read faster than texts are encoded.
+_IN_THREAD_BYTES = 64 << 10
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/completions",
+        summary="Continue a text.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.VOCABULARY),
+            *(route_rules.STRUCTURED_OUTPUT, route_rules.STREAM, route_rules.TOKENS),
+            route_rules.PRIORITY,
+            "`prompt` has at least one token; prompts times `n` is at most 1024.",
+            "`max_tokens` is 0 only with `echo`.",
+        ),
+        example={"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0},
+        body=CompletionRequest,
+        struct_rules=COMPLETION_RULES,
+        reply=CompletionReply,
+        events=(CompletionReply, ErrorChunk),
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+    _IN_THREAD_BYTES,
+)

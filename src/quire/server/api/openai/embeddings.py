@@ -23,13 +23,17 @@ from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
 from quire.engine.frontend.bounded_encoding import encode_within
 from quire.engine.frontend.input_processor import Prompt, told_of
-from quire.server.admission.request_gate import RequestContext, TenantEngine
+from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job
-from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.request_gate import RequestContext, TenantEngine
 from quire.server.api.common.usage import UsageCounter
-from quire.server.api.openai import embeddings_protocol
+from quire.server.api.openai import embeddings_request
+from quire.server.api.openai.embeddings_request import EMBEDDING_RULES, EmbeddingRequest
 from quire.server.engine_protocol import EngineProtocol
 from quire.server.http.http_errors import send_json
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
 # Inputs of one request, and tokens of them, that the engine has at a time: enough to keep it busy
@@ -75,21 +79,21 @@ class EmbeddingJob:
     as_base64: bool
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Steps[EmbeddingJob]:
+def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     """Read a body, and refuse whatever can be known to be wrong with any of its inputs.
 
     Raises InvalidRequestError.
     """
-    request = embeddings_protocol.parse(data)
-    served = models.find(request.model)
-    pooling = served.engine.info.pooling.changed(
+    request = embeddings_request.parse(data)
+    model = models.find(request.model)
+    pooling = model.engine.info.pooling.changed(
         pooling=request.pooling, normalize=request.normalize, dimensions=request.dimensions
     )
     yield
     job = Job(
         reply_id=f"embd-{uuid.uuid4().hex}",
-        model=served.name,
-        prompts=_token_ids(embeddings_protocol.inputs(request), pooling, served.engine),
+        model=model.name,
+        prompts=_token_ids(embeddings_request.inputs(request), pooling, model.engine),
         sampling=DEFAULT_SAMPLING,
         stream=False,
         include_usage=False,
@@ -101,14 +105,14 @@ def prepare(data: bytes, models: ModelRegistry) -> Steps[EmbeddingJob]:
     return EmbeddingJob(job, pooling, request.encoding_format == "base64")
 
 
-async def answer(wanted: EmbeddingJob, visit: RequestContext, send: Send) -> None:
+async def answer(wanted: EmbeddingJob, context: RequestContext, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
     longest = max(map(len, wanted.job.prompts))
-    engine = visit.begin(
-        wanted.job, most_answers=MOST_AT_ONCE, most_tokens=max(MOST_TOKENS, longest)
+    engine = context.start(
+        wanted.job, max_answers=MOST_AT_ONCE, max_tokens=max(MOST_TOKENS, longest)
     )
-    async with visit.deadline.kept():
-        outputs = await _embed(wanted, engine, visit.record.usage)
+    async with context.deadline.enforced():
+        outputs = await _embed(wanted, engine, context.usage)
         if len(outputs) > _ENCODED_BESIDE:
             reply = await asyncio.to_thread(_encoded, wanted, outputs)
         else:
@@ -208,3 +212,24 @@ def _shown(wanted: EmbeddingJob, output: RequestOutput) -> list[float] | str:
     if wanted.as_base64:
         return base64.b64encode(data).decode()
     return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/embeddings",
+        summary="Texts to vectors.",
+        rules=(
+            *(route_rules.MODEL, route_rules.VOCABULARY, route_rules.PRIORITY),
+            "Each `input` has at least one token and fits the model's context and the KV cache.",
+            "`dimensions` is at most the model's hidden size.",
+        ),
+        example={"input": ["red shoes", "blue shoes"], "dimensions": 3},
+        body=EmbeddingRequest,
+        struct_rules=(EMBEDDING_RULES,),
+        reply=EmbeddingReply,
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

@@ -14,12 +14,13 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.engine.processes.control_channel import ModelState
 from quire.errors import invalid_value
+from quire.server.api.common import route_rules
 from quire.server.http.http_errors import ANTHROPIC_VERSION
-from quire.server.model_registry import Entry, ModelRegistry
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.model_registry import ModelEntry, ModelRegistry
 from quire.version import __version__
 
 
@@ -75,20 +76,41 @@ class VersionReply(msgspec.Struct):
     version: str
 
 
-class Models:
-    """The routes."""
+class ModelsRoutes:
+    """The routes /v1/models and /version."""
 
     def __init__(self, models: ModelRegistry) -> None:
         self._models = models
         self._created = int(time.time())
 
     @property
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
         """All three paths."""
+        versioned = (route_rules.VERSIONED,)
         return [
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/version", self.version),
+            ApiRoute(
+                self.models,
+                OpenApiEntry(
+                    path="/v1/models",
+                    summary="The models of this server.",
+                    rules=versioned,
+                    reply=ModelList,
+                ),
+            ),
+            ApiRoute(
+                self.model,
+                OpenApiEntry(
+                    path="/v1/models/{name:path}",
+                    summary="One model.",
+                    rules=versioned,
+                    reply=ModelCard,
+                    errors=(404,),
+                ),
+            ),
+            ApiRoute(
+                self.version,
+                OpenApiEntry(path="/version", summary="The server's version.", reply=VersionReply),
+            ),
         ]
 
     async def models(self, request: Request) -> Response:
@@ -108,10 +130,10 @@ class Models:
         """The version."""
         return _json(VersionReply(__version__))
 
-    def _card(self, entry: Entry) -> ModelCard:
+    def _card(self, entry: ModelEntry) -> ModelCard:
         return ModelCard(entry.name, self._created, _longest(entry), entry.condition.state)
 
-    def _anthropic(self, entry: Entry) -> AnthropicModel:
+    def _anthropic(self, entry: ModelEntry) -> AnthropicModel:
         longest = _longest(entry)
         return AnthropicModel(
             id=entry.name,
@@ -166,8 +188,8 @@ def _place(ids: list[str], field: str, model_id: str) -> int:
     return ids.index(model_id)
 
 
-def _longest(entry: Entry) -> int | None:
-    return None if entry.served is None else entry.served.engine.info.limits.max_model_len
+def _longest(entry: ModelEntry) -> int | None:
+    return None if entry.model is None else entry.model.engine.info.limits.max_model_len
 
 
 def _json(content: msgspec.Struct) -> Response:

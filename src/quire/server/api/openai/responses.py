@@ -6,18 +6,21 @@ import uuid
 from collections.abc import Iterator, Sequence
 
 from quire.core.request_output import CompletionOutput, RequestOutput
-from quire.server.api.common import conversation
+from quire.server.api.common import conversation, route_rules
 from quire.server.api.common.conversation import Conversation
 from quire.server.api.common.field_names import FieldNames
-from quire.server.api.common.micro_batch import Steps
+from quire.server.api.common.micro_batch import Stages
+from quire.server.api.common.model_route import GenerationRoute
+from quire.server.api.common.streaming import answer
 from quire.server.api.common.usage import Usage
-from quire.server.api.openai import responses_protocol
-from quire.server.api.openai import responses_wire as wire
-from quire.server.api.openai.responses_protocol import ResponsesRequest
+from quire.server.api.openai import responses_reply as replies
+from quire.server.api.openai import responses_request
+from quire.server.api.openai.responses_request import RESPONSES_RULES, ResponsesRequest
 from quire.server.api.openai.responses_to_chat import to_chat
 from quire.server.http.http_errors import ErrorReply
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
-from quire.server.parsing.parsed_events import (
+from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
     TextDelta,
@@ -38,31 +41,31 @@ _NAMES = FieldNames(
 )
 
 
-def prepare(data: bytes, models: ModelRegistry) -> Steps[ResponsesDialect]:
+def prepare(data: bytes, models: ModelRegistry) -> Stages[ResponsesFormatter]:
     """Read a body, render and encode the conversation. Raises InvalidRequestError."""
-    request = responses_protocol.parse(data)
-    served = models.find(request.model)
+    request = responses_request.parse(data)
+    model = models.find(request.model)
     chat = to_chat(request)
     yield
-    made = yield from conversation.prepare(chat, served, id_prefix="resp_", names=_NAMES)
-    return ResponsesDialect(made, request)
+    made = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
+    return ResponsesFormatter(made, request)
 
 
-class ResponsesDialect:
+class ResponsesFormatter:
     """Speaks /v1/responses for one conversation. A whole answer is its stream's end."""
 
-    last_words = b""
+    end_marker = b""
 
     def __init__(self, conversation: Conversation, request: ResponsesRequest) -> None:
         self.job = conversation.job
         self._conversation = conversation
         self._request = request
-        self._output: list[wire.OutputItem] = []
+        self._output: list[replies.OutputItem] = []
         self._is_open = False  # whether more may come of the last item
         self._number = 0  # of the next event
         self._reason: str | None = None
 
-    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> wire.Response:
+    def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
         """The whole answer."""
         ((output,),) = (item.outputs for item in results)
         for _ in self._read(output):
@@ -71,86 +74,86 @@ class ResponsesDialect:
             pass
         return self._response(self._conversation.counted(usage))
 
-    def chunks(self, _place: int, item: RequestOutput) -> Iterator[wire.StreamEvent]:
+    def chunks(self, _place: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """A stream's next events."""
         if not self._number:
-            yield self._numbered(wire.Created(response=self._response(None)))
-            yield self._numbered(wire.InProgress(response=self._response(None)))
+            yield self._numbered(replies.Created(response=self._response(None)))
+            yield self._numbered(replies.InProgress(response=self._response(None)))
         for output in item.outputs:
             for event in self._read(output):
                 yield self._numbered(event)
 
-    def ending(self, usage: Usage) -> Iterator[wire.StreamEvent]:
+    def ending(self, usage: Usage) -> Iterator[replies.StreamEvent]:
         """The last events."""
         for event in self._close():
             yield self._numbered(event)
         response = self._response(self._conversation.counted(usage))
         if response.status == "incomplete":
-            yield self._numbered(wire.Incomplete(response=response))
+            yield self._numbered(replies.Incomplete(response=response))
         else:
-            yield self._numbered(wire.Completed(response=response))
+            yield self._numbered(replies.Completed(response=response))
 
-    def failure(self, reply: ErrorReply) -> wire.StreamEvent:
+    def failure(self, reply: ErrorReply) -> replies.StreamEvent:
         """The last event of a stream that broke."""
         error = reply.error
         return self._numbered(
-            wire.Failure(code=error.code, message=error.message, param=error.param)
+            replies.Failure(code=error.code, message=error.message, param=error.param)
         )
 
-    def _read(self, output: CompletionOutput) -> Iterator[wire.StreamEvent]:
+    def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         for event in self._conversation.read(output):
             yield from self._told(event)
         if output.finish_reason is not None:
             self._reason = output.finish_reason
 
-    def _numbered(self, event: wire.StreamEvent) -> wire.StreamEvent:
+    def _numbered(self, event: replies.StreamEvent) -> replies.StreamEvent:
         event.sequence_number = self._number
         self._number += 1
         return event
 
-    def _told(self, event: Event) -> Iterator[wire.StreamEvent]:
+    def _told(self, event: Event) -> Iterator[replies.StreamEvent]:
         match event:
             case TextDelta(text):
-                yield from self._open(wire.OutputMessage(id=_new_id("msg"), content=[]))
-                yield from self._add_text(text, wire.TextPiece)
+                yield from self._open(replies.OutputMessage(id=_new_id("msg"), content=[]))
+                yield from self._add_text(text, replies.TextPiece)
             case ReasoningDelta(text):
-                yield from self._open(wire.OutputReasoning(id=_new_id("rs"), content=[]))
-                yield from self._add_text(text, wire.ThoughtPiece)
+                yield from self._open(replies.OutputReasoning(id=_new_id("rs"), content=[]))
+                yield from self._add_text(text, replies.ThoughtPiece)
             case ToolCallBegin(_, call_id, name):
-                call = wire.OutputCall(id=_new_id("fc"), call_id=call_id, name=name)
+                call = replies.OutputCall(id=_new_id("fc"), call_id=call_id, name=name)
                 yield from self._open(call)
             case ToolCallArguments(_, text):
                 item = self._output[-1]
-                assert isinstance(item, wire.OutputCall), "arguments follow their call"
+                assert isinstance(item, replies.OutputCall), "arguments follow their call"
                 item.arguments += text
-                yield wire.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
+                yield replies.ArgumentsPiece(item_id=item.id, output_index=self._index, delta=text)
 
     @property
     def _index(self) -> int:
         return len(self._output) - 1
 
-    def _open(self, item: wire.OutputItem) -> Iterator[wire.StreamEvent]:
+    def _open(self, item: replies.OutputItem) -> Iterator[replies.StreamEvent]:
         """Begin an item, unless one that takes more of the same is open."""
-        is_call = isinstance(item, wire.OutputCall)
+        is_call = isinstance(item, replies.OutputCall)
         if self._is_open and type(item) is type(self._output[-1]) and not is_call:
             return
         yield from self._close()
         self._output.append(item)
         self._is_open = True
-        yield wire.ItemAdded(output_index=self._index, item=wire.copy_of(item))
-        if not isinstance(item, wire.OutputCall):
+        yield replies.ItemAdded(output_index=self._index, item=replies.copy_of(item))
+        if not isinstance(item, replies.OutputCall):
             part = item.begin_part()
-            yield wire.PartAdded(item_id=item.id, output_index=self._index, part=part)
+            yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)
 
     def _add_text(
-        self, text: str, piece: type[wire.TextPiece] | type[wire.ThoughtPiece]
-    ) -> Iterator[wire.StreamEvent]:
+        self, text: str, piece: type[replies.TextPiece] | type[replies.ThoughtPiece]
+    ) -> Iterator[replies.StreamEvent]:
         item = self._output[-1]
-        assert not isinstance(item, wire.OutputCall), "the item has just been opened"
+        assert not isinstance(item, replies.OutputCall), "the item has just been opened"
         item.content[0].text += text
         yield piece(item_id=item.id, output_index=self._index, delta=text)
 
-    def _close(self) -> Iterator[wire.StreamEvent]:
+    def _close(self) -> Iterator[replies.StreamEvent]:
         """Complete the open item; the one in which an answer breaks off is incomplete."""
         if not self._is_open:
             return
@@ -158,32 +161,34 @@ class ResponsesDialect:
         item, index = self._output[-1], self._index
         item.status = "incomplete" if self._reason == "length" else "completed"
         match item:
-            case wire.OutputCall():
-                yield wire.ArgumentsDone(
+            case replies.OutputCall():
+                yield replies.ArgumentsDone(
                     item_id=item.id, output_index=index, name=item.name, arguments=item.arguments
                 )
-            case wire.OutputMessage():
-                yield wire.TextDone(item_id=item.id, output_index=index, text=item.content[0].text)
-            case wire.OutputReasoning():
+            case replies.OutputMessage():
+                yield replies.TextDone(
+                    item_id=item.id, output_index=index, text=item.content[0].text
+                )
+            case replies.OutputReasoning():
                 text = item.content[0].text
-                yield wire.ThoughtDone(item_id=item.id, output_index=index, text=text)
-        if not isinstance(item, wire.OutputCall):
-            yield wire.PartDone(item_id=item.id, output_index=index, part=item.content[0])
-        yield wire.ItemDone(output_index=index, item=item)
+                yield replies.ThoughtDone(item_id=item.id, output_index=index, text=text)
+        if not isinstance(item, replies.OutputCall):
+            yield replies.PartDone(item_id=item.id, output_index=index, part=item.content[0])
+        yield replies.ItemDone(output_index=index, item=item)
 
-    def _response(self, usage: Usage | None) -> wire.Response:
+    def _response(self, usage: Usage | None) -> replies.Response:
         request, job = self._request, self.job
         status = "in_progress"
         if usage is not None:
             status = "incomplete" if self._reason == "length" else "completed"
-        return wire.Response(
+        return replies.Response(
             id=job.reply_id,
             created_at=job.created,
             status=status,
-            incomplete_details=wire.Details() if status == "incomplete" else None,
+            incomplete_details=replies.Details() if status == "incomplete" else None,
             model=job.model,
             output=list(self._output) if usage is not None else [],
-            usage=wire.ResponsesUsage.of(usage) if usage is not None else None,
+            usage=replies.ResponsesUsage.of(usage) if usage is not None else None,
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             metadata=request.metadata or {},
@@ -192,11 +197,33 @@ class ResponsesDialect:
             top_p=job.sampling.top_p,
             tool_choice=request.tool_choice or "auto",
             tools=request.tools or [],
-            text=request.text or responses_protocol.PLAIN_TEXT,
-            reasoning=request.reasoning or responses_protocol.Reasoning(),
+            text=request.text or responses_request.PLAIN_TEXT,
+            reasoning=request.reasoning or responses_request.Reasoning(),
             user=request.user,
         )
 
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+ROUTE = GenerationRoute(
+    OpenApiEntry(
+        method="post",
+        path="/v1/responses",
+        summary="Answer a conversation, as a response. Nothing is stored.",
+        rules=(
+            *(route_rules.MODEL, route_rules.CONTEXT, route_rules.STRUCTURED_OUTPUT),
+            *(*route_rules.CHAT, route_rules.TOOL_CHOICE),
+            "`reasoning.effort` needs a chat template that reads it.",
+        ),
+        example={"input": "hello", "max_output_tokens": 8},
+        body=ResponsesRequest,
+        struct_rules=RESPONSES_RULES,
+        reply=replies.Response,
+        events=replies.EVENTS,
+        errors=RUN_ERRORS,
+    ),
+    prepare,
+    answer,
+)

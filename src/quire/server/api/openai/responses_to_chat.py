@@ -15,7 +15,7 @@ from quire.server.api.common.tool_definitions import (
     Tool,
     ToolChoice,
 )
-from quire.server.api.openai.responses_protocol import (
+from quire.server.api.openai.responses_request import (
     InputCall,
     InputItem,
     InputMessage,

@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 
 from quire.errors import invalid_value
-from quire.server.api.common import chat_request, conversation
-from quire.server.api.common.chat_messages import check_message_names
+from quire.server.api.common import chat_request, conversation, route_rules
+from quire.server.api.common.chat_messages import MESSAGE_RULES, check_message_names
+from quire.server.api.common.model_route import LightRoute
 from quire.server.api.common.tool_definitions import Tools, check_tool_names
 from quire.server.http import field_bounds, strict_json
-from quire.server.model_registry import ModelRegistry, Served
+from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry, StructRules
+from quire.server.model_registry import ModelRegistry, RegisteredModel
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -60,7 +62,7 @@ TOKENIZE_UNSUPPORTED: strict_json.NeutralValues = {
 }
 
 _CHAT_FIELDS = ("messages", "add_generation_prompt", "chat_template_kwargs", "tools")
-TOKENIZE_FORMS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
+TOKENIZE_VARIANTS: tuple[dict[str, Any], ...] = (  # a prompt or messages, as JSON Schema
     {
         "required": ["prompt"],
         "properties": {"prompt": {"type": "string"}}
@@ -83,12 +85,12 @@ def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
     """Answer a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _tokenize_decoder)
     _check_names(data, request)
-    served = models.find(request.model)
-    tokens = _tokens(request, served)
-    spelled = served.engine.tokenizer.token_text
+    model = models.find(request.model)
+    tokens = _tokens(request, model)
+    spelled = model.engine.tokenizer.token_text
     return TokenizeReply(
         count=len(tokens),
-        max_model_len=served.engine.info.limits.max_model_len,
+        max_model_len=model.engine.info.limits.max_model_len,
         tokens=tokens,
         token_strs=list(map(spelled, tokens)) if request.return_token_strs else None,
     )
@@ -116,7 +118,7 @@ def _check_names(data: bytes, request: TokenizeRequest) -> None:
     check_tool_names(found.get("tools"), None)
 
 
-def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
+def _tokens(request: TokenizeRequest, model: RegisteredModel) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise invalid_value("prompt", "give either this or messages")
     special = request.add_special_tokens
@@ -124,9 +126,43 @@ def _tokens(request: TokenizeRequest, served: Served) -> list[int]:
         for name in _CHAT_FIELDS:
             if getattr(request, name) is not None:
                 raise invalid_value(name, "it belongs to messages, not to a prompt; remove it")
-        tokenizer = served.engine.tokenizer
+        tokenizer = model.engine.tokenizer
         return tokenizer.encode(request.prompt, add_special_tokens=special is not False)
     if special:
         raise invalid_value("add_special_tokens", "the chat template writes them; leave it out")
     chat = chat_request.ChatRequest(**{name: getattr(request, name) for name in _CHAT_FIELDS})
-    return conversation.encode(chat, served)
+    return conversation.encode(chat, model)
+
+
+_TOKENIZE_RULES = StructRules(
+    struct=TokenizeRequest, neutral=TOKENIZE_UNSUPPORTED, variants=TOKENIZE_VARIANTS
+)
+
+TOKENIZE_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/tokenize",
+        summary="Text to token ids.",
+        rules=(route_rules.MODEL, *route_rules.CHAT),
+        example={"prompt": "hello", "return_token_strs": True},
+        body=TokenizeRequest,
+        struct_rules=(_TOKENIZE_RULES, MESSAGE_RULES),
+        reply=TokenizeReply,
+        errors=RUN_ERRORS,
+    ),
+    tokenize,
+)
+
+DETOKENIZE_ROUTE = LightRoute(
+    OpenApiEntry(
+        method="post",
+        path="/detokenize",
+        summary="Token ids to text.",
+        rules=(route_rules.MODEL, "Each of `tokens` is the id of a token."),
+        example={"tokens": [1685, 413, 1266]},
+        body=DetokenizeRequest,
+        reply=DetokenizeReply,
+        errors=RUN_ERRORS,
+    ),
+    detokenize,
+)

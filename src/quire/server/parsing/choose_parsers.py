@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from quire.server.parsing.call_frames import ReasoningFormat, ToolFormat
-from quire.server.parsing.output_formats import REASONING_FORMATS, TOOL_FORMATS
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningParser
+from quire.server.parsing.tool_parser import ToolParser
+from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
 # A template belongs to the first format of which it holds all texts.
 _TOOL_SIGNS = {
@@ -26,16 +27,16 @@ _REASONING_SIGNS = {"think": ("</think>",), "mistral": ("[/THINK]",)}
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFormats:
+class ModelParsers:
     """How a model writes tool calls and thoughts; None where it has none, or an unknown way."""
 
-    tools: ToolFormat | None = None
-    reasoning: ReasoningFormat | None = None
+    tools: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
 
 
-def choose_formats(
+def choose_parsers(
     template: str, variables: Collection[str], *, tools: str = "auto", reasoning: str = "auto"
-) -> AnswerFormats:
+) -> ModelParsers:
     """The formats for a chat template.
 
     template: its text, all of them if there are several. variables: the names it reads. tools,
@@ -45,7 +46,7 @@ def choose_formats(
         tools = _shown(template, _TOOL_SIGNS) if "tools" in variables else "none"
     if reasoning == "auto":
         reasoning = _shown(template, _REASONING_SIGNS)
-    return AnswerFormats(TOOL_FORMATS.get(tools), REASONING_FORMATS.get(reasoning))
+    return ModelParsers(TOOL_PARSERS.get(tools), REASONING_PARSERS.get(reasoning))
 
 
 def _shown(template: str, signs: Mapping[str, tuple[str, ...]]) -> str:

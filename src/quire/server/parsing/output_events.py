@@ -42,7 +42,7 @@ class ToolCallArguments(msgspec.Struct, frozen=True):
 Event = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments
 
 
-class AnswerParser(Protocol):
+class StreamParser(Protocol):
     """Reads one answer's text as it comes. Any text is an answer; nothing raises."""
 
     def push(self, text: str) -> list[Event]:

@@ -15,6 +15,7 @@ from quire.server.api.common.chat_request import MAX_MESSAGES
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
+from quire.server.http.openapi_entry import StructRules
 from quire.server.http.strict_json import Strict
 
 
@@ -99,7 +100,7 @@ class MessagesToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-TOOL_CHOICE_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+TOOL_CHOICE_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
     {"required": ["name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}}},
     {"properties": {"type": {"enum": ["auto", "any", "none"]}, "name": {"type": "null"}}},
 )
@@ -199,3 +200,11 @@ def parse_count(data: bytes) -> CountRequest:
         strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
     )
     return request
+
+
+_TOOL_CHOICE_RULES = StructRules(struct=MessagesToolChoice, variants=TOOL_CHOICE_VARIANTS)
+MESSAGES_RULES = (
+    StructRules(struct=MessagesRequest, neutral=MESSAGES_UNSUPPORTED),
+    _TOOL_CHOICE_RULES,
+)
+COUNT_RULES = (StructRules(struct=CountRequest, neutral=MESSAGES_UNSUPPORTED), _TOOL_CHOICE_RULES)

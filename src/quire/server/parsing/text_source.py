@@ -1,6 +1,6 @@
 """An answer's text as it arrives, and the smallest steps of reading it.
 
-Readers are generators over a Source: they read straight on, as if all the text were there, and
+Readers are generators over a TextSource: they read straight on, as if all the text were there, and
 yield where they have to wait for more. So how the text was cut cannot matter. Each character is
 looked at a bounded number of times, and little is held: at most MAX_ATTEMPT_CHARS of what may
 turn out to be no tool call, MAX_SPACE_CHARS of space before a mark, and the beginning of a mark.
@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]*")
 # Patterns here are one class of characters, repeated: they never go back, whatever the text is.
 
 
-class Broken(Exception):  # noqa: N818 - it steers the reader, and never leaves this room
+class MalformedCall(Exception):  # noqa: N818 - it steers the reader, and never leaves this room
     """The text does not go on as a tool call does; the source stands where it broke."""
 
 
@@ -50,7 +50,7 @@ class Marks:
         return len(text) if match is None else match.start()
 
 
-class Source:
+class TextSource:
     """Text that is fed in pieces and read by one reader.
 
     While an attempt is on, what is taken is also kept, so that it can come back as text.
@@ -81,7 +81,7 @@ class Source:
         return True
 
     def take_to(self, end: int) -> str:
-        """Take the text before `end`. Raises Broken if an attempt grows too long."""
+        """Take the text before `end`. Raises MalformedCall if an attempt grows too long."""
         if self._attempt is None:
             piece, self.at = self.text[self.at : end], end
             return piece
@@ -91,7 +91,7 @@ class Source:
         self._room -= end - self.at
         self.at = end
         if self._room == 0:
-            raise Broken
+            raise MalformedCall
         return piece
 
     # Attempts
@@ -110,7 +110,7 @@ class Source:
         """End the attempt and have its text before what is left, as if nothing had been taken."""
         self.text, self.at = self.end_attempt() + self.text[self.at :], 0
 
-    # Steps
+    # Stages
 
     def peek(self, count: int = 1) -> Wait[str]:
         """The next characters, not taken; fewer only at the end."""
@@ -121,13 +121,13 @@ class Source:
     def peek_run(self, characters: re.Pattern[str], most: int) -> Wait[str]:
         """All that the pattern, a repeated class, matches, not taken.
 
-        Raises Broken if that is more than `most` characters.
+        Raises MalformedCall if that is more than `most` characters.
         """
         while True:
             match = characters.match(self.text, self.at)
             assert match is not None
             if match.end() - self.at > most:
-                raise Broken
+                raise MalformedCall
             if match.end() < len(self.text) or self._closed:
                 return match[0]
             yield
@@ -158,9 +158,9 @@ class Source:
         return True
 
     def expect(self, literal: str) -> Wait[None]:
-        """Take `literal`. Raises Broken if something else is next."""
+        """Take `literal`. Raises MalformedCall if something else is next."""
         if not (yield from self.accept(literal)):
-            raise Broken
+            raise MalformedCall
 
     def run(
         self, characters: re.Pattern[str], emit: Callable[[str], None] | None = None

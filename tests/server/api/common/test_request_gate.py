@@ -53,7 +53,7 @@ def test_a_burst_is_cut_to_the_capacity_at_once(engine: FakeEngine) -> None:
     assert 1 <= int(refused.headers["retry-after"]) <= 30
     assert (refused.error["type"], refused.error["code"]) == ("rate_limit_error", "queue_full")
     assert len(engine.calls) == 4
-    assert admission_of(app).heads.num_answers == 0
+    assert admission_of(app).in_flight.num_answers == 0
     assert asyncio.run(together(app, 4))[3].status == 200
 
 
@@ -75,14 +75,14 @@ SLOW_PATHS = ["/v1/completions", "/tokenize"]
 def test_slow_bodies_keep_nobody_out(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("quire.server.admission.request_gate.MAX_LOOKS", 2)
+    monkeypatch.setattr("quire.server.api.common.request_gate.MAX_LIGHT_REQUESTS", 2)
     app = small(engine, max_queued_requests=0)
 
     async def crowd() -> tuple[Reply, int, list[Reply]]:
         slow = [request(app, path, chunks=[b" ", b'{"prompt": "a"}'], pause=0.3) for _ in range(20)]
         waiting = asyncio.gather(*slow)
         await asyncio.sleep(0.1)
-        held = admission_of(app).heads.num_answers
+        held = admission_of(app).in_flight.num_answers
         return await request(app, path, {"prompt": "abc"}), held, await waiting
 
     quick, held, late = run_leaping(crowd())
@@ -90,14 +90,14 @@ def test_slow_bodies_keep_nobody_out(
     statuses = {reply.status for reply in late}  # they come whole at one moment
     assert 200 in statuses
     assert statuses <= {200, 429}
-    assert admission_of(app).heads.num_answers == 0
+    assert admission_of(app).in_flight.num_answers == 0
 
 
 @pytest.mark.parametrize("path", SLOW_PATHS)
 def test_bodies_that_arrive_have_a_bound(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("quire.server.admission.request_gate.MAX_ARRIVING", 3)
+    monkeypatch.setattr("quire.server.api.common.request_gate.MAX_RECEIVING", 3)
     app = small(engine)
 
     async def crowd() -> list[Reply]:
@@ -138,7 +138,10 @@ def test_every_way_out_is_counted(engine: FakeEngine, path: str, way: str) -> No
         options = {"chunks": [b"{"], "leave_after": 0}
     sent = b"{" if way == "body" else body | {"stream": way in ("stream", "late fault", "leave")}
     call(app, path, sent, **options)
-    assert (admission_of(app).heads.num_answers, admission_of(app).heads.num_prompt_tokens) == (
+    assert (
+        admission_of(app).in_flight.num_answers,
+        admission_of(app).in_flight.num_prompt_tokens,
+    ) == (
         0,
         0,
     )
@@ -186,7 +189,7 @@ def test_a_request_ends_in_its_time(
     assert reply.status == 200
     assert reply.events[-1]["error"] == told
     assert len(engine.aborted) == 2
-    assert admission_of(app).heads.num_answers == 0
+    assert admission_of(app).in_flight.num_answers == 0
 
 
 def test_a_stream_that_never_begins_has_a_status(engine: FakeEngine) -> None:
@@ -257,7 +260,7 @@ def test_a_wrong_wish_of_a_running_request_is_its_own_fault(
 def test_requests_that_need_no_engine_are_bounded_too(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("quire.server.admission.request_gate.MAX_LOOKS", 3)
+    monkeypatch.setattr("quire.server.api.common.request_gate.MAX_LIGHT_REQUESTS", 3)
     user = {"role": "user", "content": "a" * 5000}  # so long that it is worked on beside the loop
     app, encode = build_app(engine, ServerSettings()), engine.tokenizer.encode_prompt
 

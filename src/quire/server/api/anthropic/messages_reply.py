@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.server.api.anthropic.messages_protocol import TextBlock, ThinkingBlock, ToolUseBlock
+from quire.server.api.anthropic.messages_request import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.server.api.common.usage import Usage
 
 OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock

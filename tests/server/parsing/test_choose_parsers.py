@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.server.parsing.choose_parser import choose_formats
+from quire.server.parsing.choose_parsers import choose_parsers
 
 QWEN3 = "{%- for tool in tools %}...<tool_call>\\n{\\\"name\\\"...'<think>\\n\\n</think>\\n\\n'"
 CODER = "<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>"
@@ -35,14 +35,14 @@ MISTRAL = '[AVAILABLE_TOOLS]...[TOOL_CALLS] [{"name": ...[THINK]...[/THINK]'
     ],
 )
 def test_auto(template: str, tools: str | None, reasoning: str | None) -> None:
-    chosen = choose_formats(template, {"tools"})
+    chosen = choose_parsers(template, {"tools"})
     assert (chosen.tools and chosen.tools.name) == tools
     assert (chosen.reasoning and chosen.reasoning.name) == reasoning
-    assert choose_formats(template, {"messages"}).tools is None
+    assert choose_parsers(template, {"messages"}).tools is None
 
 
 def test_told() -> None:
-    chosen = choose_formats(QWEN3, {"tools"}, tools="mistral", reasoning="none")
+    chosen = choose_parsers(QWEN3, {"tools"}, tools="mistral", reasoning="none")
     assert chosen.tools is not None
     assert chosen.tools.name == "mistral"
     assert chosen.reasoning is None

@@ -14,6 +14,7 @@ from quire.server.api.common.chat_request import IMPLICIT_CACHE, MAX_MESSAGES, M
 from quire.server.api.common.tool_definitions import MAX_TOOLS, FunctionName
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import ShortText
+from quire.server.http.openapi_entry import StructRules
 from quire.server.http.strict_json import Strict
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -111,7 +112,7 @@ class TextFormat(Strict, omit_defaults=True):
     strict: bool | None = None
 
 
-TEXT_FORMAT_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
+TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
     {
         "required": ["schema"],
         "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
@@ -120,14 +121,14 @@ TEXT_FORMAT_FORMS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 )
 
 
-class TextWish(Strict, omit_defaults=True):
+class TextConfig(Strict, omit_defaults=True):
     """What the text is to be like."""
 
     format: TextFormat | None = None
     verbosity: None = None
 
 
-PLAIN_TEXT = TextWish(format=TextFormat(type="text"))
+PLAIN_TEXT = TextConfig(format=TextFormat(type="text"))
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
@@ -144,7 +145,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    text: TextWish | None = None
+    text: TextConfig | None = None
     metadata: Metadata | None = None
     user: ShortText | None = None
 
@@ -191,3 +192,15 @@ def read_item(raw: msgspec.Raw, where: str) -> InputItem:
     if data.startswith(b"{") and (names := strict_json.read_names(data)) and "type" not in names:
         data = b'{"type":"message",' + data[1:]
     return strict_json.decode(data, _item_decoder, path=where)
+
+
+_ItemList = msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)
+RESPONSES_RULES = (
+    StructRules(
+        struct=ResponsesRequest,
+        neutral=RESPONSES_UNSUPPORTED,
+        raw={"input": (str, Annotated[list[InputItem], _ItemList])},
+    ),
+    StructRules(struct=InputMessage, optional_tag=True),
+    StructRules(struct=TextFormat, variants=TEXT_FORMAT_VARIANTS),
+)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.server.parsing.json_text import read_object, string_value
-from quire.server.parsing.output_source import Broken, Source, Wait
+from quire.server.parsing.incremental_json import read_object, string_value
+from quire.server.parsing.text_source import MalformedCall, TextSource, Wait
 
 
-class Enough(Exception):  # noqa: N818 - it ends the reading, and never leaves this room
+class AllCallsRead(Exception):  # noqa: N818 - it ends the reading, and never leaves this room
     """The answer has as many calls as it may have."""
 
 
@@ -24,12 +24,12 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """The request's tools: name → JSON schema of the arguments."""
 
 
-class Calls:
+class ToolCallReader:
     """Follows an answer's calls. begin and add: told the name of a new call, more arguments."""
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         tools: Schemas,
         begin: Callable[[int, str], None],
         add: Callable[[str], None],
@@ -57,9 +57,9 @@ class Calls:
         return self._held is None
 
     def name(self, name: str) -> None:
-        """The call's name is known. Raises Broken if there is no such tool, or a second name."""
+        """Set the call's name. Raises MalformedCall for an unknown tool or a second name."""
         if name not in self.tools or self._name is not None:
-            raise Broken
+            raise MalformedCall
         self._name = name
         self._tell()
 
@@ -72,12 +72,12 @@ class Calls:
             self._tell()
 
     def complete(self) -> None:
-        """The arguments are whole. Raises Broken if no name came with them, or Enough."""
+        """End the arguments. Raises MalformedCall without a name; AllCallsRead after the last."""
         if not self.is_certain:
-            raise Broken
+            raise MalformedCall
         self.num_complete += 1
         if self.num_complete == self.most:
-            raise Enough
+            raise AllCallsRead
 
     def _tell(self) -> None:
         """Tell what was held once there are a name and the beginning of the arguments."""
@@ -90,8 +90,8 @@ class Calls:
         self._add(held)
 
 
-def read_json_call(calls: Calls) -> Wait[None]:
-    """Read `{"name": ..., "arguments": {...}}`, keys in any order. Raises Broken.
+def read_json_call(calls: ToolCallReader) -> Wait[None]:
+    """Read `{"name": ..., "arguments": {...}}`, keys in any order. Raises MalformedCall.
 
     The call is complete with its arguments: a missing brace after them is forgiven.
     """
@@ -110,7 +110,7 @@ def read_json_call(calls: Calls) -> Wait[None]:
     yield from _read_rest(source)
 
 
-def _read_pair(calls: Calls, *, has_arguments: bool) -> Wait[bool]:
+def _read_pair(calls: ToolCallReader, *, has_arguments: bool) -> Wait[bool]:
     """Read a key and its value; returns whether the arguments have come by now."""
     source = calls.source
     key = yield from _read_key(source)
@@ -122,28 +122,28 @@ def _read_pair(calls: Calls, *, has_arguments: bool) -> Wait[bool]:
     elif key in _LABEL_KEYS:
         yield from string_value(source)
     else:
-        raise Broken
+        raise MalformedCall
     return has_arguments
 
 
-def _read_rest(source: Source) -> Wait[None]:
+def _read_rest(source: TextSource) -> Wait[None]:
     """Read the object's end; if it does not end there, take nothing."""
     source.begin_attempt()
     try:
         yield from source.skip_space()
         while (yield from source.accept(",")):
             if (yield from _read_key(source)) not in _LABEL_KEYS:
-                raise Broken
+                raise MalformedCall
             yield from string_value(source)
             yield from source.skip_space()
         yield from source.expect("}")
-    except Broken:
+    except MalformedCall:
         source.give_back()
     else:
         source.end_attempt()
 
 
-def _read_key(source: Source) -> Wait[str]:
+def _read_key(source: TextSource) -> Wait[str]:
     yield from source.skip_space()
     key = yield from string_value(source)
     yield from source.skip_space()

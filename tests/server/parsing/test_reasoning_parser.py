@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.server.parsing.output_formats import REASONING_FORMATS
-from quire.server.parsing.output_parser import Parser, Reading
-from quire.server.parsing.parsed_events import join
-from quire.server.parsing.reasoning import ThoughtCounter
+from quire.server.parsing.output_events import join
+from quire.server.parsing.output_parser import OutputParser, ParserConfig
+from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningTokenCounter
 
-THINK = REASONING_FORMATS["think"]
+THINK = REASONING_PARSERS["think"]
 PIECES = [
     "<think>",
     "</think>",
@@ -26,15 +25,15 @@ PIECES = [
 ]
 
 
-def count(*pieces: str, in_thought: bool = False) -> int:
+def count(*pieces: str, in_reasoning: bool = False) -> int:
     """Each piece is one token."""
-    counter = ThoughtCounter(THINK, in_thought, lambda token_id: pieces[token_id].encode())
+    counter = ReasoningTokenCounter(THINK, in_reasoning, lambda token_id: pieces[token_id].encode())
     counter.push(range(len(pieces)))
     return counter.num_tokens
 
 
 @pytest.mark.parametrize(
-    ("pieces", "in_thought", "num_tokens"),
+    ("pieces", "in_reasoning", "num_tokens"),
     [
         (["<think>", "a", "b", "</think>", "c"], False, 4),
         (["\n", " <th", "ink>a", "</", "think", ">c", "d"], False, 6),
@@ -48,14 +47,14 @@ def count(*pieces: str, in_thought: bool = False) -> int:
     ],
 )
 def test_tokens_up_to_the_end_of_the_thought(
-    pieces: list[str], in_thought: bool, num_tokens: int
+    pieces: list[str], in_reasoning: bool, num_tokens: int
 ) -> None:
-    assert count(*pieces, in_thought=in_thought) == num_tokens
+    assert count(*pieces, in_reasoning=in_reasoning) == num_tokens
 
 
 def test_characters_that_tokens_share() -> None:
     tokens = [b"<think>", "é".encode()[:1], "é".encode()[1:], b"</think>", b"x"]
-    counter = ThoughtCounter(THINK, False, tokens.__getitem__)
+    counter = ReasoningTokenCounter(THINK, False, tokens.__getitem__)
     counter.push(range(5))
     assert counter.num_tokens == 4
 
@@ -67,11 +66,11 @@ def test_characters_that_tokens_share() -> None:
 def test_it_agrees_with_the_parser_however_tokens_come(
     pieces: list[str], cut: int, at: bool
 ) -> None:
-    counter = ThoughtCounter(THINK, at, lambda token_id: pieces[token_id].encode())
+    counter = ReasoningTokenCounter(THINK, at, lambda token_id: pieces[token_id].encode())
     for part in (range(min(cut, len(pieces))), range(min(cut, len(pieces)), len(pieces))):
         counter.push(part)
-    assert counter.num_tokens == count(*pieces, in_thought=at)
-    parser = Parser(Reading(THINK, in_thought=at))
+    assert counter.num_tokens == count(*pieces, in_reasoning=at)
+    parser = OutputParser(ParserConfig(THINK, in_reasoning=at))
     answer = join(parser.push("".join(pieces)) + parser.finish())
     if answer.reasoning:
         assert counter.num_tokens > 0

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from quire.server.api.common.logprob_formats import ChatLogprobs, PromptLogprob
 from quire.server.api.common.usage import Usage
-from quire.server.parsing.parsed_events import (
+from quire.server.parsing.output_events import (
     Event,
     ReasoningDelta,
     TextDelta,

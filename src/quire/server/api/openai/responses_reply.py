@@ -8,11 +8,11 @@ import msgspec
 from msgspec import UNSET
 
 from quire.server.api.common.usage import CompletionTokensDetails, PromptTokensDetails, Usage
-from quire.server.api.openai.responses_protocol import (
+from quire.server.api.openai.responses_request import (
     Reasoning,
     ResponsesTool,
     ResponsesToolChoice,
-    TextWish,
+    TextConfig,
 )
 
 
@@ -125,7 +125,7 @@ class Response(msgspec.Struct, kw_only=True):
     reasoning: Reasoning
     store: bool = False
     temperature: float
-    text: TextWish
+    text: TextConfig
     tool_choice: str | ResponsesToolChoice
     tools: list[ResponsesTool]
     top_p: float
@@ -247,3 +247,9 @@ class ArgumentsDone(
 
     name: str
     arguments: str
+
+
+EVENTS = (
+    *(Created, InProgress, ItemAdded, PartAdded, TextPiece, TextDone, ThoughtPiece, ThoughtDone),
+    *(ArgumentsPiece, ArgumentsDone, PartDone, ItemDone, Completed, Incomplete, Failure),
+)

@@ -1,4 +1,4 @@
-"""Calls as tags around names, keys and bare values: Qwen3-Coder's and GLM-4.5's.
+"""Tool parsers for calls as tags around names, keys and bare values: Qwen3-Coder and GLM-4.5.
 
     <tool_call><function=NAME><parameter=KEY>      <tool_call>NAME
     value                                          <arg_key>KEY</arg_key>
@@ -9,16 +9,16 @@ Between GLM's tags there may be line ends or none, depending on the model.
 
 from __future__ import annotations
 
-from quire.server.parsing.bare_values import BareArguments, read_key
-from quire.server.parsing.call_stream import Calls
-from quire.server.parsing.output_source import NAME, Marks, Wait
+from quire.server.parsing.tag_arguments import BareArguments, read_key
+from quire.server.parsing.text_source import NAME, Marks, Wait
+from quire.server.parsing.tool_call_reader import ToolCallReader
 
 _PARAMETER_END = Marks("</parameter>")
 _VALUE_END = Marks("</arg_value>")
 
 
-def read_qwen_call(calls: Calls) -> Wait[None]:
-    """Read one call of Qwen3-Coder. Raises Broken."""
+def read_qwen_call(calls: ToolCallReader) -> Wait[None]:
+    """Read one call of Qwen3-Coder. Raises MalformedCall."""
     source = calls.source
     yield from source.accept("<tool_call>")
     yield from source.skip_space()
@@ -40,8 +40,8 @@ def read_qwen_call(calls: Calls) -> Wait[None]:
     yield from source.accept("</tool_call>")
 
 
-def read_glm_call(calls: Calls) -> Wait[None]:
-    """Read one call of GLM. Raises Broken."""
+def read_glm_call(calls: ToolCallReader) -> Wait[None]:
+    """Read one call of GLM. Raises MalformedCall."""
     source = calls.source
     yield from source.expect("<tool_call>")
     yield from source.skip_space()

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.server.parsing.call_stream import Calls
-from quire.server.parsing.output_source import Broken, Marks, Source, Wait
+from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, Wait
+from quire.server.parsing.tool_call_reader import ToolCallReader
 
 MAX_VALUE_CHARS = 64 << 10  # of a value that is no string
 
@@ -35,17 +35,17 @@ def is_readable_key(key: str) -> bool:
     return len(key) <= _MAX_KEY_CHARS and _KEY.fullmatch(key) is not None
 
 
-def read_key(source: Source) -> Wait[str]:
-    """Read a parameter's name up to the tag after it. Raises Broken."""
+def read_key(source: TextSource) -> Wait[str]:
+    """Read a parameter's name up to the tag after it. Raises MalformedCall."""
     key = yield from source.peek_run(_KEY, _MAX_KEY_CHARS)
     source.take_to(source.at + len(key))
     return key
 
 
 class BareArguments:
-    """The arguments of one call of a tool, told as one JSON object. Raises Broken."""
+    """The arguments of one call of a tool, told as one JSON object. Raises MalformedCall."""
 
-    def __init__(self, calls: Calls, name: str) -> None:
+    def __init__(self, calls: ToolCallReader, name: str) -> None:
         self._calls = calls
         self._schema = calls.tools[name]
         self._seen = set[str]()
@@ -53,14 +53,14 @@ class BareArguments:
     def read(self, key: str, end: Marks, *, drop: str = "") -> Wait[None]:
         """Read a value and the tag that ends it. drop: what right before the tag is no part."""
         if key in self._seen:
-            raise Broken
+            raise MalformedCall
         opening = ", " if self._seen else "{"
         self._calls.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
         self._seen.add(key)
         value = _Value(_value_types(self._schema, key), self._calls.arguments)
         space = yield from self._calls.source.until(end, value.add)
         if space is None:
-            raise Broken
+            raise MalformedCall
         value.add(space.removesuffix(drop))
         value.end()
         yield from self._calls.source.expect(end.texts[0])

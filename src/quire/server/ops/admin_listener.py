@@ -1,4 +1,4 @@
-"""The admin endpoints' own server, beside the public one on the same event loop."""
+"""AdminListener: the admin endpoints' own uvicorn server, on the public server's event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.server.http.http_protocol import BoundedProtocol, WireLimits
+from quire.server.http.http_protocol import BoundedProtocol, ConnectionLimits
 
 
 class AdminListener:
-    """Serves `app` from `start` to `stop`. sock: bound (listen_address.py), or None."""
+    """Serves `app` between `start` and `stop`. sock: bound; None: does nothing."""
 
     def __init__(self, app: ASGIApp, sock: socket.socket | None) -> None:
         self._app = app
@@ -25,12 +25,12 @@ class AdminListener:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         if self._sock is None:
             return
         config = uvicorn.Config(
             self._app,
-            http=cast(type[asyncio.Protocol], partial(BoundedProtocol, WireLimits())),
+            http=cast(type[asyncio.Protocol], partial(BoundedProtocol, ConnectionLimits())),
             lifespan="off",
             ws="none",
             access_log=False,
@@ -42,14 +42,14 @@ class AdminListener:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]))
 
     async def stop(self) -> None:
-        """Close it."""
+        """Stop serving and close the socket."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task
 
 
 class _Server(uvicorn.Server):
-    """Signals are the public server's business."""
+    """A server without signal handlers: those are the public server's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.server.parsing.parsed_events import (
+from quire.server.parsing.output_events import (
     Answer,
     ReasoningDelta,
     TextDelta,
@@ -11,7 +11,7 @@ from quire.server.parsing.parsed_events import (
     ToolCallBegin,
     join,
 )
-from quire.server.parsing.plain_text import PlainParser
+from quire.server.parsing.output_parser import PlainParser
 
 
 def test_pieces_are_joined_by_kind_and_call() -> None:

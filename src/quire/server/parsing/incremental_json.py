@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from quire.server.parsing.output_source import SPACE, Broken, Source, Wait
+from quire.server.parsing.text_source import SPACE, MalformedCall, TextSource, Wait
 
 MAX_DEPTH = 64  # objects and lists in one another
 MAX_WORD_CHARS = 256  # of a number
@@ -25,21 +25,21 @@ _LITERALS = frozenset({"true", "false", "null"})
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def read_object(source: Source, emit: Emit) -> Wait[None]:
-    """Read one object. Raises Broken at the first character that does not fit."""
+def read_object(source: TextSource, emit: Emit) -> Wait[None]:
+    """Read one object. Raises MalformedCall at the first character that does not fit."""
     if (yield from source.peek()) != "{":
-        raise Broken
+        raise MalformedCall
     yield from _read_value(source, emit)
 
 
-def read_string(source: Source, emit: Emit) -> Wait[None]:
-    """Read one string, quotes included. Raises Broken."""
+def read_string(source: TextSource, emit: Emit) -> Wait[None]:
+    """Read one string, quotes included. Raises MalformedCall."""
     yield from _read_token(source, '"', emit)
     while True:
         yield from source.run(_PLAIN, emit)
         character = yield from source.peek()
         if not character:
-            raise Broken
+            raise MalformedCall
         if character == "\\":
             yield from _read_escape(source, emit)
             continue
@@ -50,8 +50,8 @@ def read_string(source: Source, emit: Emit) -> Wait[None]:
         emit(json.dumps(character)[1:-1])  # a control character
 
 
-def string_value(source: Source) -> Wait[str]:
-    """Read one string; returns the text it stands for. Raises Broken."""
+def string_value(source: TextSource) -> Wait[str]:
+    """Read one string; returns the text it stands for. Raises MalformedCall."""
     parts: list[str] = []
     yield from read_string(source, parts.append)
     value = json.loads("".join(parts))
@@ -59,7 +59,7 @@ def string_value(source: Source) -> Wait[str]:
     return value
 
 
-def _read_value(source: Source, emit: Emit) -> Wait[None]:
+def _read_value(source: TextSource, emit: Emit) -> Wait[None]:
     """Read one value: a loop with its own stack, so that nesting costs no recursion."""
     closing: list[str] = []  # of the objects and lists that are open, innermost last
     while True:
@@ -81,15 +81,15 @@ def _read_value(source: Source, emit: Emit) -> Wait[None]:
         yield from _read_key_in(closing[-1], source, emit)
 
 
-def _open(source: Source, character: str, closing: list[str], emit: Emit) -> Wait[None]:
+def _open(source: TextSource, character: str, closing: list[str], emit: Emit) -> Wait[None]:
     if len(closing) == MAX_DEPTH:
-        raise Broken
+        raise MalformedCall
     yield from _read_token(source, character, emit)
     closing.append(_CLOSING[character])
     yield from source.run(SPACE, emit)
 
 
-def _close(source: Source, closing: list[str], emit: Emit) -> Wait[None]:
+def _close(source: TextSource, closing: list[str], emit: Emit) -> Wait[None]:
     """Read the ends of what is complete; the space after the outermost is not touched."""
     while closing:
         yield from source.run(SPACE, emit)
@@ -98,7 +98,7 @@ def _close(source: Source, closing: list[str], emit: Emit) -> Wait[None]:
         yield from _read_token(source, closing.pop(), emit)
 
 
-def _read_key_in(container: str, source: Source, emit: Emit) -> Wait[None]:
+def _read_key_in(container: str, source: TextSource, emit: Emit) -> Wait[None]:
     if container == "}":
         yield from source.run(SPACE, emit)
         yield from read_string(source, emit)
@@ -106,21 +106,21 @@ def _read_key_in(container: str, source: Source, emit: Emit) -> Wait[None]:
         yield from _read_token(source, ":", emit)
 
 
-def _read_word(source: Source, emit: Emit) -> Wait[None]:
+def _read_word(source: TextSource, emit: Emit) -> Wait[None]:
     """A number, true, false or null; handed on once it is whole."""
     word = yield from source.peek_run(_WORD, MAX_WORD_CHARS)
     if word not in _LITERALS and not _NUMBER.fullmatch(word):
-        raise Broken
+        raise MalformedCall
     emit(source.take_to(source.at + len(word)))
 
 
-def _read_escape(source: Source, emit: Emit) -> Wait[None]:
+def _read_escape(source: TextSource, emit: Emit) -> Wait[None]:
     length = 6 if (yield from source.peek(2)) == "\\u" else 2
     if not _ESCAPE.fullmatch((yield from source.peek(length))):
-        raise Broken
+        raise MalformedCall
     emit(source.take_to(source.at + length))
 
 
-def _read_token(source: Source, token: str, emit: Emit) -> Wait[None]:
+def _read_token(source: TextSource, token: str, emit: Emit) -> Wait[None]:
     yield from source.expect(token)
     emit(token)

@@ -10,6 +10,7 @@ from quire.core.pooling_params import Pooling
 from quire.errors import invalid_value
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import Int32, ShortText, TokenId
+from quire.server.http.openapi_entry import StructRules
 
 MAX_INPUTS = 2048  # in one request, as OpenAI has it
 MAX_DIMENSIONS = 1 << 20
@@ -18,7 +19,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
 _InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
-INPUT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+INPUT_TYPES = (  # the same, as far as a decoder cannot tell one list from another
     Text,
     Annotated[list[Text], _InputList],
     TokenIds,
@@ -79,3 +80,8 @@ def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
         problem = f"{len(given)} of them; send at most {MAX_INPUTS} in one request"
         raise invalid_value("input", problem)
     return cast(list[str] | list[list[int]], given)
+
+
+EMBEDDING_RULES = StructRules(
+    struct=EmbeddingRequest, neutral=EMBEDDING_UNSUPPORTED, raw={"input": INPUT_TYPES}
+)

@@ -1,4 +1,4 @@
-"""Uvicorn run on sockets that were taken before the model was loaded (listen_address.py)."""
+"""Server: uvicorn with our settings, on sockets bound before the model was loaded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.admission.drain import Drain
-from quire.server.http.admin_listener import AdminListener
-from quire.server.http.http_protocol import BoundedProtocol, WireLimits
+from quire.server.http.http_protocol import BoundedProtocol, ConnectionLimits
+from quire.server.ops.admin_listener import AdminListener
 from quire.server.settings import ServerSettings
 
-KEEP_ALIVE_SECONDS = 75  # longer than usual proxies keep a connection, so that they end it
-LAST_SECONDS = 1  # for connections to close after the drain
+KEEP_ALIVE_SECONDS = 75  # longer than usual proxies, so that the proxy closes idle connections
+CLOSE_SECONDS = 1  # for connections to close after the drain
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our settings, that says when it is ready and leaves in good order.
+    """A uvicorn server that reports when it is ready, and drains before it stops.
 
-    `await serve(sockets=[...])` runs until a signal comes; then running requests get their time
-    while new ones are refused. A second signal ends that time. app: made by build_app. admin: the
-    bound socket of its admin endpoints.
+    `await serve(sockets=[...])` runs until a signal comes. Then running requests have the shutdown
+    timeout to finish while new ones are refused; a second signal cuts them. app: made by
+    build_server. on_ready: called once it accepts connections. admin: the bound socket of the
+    admin endpoints, or None.
     """
 
     def __init__(
@@ -35,21 +36,21 @@ class Server(uvicorn.Server):
         app: Starlette,
         settings: ServerSettings,
         on_ready: Callable[[], None],
-        limits: WireLimits | None = None,
+        limits: ConnectionLimits | None = None,
         admin: socket.socket | None = None,
     ) -> None:
-        limits = limits or WireLimits(stall_seconds=settings.slow_reader_timeout)
+        limits = limits or ConnectionLimits(stall_seconds=settings.slow_reader_timeout)
         config = uvicorn.Config(
             app,
             http=cast(type[Protocol], partial(BoundedProtocol, limits, app.state.note_end)),
             lifespan="on",
             ws="none",
             access_log=False,
-            proxy_headers=False,  # nothing here depends on who the client says that it is
+            proxy_headers=False,  # nothing here depends on the address that a client claims
             log_config=None,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=LAST_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
         )
         super().__init__(config)
         self._on_ready = on_ready
@@ -58,14 +59,14 @@ class Server(uvicorn.Server):
         self._admin = AdminListener(app.state.admin, admin)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         self._admin.start()
         await super().startup(sockets=sockets)
         if self.started:
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """A signal came. Only Ctrl-C is raised again afterwards, as shells expect."""
+        """Start the drain on a signal. Only Ctrl-C is raised again afterwards, as shells expect."""
         if self.should_exit:
             self._drain.hurry()
         elif sig == signal.SIGINT:
@@ -73,7 +74,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what runs, still telling new requests that they come too late; then close."""
+        """Finish running requests while new ones are refused; then close."""
         await self._drain.run(self._grace)
         await self._admin.stop()
         await super().shutdown(sockets=sockets)

@@ -18,13 +18,15 @@ from quire.server.api.common.generation_request import (
     check_request_names,
     sampling_of,
 )
+from quire.server.api.common.response_format import STRUCTURED_OUTPUT_RULES
 from quire.server.http import field_bounds, strict_json
 from quire.server.http.field_bounds import TokenId
+from quire.server.http.openapi_entry import StructRules
 
 Prompts = str | list[TokenId | str | list[TokenId]]
 _PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
 _OneOrMore = msgspec.Meta(min_length=1)
-PROMPT_FORMS = (  # the same, as far as a decoder cannot tell one list from another
+PROMPT_TYPES = (  # the same, as far as a decoder cannot tell one list from another
     str,
     Annotated[list[str], _PromptList],
     Annotated[list[TokenId], _OneOrMore],
@@ -103,3 +105,11 @@ def _check_prompt_alone(request: CompletionRequest) -> None:
     elif request.echo:
         return
     raise invalid_value(field, problem)
+
+
+COMPLETION_RULES = (
+    StructRules(
+        struct=CompletionRequest, neutral=COMPLETION_UNSUPPORTED, raw={"prompt": PROMPT_TYPES}
+    ),
+    STRUCTURED_OUTPUT_RULES,
+)

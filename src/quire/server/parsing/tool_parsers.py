@@ -1,10 +1,8 @@
-"""The formats in which models write tool calls and thoughts, by the names that settings have."""
+"""The tool parsers by name, as `--tool-call-parser` takes them: TOOL_PARSERS."""
 
 from __future__ import annotations
 
-from quire.server.parsing.call_frames import CallFrame, ReasoningFormat, TagFrame, ToolFormat
-from quire.server.parsing.call_ids import fit_short_id, short_id
-from quire.server.parsing.json_calls import (
+from quire.server.parsing.json_tool_parsers import (
     read_deepseek_calls,
     read_hermes_calls,
     read_internlm_calls,
@@ -12,8 +10,10 @@ from quire.server.parsing.json_calls import (
     read_llama3_calls,
     read_mistral_calls,
 )
-from quire.server.parsing.output_source import Marks
-from quire.server.parsing.tag_calls import read_glm_call, read_qwen_call
+from quire.server.parsing.tag_tool_parsers import read_glm_call, read_qwen_call
+from quire.server.parsing.text_source import Marks
+from quire.server.parsing.tool_call_ids import fit_short_id, short_id
+from quire.server.parsing.tool_parser import CallTemplate, TagTemplate, ToolParser
 
 _LISTED = ('{"name": "NAME", "arguments": ', "}", ", ")
 _DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -22,68 +22,68 @@ _DEEPSEEK_INNER = (
     _DEEPSEEK_FRAME[1],
 )
 
-TOOL_FORMATS = {
-    form.name: form
-    for form in (
-        ToolFormat(
+TOOL_PARSERS = {
+    parser.name: parser
+    for parser in (
+        ToolParser(
             "hermes",
             read_hermes_calls,
-            CallFrame('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),
+            CallTemplate('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),
             Marks("<tool_call>"),
             ("</tool_call>",),
         ),
-        ToolFormat(
+        ToolParser(
             "llama3",
             read_llama3_calls,
-            CallFrame('{"name": "NAME", "parameters": ', "}"),
+            CallTemplate('{"name": "NAME", "parameters": ', "}"),
             Marks("<|python_tag|>"),
             bare=True,
         ),
-        ToolFormat(
+        ToolParser(
             "mistral",
             read_mistral_calls,
-            CallFrame(*_LISTED, "[TOOL_CALLS][", "]"),
+            CallTemplate(*_LISTED, "[TOOL_CALLS][", "]"),
             Marks("[TOOL_CALLS]"),
             new_id=short_id,
             fit_id=fit_short_id,
         ),
-        ToolFormat(
+        ToolParser(
             "mistral_args",
             read_mistral_calls,
-            CallFrame("[TOOL_CALLS]NAME[ARGS]", "", ""),
+            CallTemplate("[TOOL_CALLS]NAME[ARGS]", "", ""),
             Marks("[TOOL_CALLS]"),
             ("[CALL_ID]", "[ARGS]"),
             new_id=short_id,
             fit_id=fit_short_id,
         ),
-        ToolFormat(
+        ToolParser(
             "qwen3_coder",
             read_qwen_call,
-            CallFrame(
+            CallTemplate(
                 "<tool_call>\n<function=NAME>\n",
                 "</function>\n</tool_call>",
                 "\n",
-                tags=TagFrame("<parameter=KEY>\n", "</parameter>", "\n"),
+                tags=TagTemplate("<parameter=KEY>\n", "</parameter>", "\n"),
             ),
             Marks("<tool_call>", "<function="),
             ("</tool_call>",),
         ),
-        ToolFormat(
+        ToolParser(
             "glm45",
             read_glm_call,
-            CallFrame(
+            CallTemplate(
                 "<tool_call>NAME\n",
                 "</tool_call>",
                 "\n",
-                tags=TagFrame("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>"),
+                tags=TagTemplate("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>"),
             ),
             Marks("<tool_call>"),
             ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         ),
-        ToolFormat(
+        ToolParser(
             "deepseek_v3",
             read_deepseek_calls,
-            CallFrame(
+            CallTemplate(
                 "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
                 "\n```<｜tool▁call▁end｜>",
                 "\n",
@@ -92,10 +92,10 @@ TOOL_FORMATS = {
             Marks(_DEEPSEEK_FRAME[0]),
             _DEEPSEEK_INNER,
         ),
-        ToolFormat(
+        ToolParser(
             "deepseek_v31",
             read_deepseek_calls,
-            CallFrame(
+            CallTemplate(
                 "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>",
                 "<｜tool▁call▁end｜>",
                 "",
@@ -104,35 +104,27 @@ TOOL_FORMATS = {
             Marks(_DEEPSEEK_FRAME[0]),
             _DEEPSEEK_INNER,
         ),
-        ToolFormat(
+        ToolParser(
             "phi4_mini_json",
             read_listed_calls,
-            CallFrame(*_LISTED, "<|tool_call|>[", "]<|/tool_call|>"),
+            CallTemplate(*_LISTED, "<|tool_call|>[", "]<|/tool_call|>"),
             Marks("<|tool_call|>", "functools["),
             ("<|/tool_call|>",),
         ),
-        ToolFormat(
+        ToolParser(
             "granite",
             read_listed_calls,
-            CallFrame(*_LISTED, "<|tool_call|>[", "]"),
+            CallTemplate(*_LISTED, "<|tool_call|>[", "]"),
             Marks("<|tool_call|>"),
         ),
-        ToolFormat(
+        ToolParser(
             "internlm",
             read_internlm_calls,
-            CallFrame(
+            CallTemplate(
                 '<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ', "}<|action_end|>"
             ),
             Marks("<|action_start|>"),
             ("<|plugin|>", "<|action_end|>"),
         ),
-    )
-}
-
-REASONING_FORMATS = {
-    form.name: form
-    for form in (
-        ReasoningFormat("think", "<think>", "</think>"),
-        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     )
 }

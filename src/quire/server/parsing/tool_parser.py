@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.server.parsing.call_ids import long_id
-from quire.server.parsing.call_stream import Calls
-from quire.server.parsing.output_source import Marks, Wait
+from quire.server.parsing.text_source import Marks, Wait
+from quire.server.parsing.tool_call_ids import long_id
+from quire.server.parsing.tool_call_reader import ToolCallReader
 
-NAME_PLACE = "NAME"
-"""What stands for a tool's name in a CallFrame."""
+NAME_FIELD = "NAME"
+"""What stands for a tool's name in a CallTemplate."""
 
-KEY_PLACE = "KEY"
-"""What stands for a parameter's name in a TagFrame."""
+KEY_FIELD = "KEY"
+"""What stands for a parameter's name in a TagTemplate."""
 
 
 @dataclass(frozen=True, slots=True)
-class TagFrame:
+class TagTemplate:
     """How an argument is written around its bare value.
 
     before, end: the tags. space: before the end where the value is no string. after: the end.
@@ -30,7 +30,7 @@ class TagFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFrame:
+class CallTemplate:
     """How calls are written where they are forced: the texts around the arguments.
 
     between: of two calls; None allows only one. begin, end: around all calls. tags: where arguments
@@ -42,11 +42,11 @@ class CallFrame:
     between: str | None = None
     begin: str = ""
     end: str = ""
-    tags: TagFrame | None = None
+    tags: TagTemplate | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ToolFormat:
+class ToolParser:
     """How a family of models writes calls.
 
     begin: what calls begin with, anywhere in the answer. inner: further control texts of calls.
@@ -55,19 +55,10 @@ class ToolFormat:
     """
 
     name: str
-    read: Callable[[Calls], Wait[None]]
-    frame: CallFrame
+    read: Callable[[ToolCallReader], Wait[None]]
+    frame: CallTemplate
     begin: Marks
     inner: tuple[str, ...] = ()
     bare: bool = False
     new_id: Callable[[], str] = long_id
     fit_id: Callable[[str], str] = str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """How a family of models marks its thoughts, which come before the answer."""
-
-    name: str
-    begin: str
-    end: str

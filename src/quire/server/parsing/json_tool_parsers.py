@@ -1,22 +1,22 @@
-"""Calls whose arguments are JSON, in the frames that families of models put around them.
+"""Tool parsers for calls whose arguments are JSON: Hermes, Llama 3, Mistral, DeepSeek and others.
 
-Each reader begins at one of its format's marks (or, for bare calls, at the answer's first brace),
-in an attempt that the caller has begun. It raises Broken where the text is no call of the format.
+Each `read_*` starts at one of its format's marks (or, for bare calls, at the answer's first brace),
+in an attempt that the caller has started. It raises MalformedCall where the text is no call.
 """
 
 from __future__ import annotations
 
 import re
 
-from quire.server.parsing.call_stream import Calls, read_json_call
-from quire.server.parsing.json_text import read_object
-from quire.server.parsing.output_source import NAME, Broken, Wait
+from quire.server.parsing.incremental_json import read_object
+from quire.server.parsing.text_source import NAME, MalformedCall, Wait
+from quire.server.parsing.tool_call_reader import ToolCallReader, read_json_call
 
 _BETWEEN = re.compile(r"[ \t\r\n;]*")
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 
 
-def read_hermes_calls(calls: Calls) -> Wait[None]:
+def read_hermes_calls(calls: ToolCallReader) -> Wait[None]:
     source = calls.source
     yield from source.expect("<tool_call>")
     yield from source.skip_space()
@@ -25,7 +25,7 @@ def read_hermes_calls(calls: Calls) -> Wait[None]:
     yield from source.accept("</tool_call>")
 
 
-def read_llama3_calls(calls: Calls) -> Wait[None]:
+def read_llama3_calls(calls: ToolCallReader) -> Wait[None]:
     """One object, or several with semicolons between them."""
     source = calls.source
     yield from source.accept("<|python_tag|>")
@@ -40,7 +40,7 @@ def read_llama3_calls(calls: Calls) -> Wait[None]:
     source.give_back()
 
 
-def read_mistral_calls(calls: Calls) -> Wait[None]:
+def read_mistral_calls(calls: ToolCallReader) -> Wait[None]:
     """A list of objects after the mark; in newer models a name, a second mark and the arguments."""
     source = calls.source
     yield from source.expect("[TOOL_CALLS]")
@@ -51,7 +51,7 @@ def read_mistral_calls(calls: Calls) -> Wait[None]:
         yield from _read_named(calls)
 
 
-def _read_list(calls: Calls) -> Wait[None]:
+def _read_list(calls: ToolCallReader) -> Wait[None]:
     source = calls.source
     while True:
         yield from source.skip_space()
@@ -64,7 +64,7 @@ def _read_list(calls: Calls) -> Wait[None]:
     source.end_attempt()
 
 
-def _read_named(calls: Calls) -> Wait[None]:
+def _read_named(calls: ToolCallReader) -> Wait[None]:
     source = calls.source
     calls.name((yield from source.word(NAME)))
     if (yield from source.accept("[CALL_ID]")):
@@ -75,7 +75,7 @@ def _read_named(calls: Calls) -> Wait[None]:
     calls.complete()
 
 
-def read_listed_calls(calls: Calls) -> Wait[None]:
+def read_listed_calls(calls: ToolCallReader) -> Wait[None]:
     """A list of objects after a mark, as Phi-4-mini and Granite write it; Phi has two marks."""
     source = calls.source
     if not (yield from source.accept("<|tool_call|>")):
@@ -87,7 +87,7 @@ def read_listed_calls(calls: Calls) -> Wait[None]:
     yield from source.accept("<|/tool_call|>")
 
 
-def read_internlm_calls(calls: Calls) -> Wait[None]:
+def read_internlm_calls(calls: ToolCallReader) -> Wait[None]:
     """One object between the marks of an action."""
     source = calls.source
     yield from source.expect("<|action_start|>")
@@ -99,7 +99,7 @@ def read_internlm_calls(calls: Calls) -> Wait[None]:
     yield from source.accept("<|action_end|>")
 
 
-def read_deepseek_calls(calls: Calls) -> Wait[None]:
+def read_deepseek_calls(calls: ToolCallReader) -> Wait[None]:
     """One or several calls between common marks."""
     source = calls.source
     yield from source.expect("<｜tool▁calls▁begin｜>")
@@ -118,7 +118,7 @@ def read_deepseek_calls(calls: Calls) -> Wait[None]:
         source.give_back()
 
 
-def _read_deepseek_call(calls: Calls) -> Wait[None]:
+def _read_deepseek_call(calls: ToolCallReader) -> Wait[None]:
     """The name and the arguments; until V3.1 the kind before them, and a fence around them."""
     source = calls.source
     name = yield from source.word(NAME)
@@ -126,7 +126,7 @@ def _read_deepseek_call(calls: Calls) -> Wait[None]:
     yield from source.skip_space()
     if (yield from source.peek()) != "{":
         if name != "function":
-            raise Broken
+            raise MalformedCall
         name = yield from source.word(NAME)
         yield from source.skip_space()
         yield from source.accept("```json")

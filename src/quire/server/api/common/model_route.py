@@ -1,0 +1,151 @@
+"""Routes that use a model: from an HTTP request to its handler and back.
+
+GenerationRoute runs the model (completions, chat, embeddings ...); LightRoute only reads a body
+(token counts ...). Each API module declares its own; app.py connects them to the models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from quire.errors import ModelNotLoadedError
+from quire.server.api.common.micro_batch import MicroBatch, Stages, run_stages
+from quire.server.api.common.request_gate import RequestContext, RequestGate
+from quire.server.http.disconnect import unless_disconnected
+from quire.server.http.http_errors import send_json
+from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
+from quire.server.http.request_reader import read_body
+from quire.server.model_loading import ModelLoader
+from quire.server.model_registry import ModelRegistry
+from quire.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+# Larger bodies are prepared in a thread, so that they do not block the event loop.
+IN_THREAD_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRoute(Generic[T]):
+    """A route that runs a model.
+
+    prepare: from a body to a job, in stages (micro_batch.py). answer: runs the job and sends the
+    response. in_thread_bytes: larger bodies are prepared in a thread.
+    """
+
+    entry: OpenApiEntry
+    prepare: Callable[[bytes, ModelRegistry], Stages[T]]
+    answer: Callable[[T, RequestContext, Send], Awaitable[None]]
+    in_thread_bytes: int = IN_THREAD_BYTES
+
+    def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
+        """The route of an application."""
+        return ApiRoute(_GenerationApp(self, loader, gate, settings), self.entry)
+
+
+@dataclass(frozen=True, slots=True)
+class LightRoute:
+    """A route that reads a body and a model's tokenizer, and runs no model."""
+
+    entry: OpenApiEntry
+    reply: Callable[[bytes, ModelRegistry], msgspec.Struct]
+
+    def connect(self, loader: ModelLoader, gate: RequestGate, settings: ServerSettings) -> ApiRoute:
+        """The route of an application."""
+        return ApiRoute(_LightApp(self, loader, gate, settings), self.entry)
+
+
+class _GenerationApp(Generic[T]):
+    """A GenerationRoute as an ASGI application."""
+
+    def __init__(
+        self,
+        route: GenerationRoute[T],
+        loader: ModelLoader,
+        gate: RequestGate,
+        settings: ServerSettings,
+    ) -> None:
+        self._prepare, self._send_answer = route.prepare, route.answer
+        self._in_thread_bytes = route.in_thread_bytes
+        self._micro_batch = MicroBatch()
+        self._loader = loader
+        self._gate = gate
+        self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; if the client disconnects, whatever it started is aborted."""
+        with self._gate.admit(scope) as context:
+            try:
+                body = await read_body(scope, receive, self._max_bytes, context.hold_bytes)
+            except ClientDisconnect:
+                return
+            context.join_queue()
+            await unless_disconnected(scope, receive, self._serve(body, send, context))
+
+    async def _serve(self, body: bytes, send: Send, context: RequestContext) -> None:
+        try:
+            await self._run(body, send, context)
+        except ModelNotLoadedError as error:  # nothing has been sent
+            context.deadline.shorten(_timeout_decoder.decode(body).timeout, "timeout")
+            await context.wait_for_model(error.model, self._load_timeout)
+            await self._run(body, send, context)
+
+    async def _run(self, body: bytes, send: Send, context: RequestContext) -> None:
+        stages = self._prepare(body, self._loader.models)
+        if len(body) > self._in_thread_bytes:
+            job = await asyncio.to_thread(run_stages, stages)
+        else:
+            job = await self._micro_batch.run(stages)
+        await self._send_answer(job, context, send)
+
+
+class _Timeout(msgspec.Struct):
+    """The field of a body that bounds how long it waits for a model."""
+
+    timeout: float | None = None
+
+
+_timeout_decoder = msgspec.json.Decoder(_Timeout)
+
+
+class _LightApp:
+    """A LightRoute as an ASGI application."""
+
+    def __init__(
+        self, route: LightRoute, loader: ModelLoader, gate: RequestGate, settings: ServerSettings
+    ) -> None:
+        self._reply_to = route.reply
+        self._loader = loader
+        self._gate = gate
+        self._max_bytes, self._load_timeout = settings.max_body_bytes, settings.model_load_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        with self._gate.admit_light(scope) as (deadline, ticket, space):
+            try:
+                body = await read_body(scope, receive, self._max_bytes, space.hold)
+            except ClientDisconnect:
+                return
+            ticket.charge(1, 0, at=self._gate.light_requests)
+            async with deadline.enforced():
+                try:
+                    reply = await self._reply(body)
+                except ModelNotLoadedError as error:
+                    await self._loader.load(error.model, self._load_timeout)
+                    reply = await self._reply(body)
+            await send_json(send, 200, reply)
+
+    async def _reply(self, body: bytes) -> bytes:
+        models = self._loader.models
+
+        def reply() -> bytes:
+            return msgspec.json.encode(self._reply_to(body, models))
+
+        return await asyncio.to_thread(reply) if len(body) > IN_THREAD_BYTES else reply()

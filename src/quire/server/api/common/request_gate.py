@@ -1,0 +1,261 @@
+"""RequestGate: what a request passes before it may use a model.
+
+Owns only the order of the rules: admission control (admission_control.py), the deadline
+(deadline.py) and the prefix-cache salt of its API key (api_keys.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Unpack
+
+from starlette.types import Scope
+
+from quire.core.pooling_params import PoolingParams
+from quire.core.request_output import RequestOutput
+from quire.core.sampling_params import SamplingParams
+from quire.engine.frontend.input_processor import Options, Prompt, StopWhen
+from quire.errors import OverloadedError, QueueTimeoutError, invalid_value
+from quire.server.admission.admission_control import Admission, Capacity, Ticket
+from quire.server.api.common.generation_job import Job
+from quire.server.api.common.generation_record import GenerationRecord
+from quire.server.api.common.usage import UsageCounter
+from quire.server.engine_protocol import GenerateProtocol
+from quire.server.http.api_keys import cache_salt_of
+from quire.server.http.body_memory import BodyMemory, BodySpace
+from quire.server.http.deadline import Deadline
+from quire.server.http.request_reader import first_headers
+from quire.server.http.request_record import RequestRecord
+from quire.server.model_loading import ModelLoader
+from quire.server.settings import ServerSettings
+
+TIMEOUT_HEADER = "x-request-timeout"
+_TIMEOUT_HEADER = TIMEOUT_HEADER.encode()
+MAX_RECEIVING = 2048  # bodies that one process receives at once; a slow one delays no other
+MAX_LIGHT_REQUESTS = 64  # at once in one process; each may hold a whole body and its result
+CHARS_PER_TOKEN = 4  # of text that is not encoded yet; an estimate is enough for admission
+
+
+class RequestContext:
+    """One admitted request, until its `with` block ends.
+
+    record: for metrics and logs. hold_bytes: called with the bytes of the body received so far.
+    deadline: when the request must have ended. usage: its token counts, once it has started.
+    """
+
+    def __init__(
+        self,
+        record: RequestRecord,
+        loader: ModelLoader,
+        tenant: str,
+        settings: ServerSettings,
+        ticket: Ticket,
+        body_space: BodySpace,
+    ) -> None:
+        self.record = record
+        self.hold_bytes = body_space.hold
+        self.deadline = Deadline(settings.request_timeout)
+        self.usage: UsageCounter
+        self._loader = loader
+        self._tenant = tenant
+        self._queue_timeout = settings.queue_timeout
+        self._ticket = ticket
+        self._body_space = body_space
+
+    def join_queue(self) -> None:
+        """Count the request among the answers: its body is complete. Raises QueueFullError."""
+        self._ticket.move(self._loader.models.entrance)
+
+    def start(
+        self, job: Job, *, max_answers: int | None = None, max_tokens: int | None = None
+    ) -> TenantEngine:
+        """Admit the parsed request and return the engine that runs it.
+
+        max_answers, max_tokens: how many of its answers and prompt tokens the engine has at a
+        time; None means all. Raises QueueFullError.
+        """
+        self.record.generation = generation = GenerationRecord(job)
+        self.usage = generation.usage
+        model = self._loader.models.find(job.model)
+        num_tokens = sum(map(_num_tokens, job.prompts))
+        num_answers = len(job.prompts) * job.sampling.n
+        if max_answers is not None:
+            num_answers = min(num_answers, max_answers)
+        if max_tokens is not None:
+            num_tokens = min(num_tokens, max_tokens)
+        self._ticket.charge(num_answers, num_tokens, at=model.admission)
+        self.deadline.shorten(job.timeout, "timeout")
+        return TenantEngine(model.engine, self._tenant, self._queue_timeout)
+
+    async def wait_for_model(self, name: str, max_seconds: float) -> None:
+        """Wait until a model is loaded, at most `max_seconds` and within the deadline.
+
+        The model stays loaded until the request ends. Raises QueueFullError or
+        ModelNotLoadedError.
+        """
+        entry = self._loader.models.entry(name)
+        self._ticket.move(entry.admission)
+        left = self.deadline.left
+        entry.num_waiting += 1
+        try:
+            await self._loader.load(name, max_seconds if left is None else min(max_seconds, left))
+        finally:
+            entry.num_waiting -= 1
+
+    def __enter__(self) -> RequestContext:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, QueueTimeoutError):  # the engine does not know the completion rate
+            error.retry_after = self._ticket.admission.retry_after()
+        self._body_space.__exit__()
+        self._ticket.__exit__(kind, error, trace)
+
+
+class RequestGate:
+    """Admits requests or refuses them. One per API process."""
+
+    def __init__(self, loader: ModelLoader, settings: ServerSettings) -> None:
+        self._loader = loader
+        self._settings = settings
+        self._receiving = _bounded(MAX_RECEIVING, "requests are being received")
+        self.light_requests = _bounded(
+            MAX_LIGHT_REQUESTS, "requests without generation are being answered"
+        )
+        self.bodies = BodyMemory(
+            settings.held_body_bytes, lambda: loader.models.entrance.retry_after()
+        )
+
+    def admit(self, scope: Scope) -> RequestContext:
+        """Admit a request whose body is still to come.
+
+        A full queue refuses it here, before its body is read. It takes its position in the queue
+        with `join_queue`: a client that sends slowly must not hold one while the engine is idle.
+
+        Raises OverloadedError, or InvalidRequestError for an invalid X-Request-Timeout.
+        """
+        if not self._loader.models.may_answer:
+            raise OverloadedError("the engine is not running; send it again", retry_after=5.0)
+        timeout = _timeout_of(scope)
+        state = scope["state"]
+        tenant = "" if self._settings.share_prefix_cache else state["tenant"]
+        self._loader.models.entrance.check()
+        ticket = self._receiving.enter()
+        context = RequestContext(
+            state["record"], self._loader, tenant, self._settings, ticket, self.bodies.space()
+        )
+        context.deadline.shorten(timeout, TIMEOUT_HEADER)
+        return context
+
+    @contextmanager
+    def admit_light(self, scope: Scope) -> Iterator[tuple[Deadline, Ticket, BodySpace]]:
+        """Admit a request that needs no engine, such as one for token counts.
+
+        It counts among the `light_requests` once its body is complete.
+
+        Raises QueueFullError, or InvalidRequestError for an invalid X-Request-Timeout.
+        """
+        deadline = Deadline(self._settings.request_timeout)
+        deadline.shorten(_timeout_of(scope), TIMEOUT_HEADER)
+        self.light_requests.check()
+        with self._receiving.enter() as ticket, self.bodies.space() as space:
+            yield deadline, ticket, space
+
+
+class TenantEngine:
+    """An engine for the requests of one API key: what they cache, only they can find."""
+
+    def __init__(self, engine: GenerateProtocol, tenant: str, queue_timeout: float | None) -> None:
+        self._engine = engine
+        self._tenant = tenant
+        self._queue_timeout = queue_timeout
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        stream: bool = True,
+        stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Like EngineProtocol.generate."""
+        return self._engine.generate(
+            prompt,
+            sampling,
+            request_id=request_id,
+            stream=stream,
+            stop_when=stop_when,
+            **self._with_tenant(options),
+        )
+
+    def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        stop_when: StopWhen | None = None,
+        **options: Unpack[Options],
+    ) -> Coroutine[None, None, RequestOutput]:
+        """Like EngineProtocol.complete."""
+        return self._engine.complete(
+            prompt,
+            sampling,
+            request_id=request_id,
+            stop_when=stop_when,
+            **self._with_tenant(options),
+        )
+
+    def embed(
+        self,
+        prompt: Prompt,
+        pooling: PoolingParams,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[Options],
+    ) -> Coroutine[None, None, RequestOutput]:
+        """Like EngineProtocol.embed."""
+        return self._engine.embed(
+            prompt, pooling, request_id=request_id, **self._with_tenant(options)
+        )
+
+    def _with_tenant(self, options: Options) -> Options:
+        """Set the tenant's salt, and the server's queue timeout if the request has none."""
+        options["cache_salt"] = cache_salt_of(self._tenant, options.get("cache_salt", ""))
+        if options.get("queue_timeout") is None:
+            options["queue_timeout"] = self._queue_timeout
+        return options
+
+
+def _bounded(most: int, waiters: str) -> Admission:
+    return Admission(Capacity(max_running=0, max_waiting=most), waiters=waiters)
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    return len(prompt) // CHARS_PER_TOKEN if isinstance(prompt, str) else len(prompt)
+
+
+def _timeout_of(scope: Scope) -> float | None:
+    """The value of X-Request-Timeout in seconds; None if it is not sent."""
+    header = first_headers(scope).get(_TIMEOUT_HEADER)
+    if header is None:
+        return None
+    try:
+        text = header.decode("latin-1")
+        seconds = math.nan if "_" in text else float(text)  # only Python takes 1_0 as a number
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds < math.inf:
+        problem = "not a positive number of seconds; give one, such as 30"
+        raise invalid_value(TIMEOUT_HEADER, problem)
+    return seconds

@@ -1,0 +1,25 @@
+"""Rules that several routes share, in words, for their OpenAPI entries."""
+
+from __future__ import annotations
+
+MODEL = "`model` is the name of a model of this server (else 404), or left out."
+CONTEXT = "Prompt and answer fit the model's context and the KV cache."
+VOCABULARY = "Token ids are below the size of the model's vocabulary."
+TOOLS = "`tools` need a chat template that shows them; names differ from one another."
+ARGUMENTS = "A call's `arguments` are the text of a JSON object."
+TEMPLATE = "The model's chat template may refuse an order of roles."
+TOOL_CHOICE = "`tool_choice` names one of the `tools`, and asks for none where there are none."
+SIZES = "Schemas of tools are at most 32 deep, all tools together at most 256 KiB."
+STRUCTURED_OUTPUT = (
+    "At most one field asks for structured output; its grammar is valid and within its bounds "
+    "when compiled."
+)
+STREAM = "`stream_options` need `stream`, which goes with no `prompt_logprobs`."
+TOKENS = "`min_tokens` is at most `max_tokens`."
+PRIORITY = "`priority` other than 0 needs `--scheduling-policy priority`."
+LAST_MESSAGE = "The last message is the user's; tool results are the user's, calls the assistant's."
+TEXTS = "Texts of a conversation hold no U+FDD0."
+VERSIONED = "With the header `anthropic-version` the answer is that of Anthropic's Models API."
+CHAT = (TEMPLATE, ARGUMENTS, TOOLS, SIZES, TEXTS)
+
+USER_MESSAGE = {"role": "user", "content": "hello"}  # for examples

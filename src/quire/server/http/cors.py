@@ -1,0 +1,60 @@
+"""CORS: which origins' web pages may call this server from a browser. Off unless origins are named.
+
+The middleware is starlette's. Cookies are never allowed: a page sends its API key in a header, as
+any other client does. Starlette is imported on use, as the settings import this module early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+ANY = "*"
+METHODS = ("GET", "POST")
+EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after")
+MAX_AGE_SECONDS = 600  # for which a browser need not ask again
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """The application inside CORS middleware, which answers preflight requests without a key."""
+    from starlette.middleware.cors import CORSMiddleware
+
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=METHODS,
+        allow_headers=(ANY,),
+        expose_headers=EXPOSED_HEADERS,
+        max_age=MAX_AGE_SECONDS,
+    )
+
+
+def parse_origins(text: str) -> list[str]:
+    """The origins of a comma-separated list, or of a JSON list. Raises ConfigError."""
+    try:
+        given = msgspec.json.decode(text, type=list[str]) if text[:1] == "[" else text.split(",")
+    except msgspec.DecodeError:
+        raise ConfigError(
+            f"allowed_origins is {text!r}; give origins with commas between"
+        ) from None
+    origins = [origin.strip().lower() for origin in given]
+    for origin in origins:
+        if origin != ANY and not _is_origin(origin):
+            raise ConfigError(
+                f"allowed_origins has {origin!r}, which is no origin; give some such as "
+                "https://app.example.com or http://localhost:3000, or * for all"
+            )
+    return origins
+
+
+def _is_origin(text: str) -> bool:
+    parts = urlsplit(text)
+    return text.isascii() and bool(parts.netloc) and text == f"{parts.scheme}://{parts.netloc}"

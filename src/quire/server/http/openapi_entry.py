@@ -1,0 +1,95 @@
+"""What a route declares beside its handler for /openapi.json: OpenApiEntry, StructRules, ApiRoute.
+
+The document is assembled from the routes by ops/openapi.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from quire.server.http.http_errors import ANTHROPIC_PATHS, AnthropicError, ErrorChunk
+from quire.server.http.strict_json import NeutralValues
+
+# Statuses of routes that read a body, and of those that run a model.
+BODY_ERRORS = (400, 404, 408, 413, 415, 503)
+RUN_ERRORS = (*BODY_ERRORS, 429, 504)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructRules:
+    """What the JSON schema of a struct says beyond the struct's own types.
+
+    neutral: unsupported fields, with the values that are accepted because they ask for nothing.
+    variants: JSON schemas of which the object must match at least one. raw: fields that the struct
+    keeps as raw JSON, with the types that it may have. optional_tag: the struct is assumed where
+    an object has no tag.
+    """
+
+    struct: type[msgspec.Struct]
+    neutral: NeutralValues = field(default_factory=dict)
+    variants: Sequence[dict[str, Any]] = ()
+    raw: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    optional_tag: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenApiEntry:
+    """One method of one path in /openapi.json.
+
+    rules: what a body must satisfy besides its schema, in words, because it depends on the model
+    or JSON Schema cannot express it. events: the types of a stream's events; () without streams.
+    media: content type of the answer. errors: statuses besides those of all paths. failures: the
+    struct of an error body where it is not the API's own error object. struct_rules: of the
+    structs in the body. names_model: whether the query may name a model.
+    """
+
+    path: str
+    method: str = "get"
+    summary: str
+    rules: Sequence[str] = ()
+    example: Any = None
+    body: type[msgspec.Struct] | None = None
+    struct_rules: Sequence[StructRules] = ()
+    reply: type[msgspec.Struct] | None = None
+    events: Sequence[type[msgspec.Struct]] = ()
+    media: str = "application/json"
+    errors: tuple[int, ...] = ()
+    failures: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
+    needs_key: bool = True
+    names_model: bool = False
+
+    @property
+    def shown_path(self) -> str:
+        """The path as OpenAPI writes it, without starlette's converters."""
+        return re.sub(r":\w+}", "}", self.path)
+
+    def failure(self, status: int) -> type[msgspec.Struct]:
+        """The struct of the error body with this status."""
+        default = AnthropicError if self.path.startswith(ANTHROPIC_PATHS) else ErrorChunk
+        return self.failures.get(status, default)
+
+
+class ApiRoute(Route):
+    """A starlette route with its OpenAPI entries, one for each of its methods.
+
+    handler: a function of a Request, or an ASGI application.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Request], Awaitable[Response]] | ASGIApp,
+        *entries: OpenApiEntry,
+    ) -> None:
+        super().__init__(
+            entries[0].path, handler, methods=[entry.method.upper() for entry in entries]
+        )
+        self.entries = entries
