@@ -95,13 +95,13 @@ def test_an_engine_that_is_gone_before_this_process_met_it(tmp_path: Path) -> No
     house = House(condition("a", "loading"))
 
     async def hear() -> None:
-        fronts = EngineFrontends("0", house.asked.append, house.loader)
+        frontends = EngineFrontends("0", house.asked.append, house.loader)
         info: Any = house.engines["a"].info
         place = {"address": f"ipc://{tmp_path}/a", "page_path": f"{tmp_path}/a.page"}
-        fronts.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
-        fronts.handle(EngineDown(name="a", will_return=False))
+        frontends.handle(EngineUp(name="a", config=EngineConfig(), info=info, **place))
+        frontends.handle(EngineDown(name="a", will_return=False))
         house.become("a", "unloaded", failure="it went")
-        assert not fronts.are_complete.is_set()
+        assert not frontends.connected.is_set()
 
     asyncio.run(hear())
     assert call(house.app, "/v1/completions", {"prompt": "abc"}).status == 503

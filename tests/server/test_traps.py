@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from asgi_client import JSON, Reply, call
+from fake_engine import FakeEngine
 from starlette.applications import Starlette
 
+from quire.server.app import build_app
 from quire.server.ops.openapi import entries_of
+from quire.server.settings import ServerSettings
 
 OPERATIONS = entries_of(build_app(FakeEngine(), ServerSettings()).routes)
 POSTS = [operation for operation in OPERATIONS if operation.body is not None]
