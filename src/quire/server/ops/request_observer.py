@@ -58,12 +58,12 @@ class RequestObserver:
     async def running(self) -> AsyncIterator[None]:
         """Share the metrics while the server runs; send the last metrics and traces at its end."""
         self.metrics.fold_dead()
-        sharing = asyncio.create_task(self.metrics.share_forever())
+        share_task = asyncio.create_task(self.metrics.share_forever())
         try:
             yield
         finally:
-            sharing.cancel()
-            await asyncio.gather(sharing, return_exceptions=True)
+            share_task.cancel()
+            await asyncio.gather(share_task, return_exceptions=True)
             self._observe()
             self.metrics.share()
             if self._tracer is not None:
