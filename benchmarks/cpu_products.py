@@ -32,8 +32,11 @@ from rich.table import Table
 from torch import Tensor
 
 from quire.kernels import reference_quantized
-from quire.kernels.cpu import native, native_linear, quantized_linear
+from quire.kernels.cpu import native, native_linear
 from quire.kernels.cpu.native import set_num_threads
+from quire.kernels.dispatch import kernels_for
+from quire.quantization.int4 import INT4
+from quire.quantization.int8 import INT8
 
 SHAPES = {  # N, K
     "qkv": (3072, 2048),
@@ -82,10 +85,10 @@ def _natively(instruction_set: str) -> Callable[[Tensor, Any], Tensor]:
 
 def _packed(form: str, weight: Tensor) -> Any:
     if form == "int8":
-        return quantized_linear.to_int8(weight)
+        return INT8.quantize(weight, kernels_for("cpu"))
     if form == "int4":
-        return quantized_linear.to_int4(weight, GROUP)
-    return native_linear.pack(weight)
+        return INT4.quantize(weight, kernels_for("cpu"))
+    return native_linear.pack_floats(weight)
 
 
 def _peers(form: str, weights: list[Tensor]) -> dict[str, Way]:

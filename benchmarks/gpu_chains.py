@@ -26,7 +26,7 @@ from quire.kernels.triton.ops.skinny_gemm import (
     skinny_gemm_silu,
 )
 from quire.kernels.triton.step.rope_kernels import rope_write_kv
-from quire.quantization.fp8 import FORM
+from quire.quantization.fp8 import FP8
 
 MOST = 256  # rows of a chain
 
@@ -88,9 +88,7 @@ def chain_weights(model: Model, itemsize: int) -> dict[str, Any]:
     }
     weights["gate_up"] = interleave_gate_up(weights["gate_up"])
     if itemsize == 1:
-        weights = {
-            name: Fp8Weight(*FORM.make(w, kernels_for(DEVICE))) for name, w in weights.items()
-        }
+        weights = {name: FP8.quantize(w, kernels_for(DEVICE)) for name, w in weights.items()}
     weights["norm"] = torch.rand(model.hidden, device=DEVICE, dtype=DTYPE)
     kept = reference.FP8 if itemsize == 1 else DTYPE
     weights["caches"] = torch.zeros(

@@ -34,6 +34,7 @@ from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.kernels.operands import LinearWeight
 from quire.kvcache.kv_sizes import block_bytes, kv_name
 from quire.kvcache.kv_storage import allocate_kv, kv_dtype
 from quire.layers.forward_context import ForwardContext
@@ -69,7 +70,7 @@ def main() -> None:
     samples = read_samples(folder, args.texts, args.chats)
     own = kernels_for("cpu")
     by_rows, by_stretches = (
-        replace(kernels_for("meta"), linear_fp8=partial(rounded_fp8, rounded))
+        replace(kernels_for("meta"), linear=partial(rounded_fp8, rounded))
         for rounded in (rounded_rows, rounded_stretches)
     )
     plain, fp8, on_gpu, on_hopper, int8, int4 = (
@@ -136,12 +137,11 @@ def load(
 def rounded_fp8(
     rounded: Callable[[Tensor], Tensor],
     x: Tensor,
-    codes: Tensor,
-    scale: Tensor,
+    weight: LinearWeight,
     bias: Tensor | None,
 ) -> Tensor:
-    """The product as GPUs make it that multiply FP8 by FP8."""
-    return reference.linear_fp8(rounded(x), codes, scale, bias)
+    """The linear operation as GPUs make it that multiply FP8 by FP8."""
+    return reference.linear(rounded(x), weight, bias)
 
 
 def rounded_rows(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from quire.kernels.cpu import native, quantized_linear, torch_matmul
 from quire.kernels.cpu import native_linear as products
 from quire.kernels.cpu.native import set_num_threads
-from quire.kernels.operands import ResidualState
+from quire.kernels.operands import PackedWeight, ResidualState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -56,9 +56,9 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 def test_products(dtype: torch.dtype) -> None:
     for n, k in SHAPES:
         weight, bias = normal(n, k, dtype=dtype), normal(n, dtype=dtype)
-        packed = products.prepare_linear(weight)
-        assert packed.dim() > 2
-        assert packed.numel() == weight.numel()
+        packed = products.pack(weight)
+        assert isinstance(packed, PackedWeight)
+        assert packed.packed.numel() == weight.numel()
         for rows in ROWS:
             x = normal(rows, k, dtype=dtype)
             expected = x.double() @ weight.double().T
@@ -74,13 +74,13 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
     norm, bias = normal(k, dtype=dtype), normal(n, dtype=dtype)
     stream = ResidualState(normal(rows, k, dtype=dtype), None, norm, 1e-5)
     weight = (normal(n, k, dtype=dtype) / 8).to(dtype)
-    packed = products.prepare_linear(weight)
+    packed = products.pack(weight)
     behind = normed(stream.residual, norm)
     expected = behind @ weight.double().T + bias.double()
     size = behind.abs() @ weight.double().abs().T + 4.0
     check(products.rms_norm_linear(stream, packed, bias), expected, size)
 
-    gate_up = products.prepare_linear(products.order_gate_up(weight))
+    gate_up = products.pack(products.order_gate_up(weight))
     gate, up = expected.chunk(2, dim=-1)
     found = products.linear_silu(stream, gate_up, products.order_gate_up(bias))
     check(found, F.silu(gate) * up, size[:, : n // 2] * (1 + gate.abs()) * (1 + up.abs()))
@@ -97,7 +97,7 @@ def test_what_stands_around_them(dtype: torch.dtype, rows: int) -> None:
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> None:
     x, weight = normal(70, 1030, dtype=dtype), normal(560, 1030, dtype=dtype)
-    packed = products.prepare_linear(weight)
+    packed = products.pack(weight)
     alone = torch.cat([products.linear(row[None], packed, None) for row in x])
     assert torch.equal(products.linear(x, packed, None), alone)
     set_num_threads(1)
@@ -109,7 +109,7 @@ def test_a_row_does_not_depend_on_others_nor_on_threads(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
 def test_rows_are_found_in_a_packed_weight(dtype: torch.dtype) -> None:
     weight, ids = normal(80, 18, dtype=dtype), torch.tensor([0, 79, 16, 15, 0, 33])
-    packed = products.prepare_linear(weight)
+    packed = products.pack(weight)
     assert torch.equal(products.embedding(ids, packed), weight[ids])
     assert products.embedding(ids[:0], packed).shape == (0, 18)
     with pytest.raises(IndexError):
@@ -124,7 +124,7 @@ def test_extreme_activations() -> None:
     weight = torch.zeros(64, 2)
     weight[: len(gate), 0] = gate
     weight[32:, 1] = 1.0  # up
-    packed = products.prepare_linear(products.order_gate_up(weight))
+    packed = products.pack(products.order_gate_up(weight))
     found = products.linear_silu(ResidualState(x, x, torch.ones(2), 0.0), packed, None)
     expected = F.silu(gate.double()).float()
     torch.testing.assert_close(found[0, : len(gate)], expected, rtol=1e-6, atol=1e-35)
@@ -135,8 +135,8 @@ def test_extreme_activations() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_sizes_and_types_go_elsewhere(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight, x = normal(*shape, dtype=dtype), normal(3, shape[1], dtype=dtype)
-    packed = products.prepare_linear(weight)
-    assert packed.dim() == 2
+    packed = products.pack(weight)
+    assert isinstance(packed, Tensor)
     expected = x.double() @ weight.double().T
     torch.testing.assert_close(
         products.linear(x, packed, None).double(), expected, rtol=0.02, atol=0.02
@@ -149,7 +149,7 @@ def test_gate_and_up_are_told_apart_by_other_products(shape: tuple[int, int]) ->
     stream = ResidualState(residual, None, torch.ones(shape[1]), 1e-5)
     gate, up = (normed(residual, stream.weight) @ weight.double().T).chunk(2, dim=-1)
     ordered = quantized_linear.in_rows(products.order_gate_up(weight))
-    found = products.linear_silu(stream, torch_matmul.prepare_linear(ordered), None)
+    found = products.linear_silu(stream, torch_matmul.pack(ordered), None)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
@@ -175,7 +175,7 @@ def plain_dots(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_dot_products_of_pairs(plain_dots: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     """They sum in the same order, so without a norm, whose result they round, nothing differs."""
     for n, k in SHAPES:
-        packed = products.prepare_linear(normal(n, k, dtype=torch.bfloat16))
+        packed = products.pack(normal(n, k, dtype=torch.bfloat16))
         for rows in (1, 3, 7, 14, 33):
             x = normal(rows, k, dtype=torch.bfloat16)
             stream = ResidualState(x, None, normal(k, dtype=torch.bfloat16), 1e-5)

@@ -16,7 +16,14 @@ from torch import Tensor
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_linear, quantized_linear
 from quire.kernels.cpu.native import num_threads, set_num_threads
-from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState
+from quire.kernels.operands import (
+    Int4Weight,
+    Int8Weight,
+    LinearWeight,
+    PackedWeight,
+    ResidualState,
+)
+from quire.quantization.stored_weight import describe, tensors_of
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -44,32 +51,32 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     lib.quire_cpu_choose(None)
 
 
-def int8_weight(n: int, k: int) -> Int8Weight:
+def int8_weight(n: int, k: int, hadamard: bool = True) -> Int8Weight:
     codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
     codes[:, 0] = -127  # the ends of what sums may come to
-    return Int8Weight(codes, torch.rand(n) + 0.5)
+    return Int8Weight(codes, torch.rand(n) + 0.5, hadamard)
 
 
 def int4_weight(
-    n: int, k: int, group: int, zeros: bool = False, spread: bool = False
+    n: int, k: int, group: int, zeros: bool = False, hadamard: bool = False
 ) -> Int4Weight:
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
     codes[0], codes[1] = 255, 0
     points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8)
     points[0], points[1] = 0, 15
     scale = torch.randn(n, k // group).half()
-    return Int4Weight(codes, scale, points if zeros else None, group, spread)
+    return Int4Weight(codes, scale, points if zeros else None, group, hadamard)
 
 
 def exact(x: Tensor, weight: Int8Weight | Int4Weight) -> Tensor:
     """The product of the rounded rows in float64, which holds every sum of whole numbers."""
     if isinstance(weight, Int8Weight):
         wide, group = weight.codes.double() * weight.scale.double()[:, None], None
-        x = reference_quantized.spread(x.float())
+        x = reference_quantized.hadamard_rotate(x.float()) if weight.hadamard else x
     else:
-        wide = reference_quantized.widen_int4(weight).double()
-        group = reference_quantized.ROUNDED_TOGETHER
-        x = reference_quantized.spread(x.float(), group) if weight.spread else x
+        wide = reference_quantized.dequantize_int4(weight).double()
+        group = reference_quantized.ACTIVATION_GROUP
+        x = reference_quantized.hadamard_rotate(x.float(), group) if weight.hadamard else x
     codes, scale = reference_quantized.round_int8(x, group)
     groups = torch.unflatten(codes, 1, (-1, group or x.shape[1])).double()
     return (groups * scale.double()[:, :, None]).flatten(1) @ wide.T
@@ -81,18 +88,15 @@ def check(found: Tensor, expected: Tensor) -> None:
     assert ((found.double() - expected).abs() <= ROUNDING[found.dtype] * size).all()
 
 
-def prepared(weight: Int8Weight | Int4Weight) -> Int8Weight | Int4Weight:
-    whole = isinstance(weight, Int8Weight)
-    packed = (
-        quantized_linear.prepare_int8(weight) if whole else quantized_linear.prepare_int4(weight)
-    )
-    assert quantized_linear.is_packed(packed)
+def prepared(weight: Int8Weight | Int4Weight) -> PackedWeight:
+    packed = native_linear.pack(weight)
+    assert isinstance(packed, PackedWeight)
     return packed
 
 
 def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
     x, bias = torch.randn(max(ROWS), k).to(dtype), torch.randn(n).to(dtype)
-    together = reference_quantized.spread_together(k)
+    together = reference_quantized.hadamard_size(k)
     x[0], x[1], x[1, ::together] = 1.0, 0.0, 1.0  # of int4, and of int8, all of them 127
     for weight in weights(n, k, group):
         packed, expected = prepared(weight), exact(x, weight) + bias.double()
@@ -101,8 +105,8 @@ def check_products(dtype: torch.dtype, n: int, k: int, group: int) -> None:
 
 
 def weights(n: int, k: int, group: int) -> list[Int8Weight | Int4Weight]:
-    fours = [int4_weight(n, k, group, **{kind: True}) for kind in ("zeros", "spread")]
-    return [int8_weight(n, k), int4_weight(n, k, group), *fours]
+    fours = [int4_weight(n, k, group, **{kind: True}) for kind in ("zeros", "hadamard")]
+    return [int8_weight(n, k), int8_weight(n, k, False), int4_weight(n, k, group), *fours]
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -166,10 +170,10 @@ def test_what_is_not_a_number_stays_none_and_with_its_row() -> None:
 def test_other_sizes_and_types_are_served_too() -> None:
     for n, k in ((17, 64), (32, 77), (24, 32)):
         weight, x = int8_weight(n, k), torch.randn(3, k)
-        assert quantized_linear.prepare_int8(weight) is weight
+        assert quantized_linear.pack_rows(weight) is weight
         check(native_linear.linear(x, weight, None), exact(x, weight))
     weight, x = int4_weight(8, 64, 32, True), torch.randn(3, 64)
-    assert quantized_linear.prepare_int4(weight) is weight
+    assert quantized_linear.pack_rows(weight) is weight
     check(native_linear.linear(x, weight, None), exact(x, weight))
     half = torch.randn(3, 64, dtype=torch.float16)
     weight = int4_weight(16, 64, 32, False)
@@ -208,15 +212,16 @@ def test_weights_are_rounded_as_their_twins_are(dtype: torch.dtype) -> None:
     weight[0], weight[1, 40:50] = 0.0, weight[1, 40:50].abs().max() * torch.tensor([1, -1] * 5)
     for rows in (70, 64, 48):  # of which the first cannot be packed
         some = weight[:rows]
-        ours, theirs = quantized_linear.to_int8(some), reference_quantized.quantize_int8(some)
-        check_same(ours, quantized_linear.prepare_int8(theirs))
-        for group in (32, 128, 512):
-            four = quantized_linear.to_int4(some, group)
-            check_same(
-                four, quantized_linear.prepare_int4(reference_quantized.quantize_int4(some, group))
-            )
+        for hadamard in (True, False):
+            theirs = reference_quantized.quantize_int8(some, hadamard=hadamard)
+            check_same(quantized_linear.quantize(some, theirs.spec), theirs)
+            for group in (32, 128, 512):
+                fours = reference_quantized.quantize_int4(some, group, hadamard=hadamard)
+                check_same(quantized_linear.quantize(some, fours.spec), fours)
 
 
-def check_same(found: Int8Weight | Int4Weight, expected: Int8Weight | Int4Weight) -> None:
-    assert torch.equal(found.scale, expected.scale)
-    assert torch.equal(found.codes, expected.codes)
+def check_same(found: LinearWeight, rows: Int8Weight | Int4Weight) -> None:
+    expected = quantized_linear.pack_rows(rows)
+    assert describe(found) == describe(expected)
+    ours, theirs = tensors_of(found), tensors_of(expected)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

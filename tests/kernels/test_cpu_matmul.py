@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.kernels import reference_quantized
-from quire.kernels.cpu.torch_matmul import linear, linear_int8, padded, prepare_linear
+from quire.kernels.cpu.torch_matmul import linear, pack, padded
 
 
 def test_a_product_is_made_with_few_numbers_of_rows() -> None:
@@ -21,7 +21,7 @@ def test_a_product_is_made_with_few_numbers_of_rows() -> None:
 def test_padding_does_not_show(num_rows: int) -> None:
     torch.manual_seed(num_rows)
     x, weight, bias = torch.randn(num_rows, 24), torch.randn(40, 24), torch.randn(40)
-    found = linear(x, prepare_linear(weight), bias)
+    found = linear(x, pack(weight), bias)
     assert found.shape == (num_rows, 40)
     assert found.is_contiguous()
     torch.testing.assert_close(found, x @ weight.T + bias)
@@ -32,6 +32,6 @@ def test_padding_does_not_show(num_rows: int) -> None:
 def test_products_of_bytes_read_no_more_than_a_row(num_inputs: int, num_rows: int) -> None:
     torch.manual_seed(num_rows)
     x, weight = torch.randn(num_rows, num_inputs).bfloat16(), torch.randn(48, num_inputs)
-    found = linear_int8(x, reference_quantized.to_int8(weight), None)
+    found = linear(x, reference_quantized.quantize_int8(weight), None)
     expected = x.float() @ weight.T
     assert torch.cosine_similarity(found.float().flatten(), expected.flatten(), 0) > 0.999

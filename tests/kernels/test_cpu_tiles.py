@@ -15,7 +15,7 @@ from twins import attention_case
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.cpu import native, native_attention, native_linear, quantized_linear
-from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState
+from quire.kernels.operands import Int4Weight, Int8Weight, LinearWeight, PackedWeight, ResidualState
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -86,10 +86,11 @@ def both(
     tiles: ctypes.CDLL,
     patch: pytest.MonkeyPatch,
     x: Tensor,
-    weight: Tensor | Int8Weight | Int4Weight,
+    weight: LinearWeight,
 ) -> list[tuple[Tensor, Tensor]]:
     """The same products by the library's own choice and by tiles, with all that is around them."""
-    n = weight.shape[0] * 16 if isinstance(weight, Tensor) else len(weight.scale)
+    assert isinstance(weight, PackedWeight)
+    n = weight.outputs
     bias, residual = torch.randn(n).to(x.dtype), torch.randn(len(x), n).to(x.dtype)
     stream = ResidualState(x, None, torch.rand(x.shape[1]).to(x.dtype), 1e-5)
 
@@ -116,17 +117,19 @@ def test_bytes_give_the_same_bits(
 ) -> None:
     for n, k in SHAPES:
         codes = torch.randint(-127, 128, (n, k), dtype=torch.int8)
-        weight = quantized_linear.prepare_int8(Int8Weight(codes, torch.rand(n) + 0.5))
-        for rows in ROWS:
-            x = torch.randn(rows, k).to(dtype)
-            for found, expected in both(tiles, monkeypatch, x, weight):
-                assert torch.equal(found, expected)
+        for hadamard in (True, False):
+            rows_of = Int8Weight(codes, torch.rand(n) + 0.5, hadamard)
+            weight = quantized_linear.pack_rows(rows_of)
+            for rows in ROWS:
+                x = torch.randn(rows, k).to(dtype)
+                for found, expected in both(tiles, monkeypatch, x, weight):
+                    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bfloat16(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     for n, k in SHAPES:
-        weight = native_linear.pack(torch.randn(n, k).bfloat16())
+        weight = native_linear.pack_floats(torch.randn(n, k).bfloat16())
         for rows in ROWS:
             x = torch.randn(rows, k).to(dtype)
             for found, expected in both(tiles, monkeypatch, x, weight):
@@ -141,7 +144,8 @@ def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: b
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
         points = torch.randint(0, 16, (n, k // group), dtype=torch.uint8) if zeros else None
         weight = Int4Weight(codes, torch.randn(n, k // group).half(), points, group)
-        packed, wide = quantized_linear.prepare_int4(weight), reference_quantized.widen_int4(weight)
+        packed = quantized_linear.pack_rows(weight)
+        wide = reference_quantized.dequantize_int4(weight)
         for rows in (32, 33, 70):
             x, bias = torch.randn(rows, k), torch.randn(n)
             with monkeypatch.context() as chosen:
@@ -155,7 +159,7 @@ def test_four_bits(tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, zeros: b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_four_bits_behind_hadamard_matrices(
+def test_four_bits_with_hadamard_rotation(
     tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """Weights become the bytes of their twin, and sums are those of whole numbers."""
@@ -163,9 +167,9 @@ def test_four_bits_behind_hadamard_matrices(
         codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
         scale = torch.randn(n, k // group).half()
         scale[0], scale[1, 1:], scale[2] = 0.0, 0.0, -6e-8
-        weight = Int4Weight(codes, scale, None, group, spread=True)
+        weight = Int4Weight(codes, scale, None, group, hadamard=True)
         packed, bytes_ = (
-            quantized_linear.prepare_int4(weight),
+            quantized_linear.pack_rows(weight),
             reference_quantized.int4_as_bytes(weight),
         )
         for rows in (10, 33, 70):
@@ -173,8 +177,9 @@ def test_four_bits_behind_hadamard_matrices(
             with monkeypatch.context() as chosen:
                 chosen.setattr(native, "library", lambda: tiles)
                 found = native_linear.linear(x, packed, bias)
-            turned = reference_quantized.spread(x.float(), reference_quantized.ROUNDED_TOGETHER)
-            whole, x_scale = reference_quantized.round_int8(turned)
+            group_size = reference_quantized.ACTIVATION_GROUP
+            rotated = reference_quantized.hadamard_rotate(x.float(), group_size)
+            whole, x_scale = reference_quantized.round_int8(rotated)
             expected = (whole.double() @ bytes_.codes.double().T) * x_scale * bytes_.scale + bias
             close = 1e-5 if dtype == torch.float32 else 2**-7
             torch.testing.assert_close(found, expected.to(dtype), rtol=close, atol=1e-4)
@@ -226,9 +231,9 @@ def test_sizes_that_end_within_a_tile_are_left_to_others(
     tiles: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes, x = torch.randint(-127, 128, (16, 96), dtype=torch.int8), torch.randn(3, 96)
-    weight = quantized_linear.prepare_int8(Int8Weight(codes, torch.rand(16)))
+    weight = quantized_linear.pack_rows(Int8Weight(codes, torch.rand(16)))
     wide, short = torch.randn(16, 80).bfloat16(), x[:, :80].contiguous()
-    other = native_linear.pack(wide)
+    other = native_linear.pack_floats(wide)
     expected = native_linear.linear(x, weight, None), native_linear.linear(short, other, None)
     monkeypatch.setattr(native, "library", lambda: tiles)
     found = native_linear.linear(x, weight, None), native_linear.linear(short, other, None)

@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from twins import CASES, THROUGH, TOLERANCES, WRITING
+from twins import CASES, FORMATS, THROUGH, TOLERANCES, WRITING, operation_of
 
 from quire.kernels import reference
 from quire.kernels.cpu import torch_matmul
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, describe, kernels_for, operations_for
-from quire.kernels.operands import Int4Weight, Int8Weight, ResidualState, RopeWriteKV
+from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
 
 NAMES = {field.name for field in fields(Kernels)}
-FUSED = ("rms_norm_linear", "linear_silu", "linear_add_norm")
-PREPARED = {
-    reader: op for op, reader in THROUGH.items() if op.startswith("prepare")
-} | dict.fromkeys(FUSED, "prepare_linear")
+PACKED = ("linear", *FORMATS, "rms_norm_linear", "linear_silu", "linear_add_norm")
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +27,14 @@ def _single_threaded() -> None:
 
 
 def test_every_operation_is_compared() -> None:
-    assert CASES.keys() | THROUGH.keys() == NAMES
+    assert {operation_of(case) for case in CASES} | THROUGH.keys() == NAMES
 
 
 def tensors(value: Any) -> list[Tensor]:
     """The tensors of a result or of arguments."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, Int8Weight | Int4Weight):
+    if isinstance(value, Fp8Weight):
         return [value.codes, value.scale]
     if isinstance(value, RopeWriteKV):
         return [value.k_cache, value.v_cache]
@@ -47,12 +44,12 @@ def tensors(value: Any) -> list[Tensor]:
 def run(kernels: Kernels, op: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     """The results of an operation, and the arguments of one that writes into them."""
     arguments = copy.deepcopy(arguments)
-    if op in PREPARED:
+    if op in PACKED:
         x, weight, bias, *more = arguments
         if op == "linear_silu":
             weight, bias = (w if w is None else kernels.order_gate_up(w) for w in (weight, bias))
-        arguments = (x, getattr(kernels, PREPARED[op])(weight), bias, *more)
-    result = getattr(kernels, op)(*arguments)
+        arguments = (x, kernels.pack(weight), bias, *more)
+    result = getattr(kernels, operation_of(op))(*arguments)
     if isinstance(result, ResidualState):
         result = (result.residual, kernels.normalized_rows(result))
     return tensors(result) + (tensors(arguments) if op in WRITING else [])

@@ -19,6 +19,7 @@ from quire.errors import ConfigError
 from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import Fp8Weight
 from quire.kernels.triton.invariant import invariant_attention
 
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
@@ -49,10 +50,10 @@ def test_products_equal_their_twin(dtype: torch.dtype) -> None:
 @DTYPES
 def test_products_in_fp8_equal_their_twin(dtype: torch.dtype) -> None:
     for case in itertools.islice(CASES["linear_fp8"](dtype), 0, None, EVERY["linear_fp8"]):
-        x, *rest = case
-        exact = reference.linear_fp8(x.float(), *rest)
+        x, weight, bias = case
+        exact = reference.linear(x.float(), weight, bias)
         # Hopper's FP8 products are added up with fewer bits than float32 has
-        close_to_exact(KERNELS.linear_fp8(*map(moved, case)).cpu(), exact, slack=2.0)
+        close_to_exact(KERNELS.linear(*map(moved, case)).cpu(), exact, slack=2.0)
 
 
 @DTYPES
@@ -79,12 +80,10 @@ def test_a_row_has_the_same_product_in_any_number_of_rows(dtype: torch.dtype, in
         moved(normal(*size, dtype=dtype, seed=seed))
         for seed, size in enumerate([(300, k), (n, k), (n,)])
     )
-    product, stored = KERNELS.linear, (weight,)
-    if in_fp8:
-        product, stored = KERNELS.linear_fp8, reference.quantize_fp8(weight)
-    whole = product(x, *stored, bias)
+    stored = Fp8Weight(*reference.quantize_fp8(weight)) if in_fp8 else weight
+    whole = KERNELS.linear(x, stored, bias)
     for rows in (slice(0, 1), slice(5, 38), slice(100, 164), slice(7, 72), slice(40, 300)):
-        (same if ON_GPU else close)(product(x[rows], *stored, bias), whole[rows])
+        (same if ON_GPU else close)(KERNELS.linear(x[rows], stored, bias), whole[rows])
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 16), (8, 2, 64)][: 1 + ON_GPU])  # Hopper's kernel, too

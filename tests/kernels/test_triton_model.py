@@ -15,7 +15,7 @@ from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.triton import triton_operations
 from quire.layers.forward_context import ForwardContext
-from quire.layers.linear_methods import FusedLinear
+from quire.layers.linear_methods import FusedLinearMethod
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions
 from quire.models.config.model_config import ModelConfig
@@ -93,7 +93,7 @@ def test_a_model_gives_what_its_twins_give(
     model_config = ModelConfig.from_folder(tmp_path)
     mine = build(model_config, kernels_for("cuda"), dtype, DEVICE)
     theirs = build(model_config, TWINS, torch.float32, torch.device("cpu"))
-    assert isinstance(mine.model.layers[0].mlp.gate_up_proj.method, FusedLinear)
+    assert isinstance(mine.model.layers[0].mlp.gate_up_proj.method, FusedLinearMethod)
     exact = logits(theirs, torch.float32, torch.device("cpu"))
     limit = {torch.float32: 1e-5, torch.float16: 5e-3}[dtype] * exact.abs().max().item()
     found = logits(mine, dtype, DEVICE)

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from quire.kernels import reference, reference_quantized
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.operands import AttentionParams, HeadNorms, ResidualState, RopeWriteKV
+from quire.kernels.operands import (
+    AttentionParams,
+    Fp8Weight,
+    HeadNorms,
+    QuantSpec,
+    ResidualState,
+    RopeWriteKV,
+)
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.kernels.step_buffer import StepSections
 
@@ -166,7 +173,7 @@ def _quantize_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
     weight = normal(7, 96, dtype=dtype)
     weight[3] = 0.0
     weight[4] *= 1000.0
-    yield (weight,)
+    yield weight, QuantSpec("fp8")
 
 
 def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
@@ -176,13 +183,7 @@ def _linear_fp8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         x = normal(tokens, columns, dtype=dtype, seed=2)
         codes, scale = reference.quantize_rows(x * x.abs().gt(0.02))
         for bias in (None, normal(rows, dtype=dtype, seed=1)):
-            yield (codes.float() * scale).to(dtype), *stored, bias
-
-
-def _quantize(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Float32 alone: the codes of other types are no more exact, and are compared exactly."""
-    del dtype
-    yield from _quantize_fp8(torch.float32)
+            yield (codes.float() * scale).to(dtype), Fp8Weight(*stored), bias
 
 
 def _integer_products(
@@ -195,15 +196,18 @@ def _integer_products(
 
 
 def _linear_int8(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    return _integer_products(dtype, reference_quantized.quantize_int8)
+    """Hadamard-rotated, and not."""
+    for x, weight, bias in _integer_products(dtype, reference_quantized.quantize_int8):
+        yield x, weight, bias
+        yield x, replace(weight, hadamard=False), bias
 
 
 def _linear_int4(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Behind Hadamard matrices, and not, with zero points."""
+    """Hadamard-rotated, and not, with zero points."""
     for x, weight, bias in _integer_products(dtype, reference_quantized.quantize_int4):
         yield x, weight, bias
         zeros = torch.arange(weight.scale.numel()).view_as(weight.scale) % 16
-        yield x, replace(weight, zeros=zeros.to(torch.uint8), spread=False), bias
+        yield x, replace(weight, zeros=zeros.to(torch.uint8), hadamard=False), bias
 
 
 def packed_step(seed: int, num_tokens: int = 40, num_rows: int = 9) -> tuple[Any, ...]:
@@ -322,7 +326,7 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "qkv_rope_write_kv": _linear_turned,
     "linear_silu": _products,
     "linear_add_norm": _linear_add_norm,
-    "quantize_fp8": _quantize_fp8,
+    "quantize": _quantize_fp8,
     "linear_fp8": _linear_fp8,
     "linear_int8": _linear_int8,
     "linear_int4": _linear_int4,
@@ -331,15 +335,20 @@ CASES: dict[str, Callable[[torch.dtype], Iterator[tuple[Any, ...]]]] = {
     "move": _move,
     "penalise": _penalise,
 }
+# cases of `linear` by weight format; other cases are called as their operation
+FORMATS = ("linear_fp8", "linear_int8", "linear_int4")
+
+
+def operation_of(case: str) -> str:
+    """The operation that a case of `CASES` calls."""
+    return "linear" if case in FORMATS else case
+
+
 # operations that also write into their arguments
 WRITING = {"rope_write_kv", "qkv_rope_write_kv", "build_inputs", "finish_step", "move", "penalise"}
 # operations that give another form of their input: compared through the one that reads it
 THROUGH = {
-    "prepare_linear": "linear",
-    "to_int8": "linear_int8",
-    "prepare_int8": "linear_int8",
-    "to_int4": "linear_int4",
-    "prepare_int4": "linear_int4",
+    "pack": "linear",
     "order_gate_up": "linear_silu",
     "pad_rows": "linear",
 }

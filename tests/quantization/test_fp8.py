@@ -15,12 +15,14 @@ from quire.config import ModelSettings
 from quire.hub import resolve_model
 from quire.kernels import reference
 from quire.kernels.dispatch import Kernels, kernels_for
+from quire.kernels.operands import Fp8Weight, LinearWeight
 from quire.layers.linear_layers import LinearBase
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.loading.loader import load_model
-from quire.quantization.fp8 import FORM
+from quire.quantization.fp8 import FP8
+from quire.quantization.weight_format import WeightFormat
 
 CODES = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 NUMBERS = CODES[CODES.isfinite()].unique()
@@ -76,12 +78,13 @@ def test_zeros_and_what_is_not_a_number() -> None:
 
 
 def test_rows_are_quantized_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.quantization.scheme._PIECE", 100)
+    monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 100)
     weight = torch.randn(37, 24, dtype=torch.bfloat16)
-    codes, scale = FORM.make(weight, kernels_for("cpu"))
+    found = FP8.quantize(weight, kernels_for("cpu"))
+    assert isinstance(found, Fp8Weight)
     whole = reference.quantize_fp8(weight)
-    assert torch.equal(codes.float(), whole[0].float())
-    assert torch.equal(scale, whole[1])
+    assert torch.equal(found.codes.float(), whole[0].float())
+    assert torch.equal(found.scale, whole[1])
 
 
 def load(load_format: str, quantization: str) -> LlamaForCausalLM:
@@ -115,19 +118,19 @@ def test_few_weights_are_there_in_their_loaded_form_at_a_time(
     """Bytes of other weights that wait in their loaded form when one is quantized."""
     models: list[LlamaForCausalLM] = []
     waiting: list[int] = []
-    build, make = loader._build, FORM.make
+    build, quantize = loader._build, WeightFormat.quantize
 
     def build_and_remember(*arguments: Any) -> LlamaForCausalLM:
         models.append(build(*arguments))
         return models[-1]
 
-    def make_and_look(weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
+    def quantize_and_look(self: WeightFormat, weight: Tensor, kernels: Kernels) -> LinearWeight:
         matrices = [p for p in models[-1].model.layers.parameters() if p.dim() == 2]
         waiting.append(sum(p.untyped_storage().nbytes() for p in matrices))
-        return make(weight, kernels)
+        return quantize(self, weight, kernels)
 
     monkeypatch.setattr(loader, "_build", build_and_remember)
-    monkeypatch.setattr(FORM, "make", make_and_look)
+    monkeypatch.setattr(WeightFormat, "quantize", quantize_and_look)
     model = load(load_format, "fp8")
     sizes = [
         m.out_features * m.in_features * 4 for m in model.modules() if isinstance(m, LinearBase)

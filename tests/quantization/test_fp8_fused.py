@@ -23,7 +23,7 @@ from quire.kernels.operands import Fp8Rows, Rows
 from quire.kernels.triton import triton_operations
 from quire.kernels.triton.ops import fp8_linear
 from quire.layers.linear_layers import GateUpParallelLinear, RowParallelLinear
-from quire.layers.linear_methods import FusedQuantizedLinear
+from quire.layers.linear_methods import FusedLinearMethod
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.scheme import SCHEMES
@@ -98,7 +98,7 @@ def mlp(x: Tensor, kernels: str) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) / 8)
         layer.process_after_load()
-        assert isinstance(layer.method, FusedQuantizedLinear) == options.kernels.fuses
+        assert isinstance(layer.method, FusedLinearMethod) == options.kernels.fuses
     stream = first.method.add_norm(first, x, x.clone(), norm)
     hidden = gate_up.method.apply_silu_linear(gate_up, stream)
     return down.method.add_norm(down, hidden, stream.residual, norm).residual

@@ -17,7 +17,10 @@ from quire.kernels.dispatch import kernels_for
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_model
-from quire.quantization import int4, int8
+from quire.quantization.int4 import INT4
+from quire.quantization.int8 import INT8
+from quire.quantization.stored_weight import tensors_of
+from quire.quantization.weight_format import WeightFormat
 
 SCALES = (st.integers(0, 2**31), st.floats(-12, 8))
 
@@ -38,10 +41,10 @@ def test_bytes_are_at_most_half_a_step_off(seed: int, exponent: float) -> None:
 
 
 @pytest.mark.parametrize(("k", "together", "share"), [(128, 64, 0.5), (96, 32, 0.6), (48, 16, 0.7)])
-def test_a_large_number_is_spread_and_products_stay(k: int, together: int, share: float) -> None:
+def test_a_large_number_is_rotated_and_products_stay(k: int, together: int, share: float) -> None:
     x, weight = random(1, 0.0, 3, k), random(2, 0.0, 5, k)
     x[:, 7] = 50.0
-    twice = reference_quantized.spread(reference_quantized.spread(x))
+    twice = reference_quantized.hadamard_rotate(reference_quantized.hadamard_rotate(x))
     torch.testing.assert_close(twice, together * x, rtol=1e-4, atol=1e-3)
     exact = x @ weight.T
     codes, scale = reference_quantized.round_int8(x)
@@ -49,7 +52,7 @@ def test_a_large_number_is_spread_and_products_stay(k: int, together: int, share
     error = (product - exact).abs().mean()
     assert error < share * ((codes.float() * scale) @ weight.T - exact).abs().mean()
     uneven = x[:, :40]  # as it is
-    assert reference_quantized.spread(uneven) is uneven
+    assert reference_quantized.hadamard_rotate(uneven) is uneven
 
 
 @settings(deadline=None, max_examples=30)
@@ -71,10 +74,11 @@ def test_activations_are_rounded_group_by_group(seed: int, exponent: float) -> N
 def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent: float) -> None:
     """In each group the sum of squared errors is at most that of the plain scale."""
     weight = random(seed, exponent, 7, 128)
-    groups = (reference_quantized.spread(weight, 32) / 32.0).view(-1, 32)
+    groups = (reference_quantized.hadamard_rotate(weight, 32) / 32.0).view(-1, 32)
     scale = groups.abs().amax(dim=1, keepdim=True) / 7.0
     plain = ((groups / scale).round() * scale - groups).square().sum(dim=1)
-    made = reference_quantized.widen_int4(reference_quantized.quantize_int4(weight)).view(-1, 32)
+    four = reference_quantized.quantize_int4(weight)
+    made = reference_quantized.dequantize_int4(four).view(-1, 32)
     found = (made - groups).square().sum(dim=1)
     assert found.sum() < plain.sum()
 
@@ -82,10 +86,10 @@ def test_four_bits_cost_no_more_than_rounding_by_the_largest(seed: int, exponent
 def test_fitted_scales_of_four_bits_leave_less_of_an_error() -> None:
     """Than those by which the largest number becomes -8."""
     weight = random(3, 0.0, 500, 32)
-    groups = reference_quantized.spread(weight, 32) / 32.0
+    groups = reference_quantized.hadamard_rotate(weight, 32) / 32.0
     largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True)) / -8.0
     plain = ((groups / largest).round().clamp(-8, 7) * largest - groups).square().sum(dim=1)
-    made = reference_quantized.widen_int4(reference_quantized.quantize_int4(weight))
+    made = reference_quantized.dequantize_int4(reference_quantized.quantize_int4(weight))
     found = (made - groups).square().sum(dim=1)
     assert (found < 1.001 * plain).all()
     assert found.sum() < 0.92 * plain.sum()
@@ -95,8 +99,8 @@ def test_four_bits_as_bytes_are_hardly_less_exact() -> None:
     weight = random(4, 0.0, 50, 1024) * random(5, 0.0, 50, 1).exp()
     four = reference_quantized.quantize_int4(weight)
     made, exact = (
-        reference_quantized.widen_int4(four),
-        reference_quantized.spread(weight, 32) / 32.0,
+        reference_quantized.dequantize_int4(four),
+        reference_quantized.hadamard_rotate(weight, 32) / 32.0,
     )
     eight = reference_quantized.int4_as_bytes(four)
     assert (eight.codes.abs().amax(dim=1) > 100).all()
@@ -112,7 +116,7 @@ def test_zeros_and_what_is_not_a_number() -> None:
     whole = reference_quantized.quantize_int8(weight)
     assert torch.equal(whole.codes[0] * whole.scale[0], torch.zeros(64))
     four = reference_quantized.quantize_int4(weight)
-    assert torch.equal(reference_quantized.widen_int4(four)[0], torch.zeros(64))
+    assert torch.equal(reference_quantized.dequantize_int4(four)[0], torch.zeros(64))
     x = torch.ones(2, 64)
     x[1, 5] = float("inf")
     for product in (
@@ -130,17 +134,19 @@ def test_zero_points_stand_for_zero() -> None:
     codes = torch.full_like(weight.codes, 0x37)  # 7, 3, 7, 3, ...
     shifted = type(weight)(codes, torch.ones_like(weight.scale), zeros, weight.group)
     expected = torch.tensor([7.0, 3.0]).repeat(2, 32) - zeros.repeat_interleave(32, dim=1)
-    assert torch.equal(reference_quantized.widen_int4(shifted), expected)
+    assert torch.equal(reference_quantized.dequantize_int4(shifted), expected)
 
 
-@pytest.mark.parametrize("module", [int8, int4], ids=lambda module: module.__name__)
-def test_pieces_change_nothing(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = getattr(module, "FORM")  # noqa: B009
+@pytest.mark.parametrize("weight_format", [INT8, INT4], ids=lambda each: each.name)
+def test_pieces_change_nothing(
+    weight_format: WeightFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight = torch.randn(37, 96, dtype=torch.bfloat16)
-    whole = form.make(weight, kernels_for("cpu"))
-    monkeypatch.setattr("quire.quantization.scheme._PIECE", 500)
-    for ours, theirs in zip(form.make(weight, kernels_for("cpu")), whole, strict=True):
-        assert torch.equal(ours, theirs)
+    whole = tensors_of(weight_format.quantize(weight, kernels_for("cpu")))
+    monkeypatch.setattr("quire.kernels.reference_quantized.WIDENED_ELEMENTS", 500)
+    pieces = tensors_of(weight_format.quantize(weight, kernels_for("cpu")))
+    assert pieces.keys() == whole.keys()
+    assert all(torch.equal(pieces[name], whole[name]) for name in whole)
 
 
 def load(quantization: str, load_format: str) -> LlamaForCausalLM:

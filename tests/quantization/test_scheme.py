@@ -1,4 +1,4 @@
-"""Which weights get which form, and what a form takes in memory."""
+"""Which weights get which format, and what a format takes in memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from quire.config import EngineConfig, ModelSettings
 from quire.errors import ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
-from quire.quantization import int4
+from quire.quantization.fp8 import FP8
+from quire.quantization.int4 import INT4
+from quire.quantization.int8 import INT8
 from quire.quantization.scheme import SCHEMES, Role, Scheme, check_device, scheme_of
+from quire.quantization.stored_weight import tensors_of
 
 
 def test_the_setting_names_the_schemes_that_there_are() -> None:
@@ -28,12 +31,29 @@ def test_an_unknown_scheme_is_refused_with_the_known_ones() -> None:
         scheme_of("fp7")
 
 
-def test_roles_without_a_form_are_left_alone() -> None:
-    scheme = Scheme("invented", {"layer": "fp8"})
-    assert scheme.form("layer", 5) is not None
-    assert scheme.form("head", 5) is None
-    assert scheme.form_name("head", 5, "bfloat16") == "bfloat16"
-    assert scheme.weight_bytes("head", 3, 5, 2) == 30
+def test_roles_without_a_format_are_left_alone() -> None:
+    scheme = Scheme("invented", {"layer": (FP8,)})
+    assert scheme.format_for("", "layer", 3, 5) is FP8
+    assert scheme.format_for("", "head", 3, 5) is None
+
+
+def test_modules_may_be_ignored_by_name() -> None:
+    ignored = ("*.down_proj", "self_attn.*")
+    scheme = Scheme("invented", {"layer": (INT4, INT8)}, ignored)
+    chosen = {
+        name: scheme.format_for(name, "layer", 64, 128)
+        for name in ("self_attn.qkv_proj", "mlp.gate_up_proj")
+    }
+    assert list(chosen.values()) == [None, INT4]
+    assert scheme.format_for("mlp.down_proj", "layer", 64, 128) is None
+
+
+def test_the_first_format_that_sizes_allow_is_taken() -> None:
+    scheme = scheme_of("int4")
+    assert scheme is not None
+    assert scheme.format_for("", "layer", 64, 96) is INT4
+    assert scheme.format_for("", "layer", 64, 48) is INT8
+    assert scheme.format_for("", "head", 64, 96) is INT8
 
 
 def test_a_device_without_kernels_for_a_scheme_is_told() -> None:
@@ -53,10 +73,9 @@ def test_a_weight_takes_the_bytes_that_were_told(scheme: Scheme, k: int) -> None
     weight = torch.randn(64, k, dtype=torch.bfloat16)
     roles: tuple[Role, ...] = ("layer", "head")
     for role in roles:
-        form = scheme.form(role, k)
-        assert form is not None
-        kept = form.make(weight, kernels_for("cpu"))
-        assert len(kept) == len(form.names)
-        told = scheme.weight_bytes(role, 64, k, weight.itemsize)
-        spare = 4 * 64 if form is int4.FORM and native.library() is None else 0
-        assert told - spare == sum(tensor.nbytes for tensor in kept)
+        found = scheme.format_for("", role, 64, k)
+        assert found is not None
+        operand = found.quantize(weight, kernels_for("cpu"))
+        spare = 4 * 64 if found is INT4 and native.library() is None else 0
+        stored = sum(tensor.nbytes for tensor in tensors_of(operand).values())
+        assert found.num_bytes(64, k) - spare == stored

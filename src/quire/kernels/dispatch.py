@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels import reference, reference_quantized, reference_step
+from quire.kernels import reference, reference_step
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.cpu import cpu_elementwise, native
 from quire.kernels.cpu import torch_attention as cpu_attention
@@ -20,9 +20,8 @@ from quire.kernels.cpu import torch_matmul as cpu_matmul
 from quire.kernels.operands import (
     AttentionParams,
     HeadNorms,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
+    LinearWeight,
+    QuantSpec,
     ResidualState,
     RopeWriteKV,
     Rows,
@@ -36,34 +35,25 @@ class Kernels:
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    embedding: Callable[[Tensor, Tensor], Tensor]
+    embedding: Callable[[Tensor, LinearWeight], Tensor]
     silu_and_mul: Callable[[Tensor], Tensor]
     rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
     rope_write_kv: Callable[
         [Tensor, HeadNorms | None, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor
     ]
     attention: Callable[[Tensor, Tensor, Tensor, BatchLayout, AttentionParams], Tensor]
-    prepare_linear: Callable[[Tensor], Tensor]
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    quantize: Callable[[Tensor, QuantSpec], LinearWeight]
+    pack: Callable[[LinearWeight], LinearWeight]
+    linear: Callable[[Tensor, LinearWeight, Tensor | None], Tensor]
     normalized_rows: Callable[[ResidualState], Tensor]
     order_gate_up: Callable[[Tensor], Tensor]
     pad_rows: Callable[[Tensor], Tensor]
-    rms_norm_linear: Callable[[ResidualState, Tensor | QuantizedWeight, Tensor | None], Tensor]
-    qkv_rope_write_kv: Callable[
-        [ResidualState, Tensor | QuantizedWeight, Tensor | None, RopeWriteKV], Tensor
-    ]
-    linear_silu: Callable[[ResidualState, Tensor | QuantizedWeight, Tensor | None], Rows]
+    rms_norm_linear: Callable[[ResidualState, LinearWeight, Tensor | None], Tensor]
+    qkv_rope_write_kv: Callable[[ResidualState, LinearWeight, Tensor | None, RopeWriteKV], Tensor]
+    linear_silu: Callable[[ResidualState, LinearWeight, Tensor | None], Rows]
     linear_add_norm: Callable[
-        [Rows, Tensor | QuantizedWeight, Tensor | None, Tensor, Tensor, float], ResidualState
+        [Rows, LinearWeight, Tensor | None, Tensor, Tensor, float], ResidualState
     ]
-    quantize_fp8: Callable[[Tensor], tuple[Tensor, Tensor]]
-    linear_fp8: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-    to_int8: Callable[[Tensor], Int8Weight]
-    prepare_int8: Callable[[Int8Weight], Int8Weight]
-    linear_int8: Callable[[Tensor, Int8Weight, Tensor | None], Tensor]
-    to_int4: Callable[[Tensor, int], Int4Weight]
-    prepare_int4: Callable[[Int4Weight], Int4Weight]
-    linear_int4: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
     build_inputs: Callable[[Tensor, StepSections, Tensor, Tensor, Tensor, int], None]
     finish_step: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
     move: Callable[[Tensor, Tensor], None]
@@ -86,7 +76,7 @@ class Kernels:
 Operations = Mapping[str, Callable[..., Any]]
 
 # what runs where nothing faster is known
-_NAMESPACE = vars(reference) | vars(reference_quantized) | vars(reference_step)
+_NAMESPACE = vars(reference) | vars(reference_step)
 _TWINS: Operations = {field.name: _NAMESPACE[field.name] for field in fields(Kernels)}
 # PyTorch's operations in another order, where a twin is slow on a CPU
 _ON_CPU: Operations = {
@@ -95,11 +85,8 @@ _ON_CPU: Operations = {
     "silu_and_mul": cpu_elementwise.silu_and_mul,
     "rope_write_kv": cpu_elementwise.rope_write_kv,
     "attention": cpu_attention.attention,
-    "prepare_linear": cpu_matmul.prepare_linear,
+    "pack": cpu_matmul.pack,
     "linear": cpu_matmul.linear,
-    "linear_fp8": cpu_matmul.linear_fp8,
-    "linear_int8": cpu_matmul.linear_int8,
-    "linear_int4": cpu_matmul.linear_int4,
 }
 
 

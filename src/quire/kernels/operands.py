@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,34 +99,86 @@ class AttentionParams:
 
 
 @dataclass(frozen=True, slots=True)
+class QuantSpec:
+    """How the rows of a weight are quantized: the type of their codes, and what goes with it."""
+
+    codes: Literal["fp8", "int8", "int4"]
+    group: int = 0  # inputs that share a scale; 0: one scale for each output
+    zeros: bool = False  # whether each group has a zero point
+    hadamard: bool = False  # whether the weight, and inputs with it, are Hadamard-rotated
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of one output's k codes with what goes with them, as packed on a CPU."""
+        if self.codes != "int4":
+            return k + 4
+        # rotated four bits have another scale, for their form in bytes
+        return k // 2 + k // self.group * (3 if self.zeros else 2) + (4 if self.hadamard else 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """A weight as `reference.quantize_fp8` made it."""
+    """A weight in FP8, as `reference.quantize_fp8` makes it: codes · scale."""
 
     codes: Tensor  # e4m3 [N, K]
     scale: Tensor  # float32 [N]
 
+    @property
+    def spec(self) -> QuantSpec:
+        """How its rows are quantized."""
+        return QuantSpec("fp8")
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """A weight as `reference_integers.quantize_int8` made it, or as `prepare_int8` laid it out."""
+    """A weight in signed bytes: codes · scale, Hadamard-rotated or not.
+
+    Where it is rotated, inputs of the linear operation are rotated by the same matrices.
+    """
 
     codes: Tensor  # int8 [N, K]
     scale: Tensor  # float32 [N]
+    hadamard: bool = True
+
+    @property
+    def spec(self) -> QuantSpec:
+        """How its rows are quantized."""
+        return QuantSpec("int8", hadamard=self.hadamard)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """A weight as `reference_integers.quantize_int4` made it, or as `prepare_int4` laid it out.
+    """A weight in four bits: (code - zero) · scale, where `group` inputs in a row share both.
 
-    weight[n, k] ≈ (code - zero) · scale, where `group` codes that follow one another share both.
-    Where it is `spread`, that is the weight behind Hadamard matrices, and its rows have to be, too.
+    Where it is Hadamard-rotated, inputs of the linear operation are rotated by the same matrices.
     """
 
     codes: Tensor  # uint8 [N, K / 2]: of two codes the first is in the lower four bits
     scale: Tensor  # float16 [N, K / group]
     zeros: Tensor | None  # uint8 [N, K / group], each 0..15; None where all are 8
     group: int = 32
-    spread: bool = False  # then without `zeros`
+    hadamard: bool = False  # then without `zeros`
+
+    @property
+    def spec(self) -> QuantSpec:
+        """How its rows are quantized."""
+        return QuantSpec("int4", self.group, self.zeros is not None, self.hadamard)
 
 
-QuantizedWeight = Fp8Weight | Int8Weight | Int4Weight
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight of any format, packed for the native CPU library. Only its kernels can read it.
+
+    packed is a tensor, or a NumPy array where there is no PyTorch; its layout depends on `format`.
+    """
+
+    packed: Any
+    outputs: int
+    inputs: int
+    group: int  # inputs that share a scale, of 4-bit formats
+    format: int  # `NativeFormat` in kernels/cpu/native_structs.py
+
+
+# canonical rows: dimension 0 is the outputs
+QuantizedWeight: TypeAlias = Fp8Weight | Int8Weight | Int4Weight
+# what `linear` takes: in the model's data type, in canonical rows, or packed
+LinearWeight: TypeAlias = "Tensor | QuantizedWeight | PackedWeight"

@@ -13,13 +13,23 @@ from torch import Tensor
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.operands import (
     AttentionParams,
+    Fp8Weight,
     HeadNorms,
     Int4Weight,
     Int8Weight,
+    LinearWeight,
+    QuantizedWeight,
+    QuantSpec,
     ResidualState,
     RopeWriteKV,
 )
-from quire.kernels.reference_quantized import linear_int4, linear_int8
+from quire.kernels.reference_quantized import (
+    by_pieces,
+    linear_int4,
+    linear_int8,
+    quantize_int4,
+    quantize_int8,
+)
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
@@ -148,7 +158,7 @@ def rope_write_kv(
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows of a weight [V, H], plain or as `prepare_linear` left it, by input_ids [T]: [T, H]."""
+    """Rows of a weight [V, H], plain or as `pack` left it, by input_ids [T]: [T, H]."""
     return F.embedding(input_ids, weight)
 
 
@@ -217,20 +227,44 @@ def visible(
     return seen if sliding_window is None else seen & (keys > positions - sliding_window)
 
 
-def prepare_linear(weight: Tensor) -> Tensor:
-    """Bring a weight [N, K] into the form that `linear` reads; here: as it is."""
+def quantize(weight: Tensor, spec: QuantSpec) -> QuantizedWeight:
+    """A weight [N, K], or a view of its rows in blocks, rounded to the nearest and then packed.
+
+    Here: in canonical rows. Zero points are of no use then: they come with codes made elsewhere.
+    """
+    rows = weight.flatten(0, -2)
+    assert not spec.zeros
+    if spec.codes == "fp8":
+        return Fp8Weight(*by_pieces(rows, quantize_fp8))
+
+    def tensors(piece: Tensor) -> tuple[Tensor, Tensor]:
+        found = (
+            quantize_int8(piece, hadamard=spec.hadamard)
+            if spec.codes == "int8"
+            else quantize_int4(piece, spec.group, hadamard=spec.hadamard)
+        )
+        return found.codes, found.scale
+
+    codes, scale = by_pieces(rows, tensors)
+    if spec.codes == "int8":
+        return Int8Weight(codes, scale, spec.hadamard)
+    return Int4Weight(codes, scale, None, spec.group, spec.hadamard)
+
+
+def pack(weight: LinearWeight) -> LinearWeight:
+    """A weight in the layout that `linear` reads fastest; here: as it is."""
     return weight
 
 
-def linear(x: Tensor, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias: x [T, K], weight as `prepare_linear` left it, bias [N] → [T, N].
-
-    Or by `linear_int8` or `linear_int4`, so that what is fused to a product is so for all of them.
-    """
+def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """x · weightᵀ + bias: x [T, K], weight [N, K] of any format, bias [N] → [T, N]."""
+    if isinstance(weight, Fp8Weight):
+        return linear_fp8(x, weight.codes, weight.scale, bias)
     if isinstance(weight, Int8Weight):
         return linear_int8(x, weight, bias)
     if isinstance(weight, Int4Weight):
         return linear_int4(x, weight, bias)
+    assert isinstance(weight, Tensor)  # packed weights are the native library's
     return F.linear(x, weight, bias)
 
 
@@ -244,16 +278,14 @@ def order_gate_up(weight: Tensor) -> Tensor:
     return weight
 
 
-def rms_norm_linear(
-    x: ResidualState, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
-) -> Tensor:
+def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
     return linear(normalized_rows(x), weight, bias)
 
 
 def qkv_rope_write_kv(
     x: ResidualState,
-    weight: Tensor | Int8Weight | Int4Weight,
+    weight: LinearWeight,
     bias: Tensor | None,
     turning: RopeWriteKV,
 ) -> Tensor:
@@ -261,19 +293,17 @@ def qkv_rope_write_kv(
     return rope_write_kv(*turning.operands(rms_norm_linear(x, weight, bias)))
 
 
-def linear_silu(
-    x: ResidualState, weight: Tensor | Int8Weight | Int4Weight, bias: Tensor | None
-) -> Tensor:
+def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """silu(gate) · up of a stream behind its norm: [T, H] → [T, I].
 
-    weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `prepare_linear`.
+    weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `pack`.
     """
     return silu_and_mul(rms_norm_linear(x, weight, bias))
 
 
 def linear_add_norm(
     x: Tensor,
-    weight: Tensor | Int8Weight | Int4Weight,
+    weight: LinearWeight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,

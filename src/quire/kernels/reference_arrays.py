@@ -42,29 +42,29 @@ def highest(logits: Singles) -> tuple[Ints, Singles]:
     return ids, logits[np.arange(len(ids)), ids]
 
 
-def block_maxima(logits: Singles, places: Ints) -> Singles:
-    """The highest logit, or NaN, of each block of rows: [S, P], places [N] → [N, P / 64]."""
-    out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
-    for part in few_rows(len(places), logits.shape[1]):
-        out[part] = _in_blocks(logits[places[part]]).max(axis=2)
+def block_maxima(logits: Singles, indices: Ints) -> Singles:
+    """The highest logit, or NaN, of each block of rows: [S, P], indices [N] → [N, P / 64]."""
+    out = np.empty((len(indices), logits.shape[1] // BLOCK), np.float32)
+    for part in few_rows(len(indices), logits.shape[1]):
+        out[part] = _in_blocks(logits[indices[part]]).max(axis=2)
     return out
 
 
 def block_masses(
     logits: Singles,
-    places: Ints,
+    indices: Ints,
     peaks: Singles,
     slopes: Singles,
 ) -> Ints:
     """The sum of the tokens' weights in each block of rows: [N, P / 64].
 
-    logits [S, P]; places [N]: which rows; peaks, slopes [N]. The weights are those of
+    logits [S, P]; indices [N]: which rows; peaks, slopes [N]. The weights are those of
     `quire.kernels.sampling_math`, and the sums exact.
     """
-    out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)
-    for part in few_rows(len(places), logits.shape[1]):
+    out = np.empty((len(indices), logits.shape[1] // BLOCK), np.int64)
+    for part in few_rows(len(indices), logits.shape[1]):
         own = peaks[part, None], slopes[part, None]
-        weights = sampling_math.weights(sampling_math.halvings(logits[places[part]], *own))
+        weights = sampling_math.weights(sampling_math.halvings(logits[indices[part]], *own))
         out[part] = _in_blocks(weights).sum(axis=2, dtype=np.float64)  # below 2^53
     return out
 

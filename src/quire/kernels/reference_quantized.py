@@ -1,11 +1,13 @@
-"""Plain PyTorch twins of what rounds weights and activations to integers and multiplies them.
+"""Plain PyTorch twins of INT8 and INT4: how weights and activations are rounded and multiplied.
 
-As those of `reference.py` they are written to be read, not to be fast.
+Owns what these formats mean, the Hadamard rotation included; FP8 is in `reference.py`. As the twins
+there, they are written to be read, not to be fast.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +15,27 @@ from torch import Tensor
 
 from quire.kernels.operands import Int4Weight, Int8Weight
 
-SPREAD_TOGETHER = 64  # columns of what is rounded to bytes by whole rows; fewer where they must
-LEAST_SPREAD = 16  # divide a row, but no fewer than these
-ROUNDED_TOGETHER = 32  # activations that share a scale in products with four-bit weights, and
-# columns that are spread over each other there
-WIDENED_TOGETHER = 2**22  # elements of a weight that are widened to float32 at once
+HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
+LEAST_HADAMARD = 16  # but no smaller than this
+ACTIVATION_GROUP = 32  # activations that share a scale in linear operations with INT4 weights, and
+# the size of the Hadamard matrices there
+WIDENED_ELEMENTS = 2**22  # elements of a weight that are widened to float32 at once
 
 
-def spread_together(k: int, most: int = SPREAD_TOGETHER) -> int:
-    """Columns of rows of k numbers that are spread over each other; 1 for none."""
+def hadamard_size(k: int, most: int = HADAMARD_SIZE) -> int:
+    """Size of the Hadamard matrices by which rows of k numbers are rotated; 1 for no rotation."""
     size = math.gcd(k, most)
-    return size if size >= LEAST_SPREAD else 1
+    return size if size >= LEAST_HADAMARD else 1
 
 
-def spread(x: Tensor, most: int = SPREAD_TOGETHER) -> Tensor:
-    """Each 64 columns (or 32, or 16) of x float32 [.., K] times a Hadamard matrix.
+def hadamard_rotate(x: Tensor, most: int = HADAMARD_SIZE) -> Tensor:
+    """x float32 [.., K] with each 64 columns (or 32, or 16) multiplied by a Hadamard matrix.
 
     So a few large numbers, of which activations have some, do not set the scale of all others (as
-    Ashkboos et al., 2024, do with whole rows). The matrix times itself is as many times one.
+    Ashkboos et al., 2024, do with whole rows). The matrix is not normalised: applied twice, it
+    multiplies by its size.
     """
-    size = spread_together(x.shape[-1], most)
+    size = hadamard_size(x.shape[-1], most)
     if size == 1:
         return x
     bits = size.bit_length() - 1
@@ -43,26 +46,40 @@ def spread(x: Tensor, most: int = SPREAD_TOGETHER) -> Tensor:
     return parts.flatten(-bits - 1)
 
 
-def quantize_int8(weight: Tensor) -> Int8Weight:
+def _rotated_weight(weight: Tensor, most: int) -> Tensor:
+    """weight [N, K] so rotated that linear operations with rotated rows give the same results."""
+    return hadamard_rotate(weight, most) / float(hadamard_size(weight.shape[1], most))
+
+
+def by_pieces(
+    weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """round_rows(weight [N, K]), applied to some rows at a time, so that float32 copies stay small.
+
+    Each result has N as its first dimension.
+    """
+    n, k = weight.shape
+    step = max(1, WIDENED_ELEMENTS // k)
+    whole: tuple[Tensor, ...] = ()
+    for start in range(0, n, step):
+        piece = round_rows(weight[start : start + step])
+        whole = whole or tuple(part.new_empty(n, *part.shape[1:]) for part in piece)
+        for out, part in zip(whole, piece, strict=True):
+            out[start : start + step] = part
+    return whole
+
+
+def quantize_int8(weight: Tensor, *, hadamard: bool = True) -> Int8Weight:
     """Rows of a weight [N, K] as signed bytes, symmetric: the largest of a row becomes ±127.
 
-    Of the weight behind `spread`, divided so that products with `spread` rows are those of x.
+    hadamard: the weight is rotated first, and inputs of `linear_int8` are, too.
     """
-    weight = spread(weight.float()) / float(spread_together(weight.shape[1]))
+    weight = weight.float()
+    if hadamard:
+        weight = _rotated_weight(weight, HADAMARD_SIZE)
     largest = weight.abs().amax(dim=1)
     scale = torch.where(largest == 0.0, 1.0, largest / 127.0)
-    return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale)
-
-
-def to_int8(weight: Tensor) -> Int8Weight:
-    """`quantize_int8` and then `prepare_int8`, here some rows at a time, widened to float32."""
-    pieces = [quantize_int8(rows) for rows in torch.split(weight, _rows_together(weight))]
-    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
-    return Int8Weight(codes, scale)
-
-
-def _rows_together(weight: Tensor) -> int:
-    return max(1, WIDENED_TOGETHER // weight.shape[1])
+    return Int8Weight((weight / scale[:, None]).round().to(torch.int8), scale, hadamard)
 
 
 def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
@@ -79,30 +96,28 @@ def round_int8(x: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]:
     return codes.flatten(1), (largest / 127.0).squeeze(2)
 
 
-def prepare_int8(weight: Int8Weight) -> Int8Weight:
-    """Bring a weight into the order that `linear_int8` reads; here: as it is."""
-    return weight
-
-
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, x [T, K] behind `spread` and `round_int8`, each row by itself → [T, N].
+    """x · weightᵀ + bias: x [T, K] is Hadamard-rotated where the weight is, then rounded to bytes.
 
-    Bytes are multiplied and summed exactly, which float32 does here for up to 1,040 columns.
+    Returns [T, N] in x's data type. Each row of x has one scale. Products of bytes are summed
+    exactly, which float32 does here for up to 1,040 columns.
     """
-    codes, scale = round_int8(spread(x.float()))
+    x32 = hadamard_rotate(x.float()) if weight.hadamard else x.float()
+    codes, scale = round_int8(x32)
     out = F.linear(codes.float(), weight.codes.float()) * scale * weight.scale
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
-def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+def quantize_int4(weight: Tensor, group: int = 32, *, hadamard: bool = True) -> Int4Weight:
     """Rows of a weight [N, K] in groups of four-bit numbers, K a multiple of the group.
 
-    Of the weight behind `spread` with matrices of 32, divided as `quantize_int8` does.
+    hadamard: the weight is rotated by matrices of 32 first, and inputs of `linear_int4` are, too.
     The largest of a group would become -8, -8.5 or -7.2, whatever its sign. Each of these scales is
     fitted to its codes by least squares, and the codes are rounded anew by the best.
     """
-    together = spread_together(weight.shape[1], ROUNDED_TOGETHER)
-    weight = spread(weight.float(), ROUNDED_TOGETHER) / float(together)
+    weight = weight.float()
+    if hadamard:
+        weight = _rotated_weight(weight, ACTIVATION_GROUP)
     groups = torch.unflatten(weight, 1, (-1, group))  # [N, K / group, group]
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scale, gain = _fitted(groups, (largest / -8.0).half())
@@ -112,7 +127,7 @@ def quantize_int4(weight: Tensor, group: int = 32) -> Int4Weight:
     divisor = torch.where(scale == 0.0, 1.0, scale.float())
     codes = ((groups / divisor).round() + 8.0).clamp(0.0, 15.0).to(torch.uint8).flatten(1)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4
-    return Int4Weight(packed, scale.squeeze(2), None, group, spread=True)
+    return Int4Weight(packed, scale.squeeze(2), None, group, hadamard)
 
 
 def _fitted(groups: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,15 +152,8 @@ def _sum_by_halves(groups: Tensor) -> Tensor:
     return sums.sum(dim=-1, keepdim=True)
 
 
-def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """`quantize_int4` and then `prepare_int4`, here some rows at a time, widened to float32."""
-    pieces = [quantize_int4(rows, group) for rows in torch.split(weight, _rows_together(weight))]
-    codes, scale = (torch.cat([getattr(p, name) for p in pieces]) for name in ("codes", "scale"))
-    return Int4Weight(codes, scale, None, group, spread=True)
-
-
-def widen_int4(weight: Int4Weight) -> Tensor:
-    """The numbers that a four-bit weight stands for, float32 [N, K]: spread, where it is."""
+def dequantize_int4(weight: Int4Weight) -> Tensor:
+    """The numbers that a four-bit weight stands for, float32 [N, K]; rotated, where it is."""
     zeros = 8 if weight.zeros is None else weight.zeros[:, :, None].int()
     numbers = (_codes_of(weight) - zeros).float()
     return (numbers * weight.scale[:, :, None].float()).flatten(1)
@@ -158,10 +166,10 @@ def _codes_of(weight: Int4Weight) -> Tensor:
 
 
 def int4_as_bytes(weight: Int4Weight) -> Int8Weight:
-    """A `spread` four-bit weight with one scale for each output, as tiles multiply many rows by it.
+    """A rotated four-bit weight with one scale for each output, as AMX tiles take it for many rows.
 
     -8 in the group with the largest scale becomes ±127. Quotients of scales have 8 binary digits
-    behind the point. Its rows are behind matrices of 32, not those of `linear_int8`.
+    behind the point. It is rotated by matrices of 32, not those of `linear_int8`.
     """
     largest = weight.scale.abs().amax(dim=1).float()
     scale = torch.where(largest == 0.0, 1.0, largest * 8.0 / 127.0)
@@ -171,21 +179,16 @@ def int4_as_bytes(weight: Int4Weight) -> Int8Weight:
     return Int8Weight(codes.flatten(1).to(torch.int8), scale)
 
 
-def prepare_int4(weight: Int4Weight) -> Int4Weight:
-    """Bring a weight into the order that `linear_int4` reads; here: as it is."""
-    return weight
-
-
 def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias with x [T, K] rounded by `round_int8`, each 32 by themselves → [T, N].
+    """x · weightᵀ + bias: x [T, K] is Hadamard-rotated where the weight is, then rounded to bytes.
 
-    Behind `spread` with matrices of 32, if the weight is. For many rows tiles of bytes take a scale
-    for each row, and `int4_as_bytes` of the weight.
-    The sum of (code - zero) · byte over 32 is an exact integer wherever this is compiled; those
-    sums, times both scales, are added in float32.
+    Returns [T, N] in x's data type. Each 32 columns of a row of x have a scale. For many rows AMX
+    tiles take one scale for each row, and `int4_as_bytes` of the weight; of a weight that is not
+    rotated they take bfloat16. The sum of (code - zero) · byte over 32 is an exact integer wherever
+    this is compiled; those sums, times both scales, are added in float32.
     """
-    x32 = spread(x.float(), ROUNDED_TOGETHER) if weight.spread else x.float()
-    codes, scale = round_int8(x32, ROUNDED_TOGETHER)
-    groups = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)).float() * scale[:, :, None]
-    out = F.linear(groups.flatten(1), widen_int4(weight))
+    x32 = hadamard_rotate(x.float(), ACTIVATION_GROUP) if weight.hadamard else x.float()
+    codes, scale = round_int8(x32, ACTIVATION_GROUP)
+    groups = torch.unflatten(codes, 1, (-1, ACTIVATION_GROUP)).float() * scale[:, :, None]
+    out = F.linear(groups.flatten(1), dequantize_int4(weight))
     return (out if bias is None else out + bias.float()).to(x.dtype)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.core.layer_spec import LinearSpec
+from quire.kernels.operands import LinearWeight, PackedWeight
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
+from quire.quantization.stored_weight import Description
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -16,24 +18,24 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.weight = Weight(options.empty(vocab_size, hidden_size))
         self.kernels = options.kernels
+        self.table: LinearWeight | None = None  # of a tied head, in place of the weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids int64 [T] → [T, H]."""
-        return self.kernels.embedding(input_ids, self.weight)
+        return self.kernels.embedding(input_ids, self.weight if self.table is None else self.table)
 
-    def share(self, prepared: Tensor) -> None:
-        """Look up in the form that a tied head's product reads, where rows can be found in it."""
-        if not prepared.is_mkldnn:  # whose blocks are its own business
-            del self.weight
-            self.register_buffer("weight", prepared, persistent=False)
+    def share(self, table: LinearWeight) -> None:
+        """Look up in the layout that a tied head reads, in place of an own copy."""
+        del self.weight
+        self.table = table
 
 
 class ParallelLMHead(LinearBase):
     """Logits of the vocabulary. tied: the embedding whose weight is used, or None for an own one.
 
-    A tied weight stays in memory for look-ups, also where products want another form of it that
-    serves no look-ups (oneDNN's, a quantized one), which is then a second copy: on CPUs it saves a
-    quarter of a 1B model's decode step, and a quantized one more than that of a GPU's.
+    A tied weight stays in memory for look-ups, also where the head wants a layout of it that serves
+    no look-ups (oneDNN's, a quantized one), which is then a second copy: on CPUs it saves a quarter
+    of a 1B model's decode step, and a quantized one more than that of a GPU's.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class ParallelLMHead(LinearBase):
         self.tied = (tied,) if tied else ()  # a tuple: it is no part of this module
 
     def process_after_load(self) -> None:
-        """Also let a tied embedding use the weight's new form."""
+        """Also let a tied embedding use the packed weight."""
         weight = self.weight.detach()
         padded = self.method.kernels.pad_rows(weight)
         if padded is not weight:
@@ -55,12 +57,16 @@ class ParallelLMHead(LinearBase):
         """x [S, H] → [S, V], without what rows of padding give."""
         return super().forward(x)[:, : self.out_features]
 
-    def load_processed(self, tensors: dict[str, Tensor]) -> None:
+    def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:
         """Take the weight's tensors; a tied embedding uses them, too."""
-        super().load_processed(tensors)
+        super().load_processed(tensors, description)
         self._share()
 
     def _share(self) -> None:
+        """Where rows can be found in the head's weight: not in quantized ones, nor in oneDNN's."""
+        operand = self.method.operand
+        is_plain = isinstance(operand, Tensor) and not operand.is_mkldnn
+        packs_floats = isinstance(operand, PackedWeight) and self.method.weight_format is None
         for embedding in self.tied:
-            if "weight" in self._buffers:
-                embedding.share(self.weight)
+            if is_plain or packs_floats:
+                embedding.share(operand)

@@ -1,6 +1,6 @@
-"""Linear layers by the way their weights are cut among ranks.
+"""Linear layers by how their weights are cut among ranks.
 
-Owns which rows of a fused weight a checkpoint's tensor fills; how weights are kept and multiplied
+Owns which rows of a fused weight a checkpoint's tensor fills; how weights are stored and multiplied
 is in linear_methods.py. One rank today: a rank's share is the whole.
 """
 
@@ -14,6 +14,7 @@ from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
+from quire.quantization.stored_weight import Description
 
 
 class LinearBase(LoadedModule):
@@ -28,7 +29,7 @@ class LinearBase(LoadedModule):
         super().__init__()
         self.spec = spec
         self.in_features, self.out_features = spec.k, spec.n
-        self.method: LinearMethod = method_for(options, spec.role, spec.k)
+        self.method: LinearMethod = method_for(options, spec)
         if weight is None:
             self.method.create_weights(self, options)
         else:
@@ -46,11 +47,14 @@ class LinearBase(LoadedModule):
         """Let the method bring the weight into its run-time form."""
         self.method.process_after_load(self)
 
-    def load_processed(self, tensors: dict[str, Tensor]) -> None:
-        """Take the weight's tensors, and a bias in the order that the method brought it into."""
+    def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:
+        """Take the weight's tensors, and a bias in the order that the method brought it into.
+
+        description: the weight's format, as `describe` gave it. Raises LookupError.
+        """
         if self.bias is not None:
             self.bias = Weight(tensors.pop("bias"))
-        self.method.load_processed(self, tensors)
+        self.method.load_processed(self, tensors, description)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""

@@ -1,187 +1,129 @@
-"""How a linear layer's weight is kept and multiplied, alone and with what stands around it.
+"""How a linear layer's weight is stored and multiplied, alone and fused with what surrounds it.
 
-This is the seam through which quantized weights come in. The layers are in linear_layers.py.
+Owns the way from a loaded weight to the operand of linear operations, in any weight format. The
+layers are in linear_layers.py, the formats in quantization/.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import QuantizedWeight, ResidualState, RopeWriteKV, Rows
+from quire.kernels.operands import LinearWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
 from quire.layers.parameter import LayerOptions, Weight
-from quire.quantization.scheme import Role, WeightForm
+from quire.quantization.stored_weight import Description, restore, tensors_of
+from quire.quantization.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     from quire.layers.linear_layers import LinearBase
 
 
-class LinearMethod(ABC):
-    """How a linear layer's weight is stored and multiplied, alone and with what stands around it.
+class LinearMethod:
+    """How a linear layer's weight is stored and multiplied, alone and with what surrounds it.
 
-    What stands around a product (norm, SiLU, residual) is made by operations of its own, unless a
-    method has a kernel for both.
+    weight_format: None for the model's own data type. Norm, SiLU, RoPE and the sum with the
+    residual are operations of their own here.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, weight_format: WeightFormat | None) -> None:
         self.kernels = kernels
+        self.weight_format = weight_format
+        self.operand: LinearWeight  # once the weight is loaded
 
-    @abstractmethod
     def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
-        """Add the weight parameters that a checkpoint fills."""
+        """Add the parameter that a checkpoint fills: one weight [out, in].
 
-    @abstractmethod
+        One that is going to be quantized has memory only between its first tensor and its last
+        (see `Weight.allocate`).
+        """
+        data = options.empty(layer.out_features, layer.in_features)
+        weight = Weight(data, layer.load_rows)
+        if self.weight_format is not None:
+            weight.release()
+        layer.weight = weight
+
     def process_after_load(self, layer: LinearBase) -> None:
-        """Turn what was loaded into what `apply` reads."""
+        """Quantize and pack the loaded weight, so that only the result stays in memory."""
+        weight = layer.weight.detach()
+        if self.weight_format is None:
+            self._take(layer, self.kernels.pack(weight))
+        else:
+            self._take(layer, self.weight_format.quantize(weight, self.kernels))
 
-    def load_processed(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
-        """Take the tensors that are kept of the weight in its place."""
+    def load_processed(
+        self, layer: LinearBase, tensors: dict[str, Tensor], description: Description
+    ) -> None:
+        """Take a weight as `process_after_load` once left it. Raises LookupError."""
+        self._take(layer, restore(description, tensors))
+
+    def _take(self, layer: LinearBase, operand: LinearWeight) -> None:
+        """Let the operand's tensors be the layer's, in place of the loaded weight."""
         del layer.weight
-        for name, tensor in kept.items():
+        for name, tensor in tensors_of(operand).items():
             layer.register_buffer(name, tensor, persistent=False)
+        self.operand = operand
 
-    @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
+        return self.kernels.linear(x, self.operand, layer.bias)
 
     def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
-        """The product of a residual stream behind its norm: [T, in] → [T, out]."""
+        """The linear operation on a normalised residual: [T, in] → [T, out]."""
         return self.apply(layer, self.kernels.normalized_rows(x))
 
-    def apply_rope_write_kv(
-        self, layer: LinearBase, x: ResidualState, turning: RopeWriteKV
-    ) -> Tensor:
-        """Heads of such a stream, turned and written: queries [T, Hq, D]."""
-        return self.kernels.rope_write_kv(*turning.operands(self.apply_rms_norm_linear(layer, x)))
+    def apply_rope_write_kv(self, layer: LinearBase, x: ResidualState, rope: RopeWriteKV) -> Tensor:
+        """Queries with RoPE, [T, Hq, D], of a normalised residual; keys and values are written."""
+        return self.kernels.rope_write_kv(*rope.operands(self.apply_rms_norm_linear(layer, x)))
 
     def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
-        """silu(gate) · up of such a stream, for gate rows and then up rows: [T, out / 2]."""
+        """silu(gate) · up of a normalised residual, gate rows before up rows: [T, out / 2]."""
         return self.kernels.silu_and_mul(self.apply_rms_norm_linear(layer, x))
 
     def add_norm(
         self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
-        """residual [T, out] + the product of x [T, in], behind the next norm."""
+        """residual [T, out] + the linear operation on x [T, in], then the next norm."""
         assert isinstance(x, Tensor)  # fused methods alone make other rows
         return norm.add(self.apply(layer, x), residual)
 
 
-class UnquantizedLinear(LinearMethod):
-    """Weights in the model's own data type, in the form that the device's matmul likes best."""
-
-    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
-        """One weight [out, in]."""
-        data = options.empty(layer.out_features, layer.in_features)
-        layer.weight = Weight(data, layer.load_rows)
+class FusedLinearMethod(LinearMethod):
+    """For a device with kernels for a linear operation fused with what surrounds it."""
 
     def process_after_load(self, layer: LinearBase) -> None:
-        """Replace the weight by its prepared form, so that only one of them stays in memory."""
-        self.load_processed(layer, {"weight": self.kernels.prepare_linear(layer.weight.detach())})
-
-    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
-        """x [T, in] → [T, out]."""
-        return self.kernels.linear(x, layer.weight, layer.bias)
-
-
-class FusedProducts(LinearMethod):
-    """For a device with kernels for a product, of few tokens, and what stands around it."""
-
-    @abstractmethod
-    def operand_of(self, layer: LinearBase) -> Tensor | QuantizedWeight:
-        """The weight as the kernels take it."""
+        """Also bring gate and up rows into the order that the kernels read."""
+        layer.order_rows(self.kernels)
+        super().process_after_load(layer)
 
     def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
-        """Norm and product in one kernel: [T, in] → [T, out]."""
-        return self.kernels.rms_norm_linear(x, self.operand_of(layer), layer.bias)
+        """Norm and linear operation in one kernel: [T, in] → [T, out]."""
+        return self.kernels.rms_norm_linear(x, self.operand, layer.bias)
 
-    def apply_rope_write_kv(
-        self, layer: LinearBase, x: ResidualState, turning: RopeWriteKV
-    ) -> Tensor:
-        """Norm, product, turning and writing in one kernel, where there is one: [T, Hq, D]."""
+    def apply_rope_write_kv(self, layer: LinearBase, x: ResidualState, rope: RopeWriteKV) -> Tensor:
+        """Norm, linear operation, RoPE and KV write in one kernel, if there is one: [T, Hq, D]."""
         if not self.kernels.turns:
-            return super().apply_rope_write_kv(layer, x, turning)
-        return self.kernels.qkv_rope_write_kv(x, self.operand_of(layer), layer.bias, turning)
+            return super().apply_rope_write_kv(layer, x, rope)
+        return self.kernels.qkv_rope_write_kv(x, self.operand, layer.bias, rope)
 
     def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
-        """Norm, product and SiLU in one kernel: [T, in] → [T, out / 2]."""
-        return self.kernels.linear_silu(x, self.operand_of(layer), layer.bias)
+        """Norm, linear operation and SiLU in one kernel: [T, in] → [T, out / 2]."""
+        return self.kernels.linear_silu(x, self.operand, layer.bias)
 
     def add_norm(
         self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
-        """Product and sum in one kernel; the next norm is made by whoever reads it."""
-        weight = self.operand_of(layer)
-        return self.kernels.linear_add_norm(x, weight, layer.bias, residual, norm.weight, norm.eps)
-
-
-class FusedLinear(FusedProducts, UnquantizedLinear):
-    """Weights in the model's own data type on such a device."""
-
-    def process_after_load(self, layer: LinearBase) -> None:
-        """Also bring gate and up rows into the order that the kernel reads."""
-        layer.order_rows(self.kernels)
-        UnquantizedLinear.process_after_load(self, layer)
-
-    def operand_of(self, layer: LinearBase) -> Tensor:
-        """As it is."""
-        return layer.weight
-
-
-class QuantizedLinear(LinearMethod):
-    """Weights that are brought into a form with fewer bits once they are loaded.
-
-    The loaded weight has memory only between its first tensor and its last (see `Weight.allocate`).
-    """
-
-    def __init__(self, form: WeightForm, kernels: Kernels) -> None:
-        super().__init__(kernels)
-        self.form = form
-        self.operand: QuantizedWeight  # once it is loaded
-
-    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
-        """One weight [out, in] without memory."""
-        data = options.empty(layer.out_features, layer.in_features)
-        weight = Weight(data, layer.load_rows)
-        weight.release()
-        layer.weight = weight
-
-    def process_after_load(self, layer: LinearBase) -> None:
-        """Keep the form's tensors, and of the weight nothing."""
-        kept = self.form.make(layer.weight.detach(), self.kernels)
-        self.load_processed(layer, dict(zip(self.form.names, kept, strict=True)))
-
-    def load_processed(self, layer: LinearBase, kept: dict[str, Tensor]) -> None:
-        """Take the form's tensors, also as the operand of products."""
-        super().load_processed(layer, kept)
-        self.operand = self.form.operand(tuple(kept[name] for name in self.form.names))
-
-    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
-        """x [T, in] → [T, out]."""
-        return self.form.multiply(x, self.operand, layer.bias, self.kernels)
-
-
-class FusedQuantizedLinear(FusedProducts, QuantizedLinear):
-    """A form that kernels for a product and what stands around it know."""
-
-    def process_after_load(self, layer: LinearBase) -> None:
-        """Also bring gate and up rows into the order that the kernel reads."""
-        layer.order_rows(self.kernels)
-        QuantizedLinear.process_after_load(self, layer)
-
-    def operand_of(self, _: LinearBase) -> QuantizedWeight:
-        """The form's."""
-        return self.operand
-
-
-def method_for(options: LayerOptions, role: Role, in_features: int) -> LinearMethod:
-    """How weights of a role are kept, by the options' scheme."""
-    form = options.scheme.form(role, in_features) if options.scheme else None
-    if form:
-        return (FusedQuantizedLinear if options.kernels.fuses else QuantizedLinear)(
-            form, options.kernels
+        """Linear operation and sum in one kernel; the next norm is made by whoever reads it."""
+        return self.kernels.linear_add_norm(
+            x, self.operand, layer.bias, residual, norm.weight, norm.eps
         )
-    return (FusedLinear if options.kernels.fuses else UnquantizedLinear)(options.kernels)
+
+
+def method_for(options: LayerOptions, spec: LinearSpec) -> LinearMethod:
+    """How a linear layer's weight is stored, by the options' quantization scheme."""
+    scheme = options.scheme
+    found = scheme.format_for(spec.module, spec.role, spec.n, spec.k) if scheme else None
+    return (FusedLinearMethod if options.kernels.fuses else LinearMethod)(options.kernels, found)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quire.kernels.dispatch import Kernels
 from quire.quantization.scheme import Scheme
+from quire.quantization.stored_weight import Description
 
 # (parameter, tensor of the checkpoint, name of the part it is or None for the whole)
 WeightLoader = Callable[[Tensor, Tensor, str | None], None]
@@ -61,10 +62,10 @@ class LoadedModule(nn.Module, ABC):
         """Bring the weights into their run-time form. Called once."""
 
     @abstractmethod
-    def load_processed(self, tensors: dict[str, Tensor]) -> None:
+    def load_processed(self, tensors: dict[str, Tensor], description: Description) -> None:
         """Take parameters and buffers, by name, as `process_after_load` once left them.
 
-        Raises LookupError if they are not those.
+        description: metadata of the weight's format. Raises LookupError if they are not those.
         """
 
 
@@ -83,7 +84,7 @@ def keep_at_hand(model: nn.Module) -> None:
 class LayerOptions:
     """How layers are made: the data type and place of their weights, and the kernels they call.
 
-    scheme: which weights are kept in forms with fewer bits; None for none.
+    scheme: which weights are quantized to which formats; None for none.
     """
 
     dtype: torch.dtype

@@ -1,1 +1,1 @@
-"""Run-time forms of weights with fewer bits: their size in memory, how they are made and read."""
+"""Weight formats: what is particular to each, their metadata, and which weight gets which."""

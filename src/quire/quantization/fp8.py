@@ -1,44 +1,30 @@
-"""Weights as FP8 (e4m3) with a scale for each output: half of 16 bits, multiplied as they are.
+"""FP8 weights: e4m3 codes with a float32 scale for each output; half the bytes of 16 bits.
 
-Where tensor cores multiply FP8 by FP8, activations are rounded to FP8 on the way, each token by its
-own scale; elsewhere the codes are widened and activations stay as they are. (Micikevicius et al.,
-2022)
+Where tensor cores multiply FP8 by FP8, activations are rounded to FP8 on the way, each token with a
+scale of its own; elsewhere codes are widened and activations stay as they are. (Micikevicius et
+al., 2022)
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Fp8Weight, QuantizedWeight
-from quire.quantization.scheme import WeightForm, in_pieces
+from quire.kernels.operands import Fp8Weight, QuantSpec
+from quire.quantization.weight_format import WeightFormat
 
-
-class Fp8:
-    """Codes [N, K] and a scale [N]."""
-
-    names: tuple[str, ...] = ("codes", "scale")
-
-    def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """Quantize some rows at a time, so that the copy in float32 stays small."""
-        weight = weight.flatten(0, -2)  # a CPU's gate and up rows may come as a view of blocks
-        codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-        scale = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-        for rows in in_pieces(*weight.shape):
-            codes[rows], scale[rows] = kernels.quantize_fp8(weight[rows])
-        return codes, scale
-
-    def operand(self, kept: tuple[Tensor, ...]) -> Fp8Weight:
-        """The two by their names."""
-        return Fp8Weight(*kept)
-
-    def multiply(
-        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        """As `kernels.linear_fp8`."""
-        assert isinstance(weight, Fp8Weight)
-        return kernels.linear_fp8(x, weight.codes, weight.scale, bias)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-FORM: WeightForm = Fp8()
+class Fp8(WeightFormat):
+    """Codes [N, K] in e4m3 and a scale [N]."""
+
+    __slots__ = ()
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+        """See `WeightFormat`."""
+        return Fp8Weight(tensors["codes"], tensors["scale"])
+
+
+FP8 = Fp8(QuantSpec("fp8"))

@@ -1,39 +1,34 @@
-"""Weights of four bits, each 32 along a row with a scale of their own.
+"""INT4 weights: four bits, and a float16 scale for each group of inputs of an output.
 
-Rounded to the nearest behind Hadamard matrices of 32, as activations are, to signed bytes: each 32
-by a scale of their own, or many rows by one for each.
+Activations are rounded to bytes while the model runs: each 32 with a scale of their own, or, for
+many tokens, a row with one. In the format that Quire makes, groups are of 32, and the weight is
+Hadamard-rotated by matrices of 32 before it is rounded, and so are the inputs of each layer. Codes
+made elsewhere have groups of any multiple of 32, may have a zero point for each, and are not
+rotated, nor are their inputs.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Int4Weight, QuantizedWeight
-from quire.quantization.scheme import INT4_GROUP, WeightForm
+from quire.kernels.operands import Int4Weight, QuantSpec
+from quire.quantization.weight_format import WeightFormat
 
-
-class Int4:
-    """Codes [N, K / 2] and scales [N, K / 32], in the order that the device's product reads."""
-
-    names: tuple[str, ...] = ("codes", "scale")
-
-    def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """Round it to the nearest."""
-        ready = kernels.to_int4(weight, INT4_GROUP)
-        return ready.codes, ready.scale
-
-    def operand(self, kept: tuple[Tensor, ...]) -> Int4Weight:
-        """The two by their names."""
-        codes, scale = kept
-        return Int4Weight(codes, scale, None, INT4_GROUP, spread=True)
-
-    def multiply(
-        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        """As `kernels.linear_int4`."""
-        assert isinstance(weight, Int4Weight)
-        return kernels.linear_int4(x, weight, bias)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-FORM: WeightForm = Int4()
+class Int4(WeightFormat):
+    """Codes [N, K / 2] in uint8, scales [N, K / group] in float16, and zero points or none."""
+
+    __slots__ = ()
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
+        """See `WeightFormat`."""
+        spec = self.spec
+        zeros = tensors["zeros"] if spec.zeros else None
+        return Int4Weight(tensors["codes"], tensors["scale"], zeros, spec.group, spec.hadamard)
+
+
+INT4 = Int4(QuantSpec("int4", group=32, hadamard=True))

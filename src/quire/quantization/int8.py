@@ -1,38 +1,32 @@
-"""Weights as signed bytes with a scale for each output, multiplied with activations in bytes, too.
+"""INT8 weights: signed bytes with a float32 scale for each output, for INT8 activations.
 
-Symmetric and rounded to the nearest; activations get a scale for each token while the model runs.
-(Dettmers et al., 2022, without its outliers)
+Symmetric and rounded to the nearest. While the model runs, each token's activations are rounded to
+bytes with one scale. In the usual format the weight is Hadamard-rotated before it is rounded, 64
+columns (or 32, or 16) at a time, and so are the inputs of each layer: outliers no longer set the
+scale. Codes made elsewhere are not rotated, and inputs are not, either. (Dettmers et al., 2022;
+rotation: Ashkboos et al., 2024)
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from quire.kernels.dispatch import Kernels
-from quire.kernels.operands import Int8Weight, QuantizedWeight
-from quire.quantization.scheme import WeightForm
+from quire.kernels.operands import Int8Weight, QuantSpec
+from quire.quantization.weight_format import WeightFormat
 
-
-class Int8:
-    """Codes [N, K] and a scale [N], in the order that the device's product reads."""
-
-    names: tuple[str, ...] = ("codes", "scale")
-
-    def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """Round it to the nearest."""
-        ready = kernels.to_int8(weight)
-        return ready.codes, ready.scale
-
-    def operand(self, kept: tuple[Tensor, ...]) -> Int8Weight:
-        """The two by their names."""
-        return Int8Weight(*kept)
-
-    def multiply(
-        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        """As `kernels.linear_int8`."""
-        assert isinstance(weight, Int8Weight)
-        return kernels.linear_int8(x, weight, bias)
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-FORM: WeightForm = Int8()
+class Int8(WeightFormat):
+    """Codes [N, K] in int8 and a scale [N]."""
+
+    __slots__ = ()
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
+        """See `WeightFormat`."""
+        return Int8Weight(tensors["codes"], tensors["scale"], self.spec.hadamard)
+
+
+INT8 = Int8(QuantSpec("int8", hadamard=True))

@@ -1,101 +1,62 @@
-"""Which form each weight of a model gets, by the name of the setting.
+"""Which format each weight of a model gets, by the name of the setting. No torch.
 
-No torch: the memory plan asks for bytes before anything is loaded. A form lives in a module of its
-own and is imported when a layer needs it.
+The memory plan asks for bytes before anything is loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal, Protocol
+from fnmatch import fnmatchcase
+from typing import Literal
 
 from quire.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from quire.kernels.dispatch import Kernels
-    from quire.kernels.operands import QuantizedWeight
+from quire.quantization.fp8 import FP8
+from quire.quantization.int4 import INT4
+from quire.quantization.int8 import INT8
+from quire.quantization.weight_format import WeightFormat
 
 # What a weight multiplies: the hidden states of a layer, or the last ones to logits. Embeddings are
 # looked up, norms and biases are few: they stay in the model's data type.
 Role = Literal["layer", "head"]
 
-INT4_GROUP = 32  # numbers of a row that share a scale
-_PIECE = 2**22  # elements that are widened to float32 at once
-
-
-class WeightForm(Protocol):
-    """How a weight [N, K] is kept and multiplied; `names` are the tensors that it is kept as."""
-
-    names: tuple[str, ...]
-
-    def make(self, weight: Tensor, kernels: Kernels) -> tuple[Tensor, ...]:
-        """The tensors that stay of a weight in the model's data type, one for each name."""
-
-    def operand(self, kept: tuple[Tensor, ...]) -> QuantizedWeight:
-        """These as products take them."""
-
-    def multiply(
-        self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, kernels: Kernels
-    ) -> Tensor:
-        """x [T, K] · weightᵀ + bias [N] → [T, N] in x's data type."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A choice of forms, each named by the module of this room that makes it.
+    """A choice of formats for the weights of a model.
 
-    devices: types of those with kernels for it.
+    formats: by role; the first one that a weight's sizes allow is taken. ignored: patterns of
+    module names, as of file names, whose weights stay in the model's data type. devices: types of
+    those with kernels for it.
     """
 
     name: str
-    forms: dict[Role, str]
+    formats: Mapping[Role, tuple[WeightFormat, ...]]
+    ignored: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
 
-    def form_name(self, role: Role, k: int, default: str) -> str:
-        """The form of weights [N, k] of a role, or the default if they are left as they are."""
-        name = self.forms.get(role, default)
-        return "int8" if name == "int4" and k % INT4_GROUP else name
+    def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
+        """The format of a weight [n, k]; None for the model's data type.
 
-    def form(self, role: Role, k: int) -> WeightForm | None:
-        """The form of weights [N, k] of a role; None if they are left as they are."""
-        if role not in self.forms:
+        module: name of its module within a layer, as in `LinearSpec`, such as "mlp.down_proj".
+        """
+        if any(fnmatchcase(module, pattern) for pattern in self.ignored):
             return None
-        name = self.form_name(role, k, "")
-        form: WeightForm = import_module(f"quire.quantization.{name}").FORM
-        return form
-
-    def weight_bytes(self, role: Role, n: int, k: int, item: int) -> int:
-        """Bytes of a weight [n, k] of a role; item: of a number in the model's data type."""
-        name = self.form_name(role, k, "")
-        return n * (k * item if not name else _row_bytes(name, k))
-
-
-def _row_bytes(form: str, k: int) -> int:
-    """Bytes of k numbers of one output, with their scales: one, and those of four bits."""
-    return k // 2 + k // INT4_GROUP * 2 + 4 if form == "int4" else k + 4
-
-
-def in_pieces(n: int, k: int) -> list[slice]:
-    """Cut n rows of k numbers so that a piece is small beside the whole."""
-    step = max(1, _PIECE // k)
-    return [slice(start, start + step) for start in range(0, n, step)]
+        return next((each for each in self.formats.get(role, ()) if each.fits(n, k)), None)
 
 
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("fp8", {"layer": "fp8", "head": "fp8"}),
-        Scheme("int8", {"layer": "int8", "head": "int8"}, devices=("cpu",)),
-        Scheme("int4", {"layer": "int4", "head": "int8"}, devices=("cpu",)),
+        Scheme("fp8", {"layer": (FP8,), "head": (FP8,)}),
+        Scheme("int8", {"layer": (INT8,), "head": (INT8,)}, devices=("cpu",)),
+        Scheme("int4", {"layer": (INT4, INT8), "head": (INT8,)}, devices=("cpu",)),
     )
 }
 
 
 def scheme_of(name: str) -> Scheme | None:
-    """The scheme of a setting; None for "none". Raises ConfigError for a name that is none."""
+    """The scheme of a setting; None for "none". Raises ConfigError for an unknown name."""
     if name == "none":
         return None
     if name not in SCHEMES:

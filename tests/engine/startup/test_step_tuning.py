@@ -33,7 +33,7 @@ from quire.kernels.cpu.native import num_threads
 from quire.kvcache.host_kv_cache import HostCache
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
-from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
+from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
 
 
@@ -82,7 +82,7 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
     if is_compiled:
         if native.library() is None:
             pytest.skip("the kernels were not built")
-        decoder = CompiledDecoder(model_config, arrays_of(kept_tensors(model)), 16)
+        decoder = CompiledDecoder(model_config, stored_arrays(model), 16)
         layers = model_config.spec.kv_layers
 
         def ready(num_layers: int, num_blocks: int) -> CompiledModel:

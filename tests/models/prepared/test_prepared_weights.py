@@ -212,7 +212,7 @@ def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
     assert scheme is not None
     with caplog.at_level("INFO"):
         loader._tell_exceptions(scheme, Odd())
-    assert "1 weights are kept as int8 in place of int4" in caplog.text
+    assert "1 weights are stored as int8 in place of int4: their inputs are no" in caplog.text
 
 
 def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Path) -> None:
@@ -240,10 +240,10 @@ def test_a_process_that_ends_makes_a_file_whole_or_leaves_nothing(
     interrupted.set()
     cut.wait_for(nobody)
     interrupted.clear()
-    file_of(tmp_path)._save(tensors, set(), cut)
+    file_of(tmp_path)._save(tensors, {}, set(), cut)
     assert not list(tmp_path.iterdir())
     hurried.wait_for(nobody)
-    file_of(tmp_path)._save(tensors, set(), hurried)
+    file_of(tmp_path)._save(tensors, {}, set(), hurried)
     assert list(tmp_path.iterdir()) == [file_of(tmp_path).file]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from quire.array_types import Ints
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import embedding
-from quire.kernels.cpu.native_linear import pack
+from quire.kernels.cpu.native_linear import pack_floats
 from quire.kernels.cpu.row_ops import in_float32
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.kvcache.host_kv_cache import HostCache
@@ -23,7 +24,8 @@ from quire.kvcache.kv_sizes import kv_name
 from quire.kvcache.kv_storage import kv_dtype
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
-from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
+from quire.models.prepared.prepared_reader import StoredArrays
+from quire.models.prepared.prepared_weights import arrays_of, stored_arrays
 from quire.models.runtimes import compiled_decoder
 from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
@@ -49,8 +51,7 @@ class PagedDecoder(PagedModel):
         self, model: LlamaForCausalLM, model_config: ModelConfig, kv: str = "auto"
     ) -> None:
         super().__init__(model, model_config)
-        arrays = arrays_of(kept_tensors(model))
-        self.decoder = CompiledDecoder(model_config, arrays, self.block_size)
+        self.decoder = CompiledDecoder(model_config, stored_arrays(model), self.block_size)
         vars(self.decoder)["_rotary"] = self
         dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
         layers = model_config.spec.kv_layers
@@ -119,7 +120,7 @@ def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> 
     folder, theirs = checkpoint(family)
     model, model_config = load_folder(folder)
     paged = PagedDecoder(model, model_config)
-    paged.decoder = CompiledDecoder(model_config, arrays_of(kept_tensors(model)), paged.block_size)
+    paged.decoder = CompiledDecoder(model_config, stored_arrays(model), paged.block_size)
     prompt = [(7 * i * i + 3) % 500 for i in range(150)]
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
@@ -152,7 +153,7 @@ def test_shapes_that_are_left_to_the_modules(
 ) -> None:
     model_config = ModelConfig.from_folder(checkpoint(family)[0])
     with pytest.raises(UnsupportedModelError, match=reason):
-        CompiledDecoder(model_config, {}, block_size)
+        CompiledDecoder(model_config, StoredArrays({}, {}), block_size)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +182,10 @@ def test_a_head_of_an_odd_size_is_padded(quantization: str, checkpoint: Callable
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_found_in_a_packed_table(dtype: torch.dtype) -> None:
     weight = torch.randn(48, 10).to(dtype)
-    arrays = arrays_of({"plain": weight, "packed": pack(weight)})
+    packed = pack_floats(weight)
+    arrays = arrays_of({"plain": weight, "packed": packed.packed})
     ids = np.array([0, 47, 16, 15, 16])
-    rows = embedding(ids, arrays["packed"])
+    rows = embedding(ids, replace(packed, packed=arrays["packed"]))
     assert rows.flags.c_contiguous
     assert np.array_equal(rows, embedding(ids, arrays["plain"]))
     assert np.array_equal(rows, arrays["plain"][ids])

@@ -19,9 +19,9 @@ from quire.engine.startup.step_tuning import is_tiny, thread_candidates
 from quire.kernels.cpu.native import set_num_threads
 from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file
-from quire.models.prepared.prepared_reader import open_prepared
+from quire.models.prepared.prepared_reader import StoredArrays, open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
-from quire.models.runtimes.compiled_weights import Arrays, UnsupportedModelError
+from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ def open_decoder(resolved: ResolvedConfig) -> CompiledDecoder:
     found = None if file is None else open_prepared(file)
     if found is None:
         raise UnsupportedModelError("there are no prepared weights of this model")
-    decoder = make_decoder(resolved, found.arrays())
+    decoder = make_decoder(resolved, found.stored_arrays())
     logger.info("weights mapped from %s", file)
     return decoder
 
 
-def make_decoder(resolved: ResolvedConfig, arrays: Arrays) -> CompiledDecoder:
+def make_decoder(resolved: ResolvedConfig, stored: StoredArrays) -> CompiledDecoder:
     """The decoder over these weights. Raises UnsupportedModelError."""
-    return CompiledDecoder(resolved.model_config, arrays, resolved.config.cache.block_size)
+    return CompiledDecoder(resolved.model_config, stored, resolved.config.cache.block_size)
 
 
 def compiled_backend(

@@ -89,7 +89,9 @@ def weights_by_form(
     found = Counter({dtype: (num_weights - of_own) * item})
     for linear in spec.linears:
         role, n, k = linear.role, linear.n, linear.k
-        found[scheme.form_name(role, k, dtype)] += scheme.weight_bytes(role, n, k, item)
+        chosen = scheme.format_for(linear.module, role, n, k)
+        name, size = (chosen.name, chosen.num_bytes(n, k)) if chosen else (dtype, n * k * item)
+        found[name] += size
     return dict(found)
 
 

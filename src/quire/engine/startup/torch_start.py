@@ -29,7 +29,7 @@ from quire.kernels.dispatch import Kernels, describe, has_triton, kernels_for
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
-from quire.models.prepared.prepared_weights import arrays_of, kept_tensors
+from quire.models.prepared.prepared_weights import kept_tensors, stored_arrays
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _host_backend(
     is_opaque = any(tensor.is_mkldnn for tensor in tensors.values())
     if native.library() is not None and not is_opaque:
         try:
-            decoder = make_decoder(resolved, arrays_of(tensors))
+            decoder = make_decoder(resolved, stored_arrays(model))
         except UnsupportedModelError as error:
             logger.info("PyTorch's modules run the model: %s", error)
         else:

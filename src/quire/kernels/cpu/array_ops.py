@@ -6,7 +6,6 @@ Numbers of bfloat16 are uint16 arrays of their bits. Arrays are contiguous.
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,30 +16,23 @@ from quire.kernels.cpu.native_structs import (
     FLOAT32,
     LINEAR_ARGS,
     Epilogue,
+    NativeFormat,
     RmsNormArgs,
 )
+from quire.kernels.operands import PackedWeight
 
 BLOCK = 16  # outputs of a packed weight that lie together
 DTYPES = {np.dtype(np.float32): FLOAT32, np.dtype(np.uint16): BFLOAT16}
 
 
-class PackedWeight(NamedTuple):
-    """A weight as compiled products read it: outputs, inputs that share a scale, `Format`."""
-
-    packed: Array
-    outputs: int
-    group: int
-    form: int
-
-
 def address(array: Array) -> int:
-    """Of its memory, which has to stay for as long as it is used."""
-    place: int = array.__array_interface__["data"][0]
-    return place
+    """Where an array's memory begins; the array has to be kept for as long as it is used."""
+    begin: int = array.__array_interface__["data"][0]
+    return begin
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Rows [T, H] of float32 or bfloat16 behind a norm."""
+    """RMSNorm of rows [T, H] in float32 or bfloat16."""
     out = np.empty_like(x)
     args = RmsNormArgs(
         address(x), address(weight), address(out), *x.shape, eps, DTYPES[x.dtype],
@@ -51,28 +43,29 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
 
 def linear(x: Array, weight: PackedWeight, bias: Array | None) -> Array:
-    """x [T, K] → [T, N] of its type."""
+    """x [T, K] · weightᵀ + bias → [T, N] in x's data type."""
     rows, k = x.shape
     out = np.empty((rows, weight.outputs), x.dtype)
     native.compiled().quire_cpu_linear(
         LINEAR_ARGS.pack(
             address(x), 0, address(weight.packed), 0 if bias is None else address(bias),
             address(out), rows, weight.outputs, k, 0.0, weight.group, DTYPES[x.dtype],
-            weight.form, Epilogue.STORE, native.num_threads(),
+            weight.format, Epilogue.STORE, native.num_threads(),
         )
     )  # fmt: skip
     return out
 
 
-def embedding(ids: Ints, weight: Array) -> Array:
+def embedding(ids: Ints, weight: Array | PackedWeight) -> Array:
     """Rows [T, H] of a table [V, H], or of a packed weight, where a row is all in one block."""
-    if weight.ndim == 2:
+    if not isinstance(weight, PackedWeight):
         return weight[ids]
-    block, place = ids // BLOCK, ids % BLOCK
-    if weight.dtype == np.float32:  # [V / 16, H, 16]
-        return np.ascontiguousarray(weight[block, :, place])
-    pairs = weight.view(np.uint32)[..., 0]  # [V / 16, H / 2, 16]
-    return np.ascontiguousarray(pairs[block, :, place]).view(np.uint16)
+    packed: Array = weight.packed
+    block, row = ids // BLOCK, ids % BLOCK
+    if weight.format == NativeFormat.FLOAT32:  # [V / 16, H, 16]
+        return np.ascontiguousarray(packed[block, :, row])
+    pairs = packed.view(np.uint32)[..., 0]  # [V / 16, H / 2, 16]
+    return np.ascontiguousarray(pairs[block, :, row]).view(np.uint16)
 
 
 def to_bfloat16(x: Singles) -> Bits:

@@ -1,4 +1,4 @@
-"""What the compiled kernels serve on a CPU; see native.py for when they are there."""
+"""The operations that run in the native library on a CPU, by the names of `dispatch`'s table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": tensor_ops.rms_norm,
     "rope_write_kv": native_attention.rope_write_kv,
     "attention": native_attention.attention,
-    "prepare_linear": native_linear.prepare_linear,
+    "quantize": quantized_linear.quantize,
+    "pack": native_linear.pack,
     "linear": native_linear.linear,
     "embedding": native_linear.embedding,
     "normalized_rows": native_linear.normalized_rows,
@@ -20,10 +21,4 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm_linear": native_linear.rms_norm_linear,
     "linear_silu": native_linear.linear_silu,
     "linear_add_norm": native_linear.linear_add_norm,
-    "to_int8": quantized_linear.to_int8,
-    "to_int4": quantized_linear.to_int4,
-    "prepare_int8": quantized_linear.prepare_int8,
-    "linear_int8": native_linear.linear,
-    "prepare_int4": quantized_linear.prepare_int4,
-    "linear_int4": native_linear.linear,
 }

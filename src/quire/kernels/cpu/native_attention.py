@@ -1,7 +1,7 @@
-"""The way from Python to compiled attention and to the write of turned keys and values.
+"""Attention, and RoPE with the write of keys and values, by the native library.
 
-Owns when they can serve: queries in float32 or bfloat16, heads of up to 256 numbers, a multiple of
-16. For all else PyTorch's operations do. See native/attention.h for how they work.
+Owns when it can serve: queries in float32 or bfloat16, heads of up to 256 numbers, a multiple of
+16. PyTorch's operations serve the rest. See native/attention.h for how it works.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _args(
         window=params.window or 0,
         scale=params.scale,
         dtype=DTYPES[query.dtype],
-        kept=KV_DTYPES[k_cache.dtype],
+        cache_dtype=KV_DTYPES[k_cache.dtype],
         threads=native.num_threads(),
     )
     return args

@@ -1,90 +1,74 @@
-"""Products on the CPU, and what stands around them, natively.
+"""Linear operations on the CPU by the native library, fused with norm, SiLU and residual.
 
-Owns the packed form of 32- and 16-bit weights (quantized_linear.py that of others) and which
-products `native/linear.h` serves; what it does not (float16, odd sizes) goes to PyTorch's
-operations, see torch_matmul.py. There is one copy of a weight, whatever the number of rows. A norm
-is left to the product that reads it, an activation and the residual stream's sum are made where a
-product's sums are.
+Owns the packing of 32- and 16-bit weights (quantized_linear.py that of others) and which weights
+`native/linear.h` serves; the rest (float16, odd sizes, FP8) goes to PyTorch's operations, see
+torch_matmul.py. There is one copy of a weight, whatever the number of rows. A norm is left to the
+linear operation that reads it; SiLU and the sum with the residual are made where sums are stored.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import cpu_elementwise, native, quantized_linear, tensor_ops, torch_matmul
-from quire.kernels.cpu.native_structs import INT8, LINEAR_ARGS, Epilogue
+from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue, NativeFormat
 from quire.kernels.cpu.quantized_linear import BLOCK
 from quire.kernels.cpu.tensor_ops import DTYPES
-from quire.kernels.operands import (
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    ResidualState,
-    Rows,
-)
-
-Weight = Tensor | QuantizedWeight
+from quire.kernels.operands import LinearWeight, PackedWeight, ResidualState, Rows
 
 
-class Packed(NamedTuple):
-    """A natively packed weight: its outputs, inputs that share a scale, `Format` in quire_cpu.h."""
-
-    weight: Tensor
-    outputs: int
-    group: int
-    form: int
-
-
-def prepare_linear(weight: Tensor) -> Tensor:
-    """Twin of `reference.prepare_linear`: packed as quire_cpu.h tells, or for oneDNN.
-
-    A natively packed weight is known by its dimensions: [N / 16, K, 16] in float32,
-    [N / 16, K / 2, 16, 2] in bfloat16.
-    """
+def pack(weight: LinearWeight) -> LinearWeight:
+    """Twin of `reference.pack`: packed as quire_cpu.h describes, or for oneDNN."""
+    if isinstance(weight, PackedWeight):
+        return weight
+    if not isinstance(weight, Tensor):
+        return quantized_linear.pack_rows(weight)
     n, k = quantized_linear.size_of(weight)
     if n % BLOCK or k % 2 or weight.dtype not in DTYPES:
-        return torch_matmul.prepare_linear(quantized_linear.in_rows(weight))
-    return pack(weight)
+        return torch_matmul.pack(quantized_linear.in_rows(weight))
+    return pack_floats(weight)
 
 
-def pack(weight: Tensor) -> Tensor:
-    """A weight [N, K] natively packed, or one as `order_gate_up` gives it."""
+def pack_floats(weight: Tensor) -> PackedWeight:
+    """A weight [N, K] natively packed, or one as `order_gate_up` gives it.
+
+    packed: [N / 16, K, 16] in float32, [N / 16, K / 2, 16, 2] in bfloat16.
+    """
     n, k = quantized_linear.size_of(weight)
     source, half = quantized_linear.source_of(weight)
     wide = weight.dtype == torch.float32
     out = weight.new_empty(n // BLOCK, *((k, BLOCK) if wide else (k // 2, BLOCK, 2)))
-    tensor_ops.pack(source, None, None, out, (n, k, half, 0, DTYPES[weight.dtype]))
-    return out
+    found = NativeFormat.FLOAT32 if wide else NativeFormat.BFLOAT16
+    tensor_ops.pack_native(source, None, None, out, n=n, k=k, half=half, layout=found)
+    return PackedWeight(out, n, k, 0, found)
 
 
-def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
-    """Twin of `reference.embedding`: a token's numbers are all in one block of the weight."""
-    if weight.dim() == 2:
+def embedding(input_ids: Tensor, weight: LinearWeight) -> Tensor:
+    """Twin of `reference.embedding`: a token's numbers are all in one block of a packed weight."""
+    if isinstance(weight, Tensor):
         return F.embedding(input_ids, weight)
-    block, place = input_ids // BLOCK, input_ids % BLOCK
-    if weight.dtype == torch.float32:
-        return weight[block, :, place]
-    pairs = weight.view(torch.int32).squeeze(-1)  # [V / 16, H / 2, 16]
-    return pairs[block, :, place].view(torch.bfloat16)
+    assert isinstance(weight, PackedWeight)
+    packed: Tensor = weight.packed
+    block, row = input_ids // BLOCK, input_ids % BLOCK
+    if weight.format == NativeFormat.FLOAT32:
+        return packed[block, :, row]
+    pairs = packed.view(torch.int32).squeeze(-1)  # [V / 16, H / 2, 16]
+    return pairs[block, :, row].view(torch.bfloat16)
 
 
 def order_gate_up(weight: Tensor) -> Tensor:
-    """Twin of `reference.order_gate_up`: by turns 16 rows of each, where sizes allow.
+    """Twin of `reference.order_gate_up`: 16 rows of each interleaved, where sizes allow.
 
-    A weight is a view [I / 16, 2, 16, K] then, a bias [2I].
+    A weight becomes a view [I / 16, 2, 16, K], which `pack` and `quantize` read without a copy; a
+    bias stays [2I].
     """
-    if not goes_by_turns(weight.dtype, len(weight)):
+    if not is_interleaved(weight.dtype, len(weight)):
         return weight
     if weight.dim() == 2 and weight.is_contiguous():
-        return quantized_linear.by_turns(
-            weight
-        )  # the next who makes another form of it reads it so
-    return quantized_linear.by_turns(weight[:, None]).flatten()
+        return quantized_linear.interleaved(weight)
+    return quantized_linear.interleaved(weight[:, None]).flatten()
 
 
 def pad_rows(weight: Tensor) -> Tensor:
@@ -93,16 +77,15 @@ def pad_rows(weight: Tensor) -> Tensor:
     return F.pad(weight, (0, 0, 0, missing)) if missing and weight.dtype in DTYPES else weight
 
 
-def linear(x: Rows, weight: Weight, bias: Tensor | None) -> Tensor:
-    """Twin of `reference.linear`, and of those for quantized weights."""
+def linear(x: Rows, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """Twin of `reference.linear`."""
     assert isinstance(x, Tensor)  # GPUs alone make others
-    packed = packed_form(weight)
-    if packed is None:
-        return _elsewhere(x, weight, bias)
+    if not isinstance(weight, PackedWeight):
+        return torch_matmul.linear(x, weight, bias)
     if x.dtype not in DTYPES:  # float16, which bytes may be made of as well
         return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
-    out = x.new_empty(len(x), packed.outputs)
-    _multiply(x, packed, bias, out, Epilogue.STORE)
+    out = x.new_empty(len(x), weight.outputs)
+    _linear(x, weight, bias, out, Epilogue.STORE)
     return out
 
 
@@ -113,47 +96,52 @@ def normalized_rows(x: ResidualState) -> Tensor:
     return tensor_ops.rms_norm(x.residual, x.weight, x.eps)
 
 
-def rms_norm_linear(x: ResidualState, weight: Weight, bias: Tensor | None) -> Tensor:
+def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    packed = packed_form(weight)
-    if packed is None or x.residual.dtype not in DTYPES:
+    if not isinstance(weight, PackedWeight) or x.residual.dtype not in DTYPES:
         return linear(normalized_rows(x), weight, bias)
-    out = x.residual.new_empty(len(x.residual), packed.outputs)
-    _multiply(x, packed, bias, out, Epilogue.STORE)
+    out = x.residual.new_empty(len(x.residual), weight.outputs)
+    _linear(x, weight, bias, out, Epilogue.STORE)
     return out
 
 
-def linear_silu(x: ResidualState, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_silu`."""
-    packed = packed_form(weight)
-    if packed is not None and goes_by_turns(x.residual.dtype, packed.outputs):
-        out = x.residual.new_empty(len(x.residual), packed.outputs // 2)
-        _multiply(x, packed, bias, out, Epilogue.SILU)
+    if isinstance(weight, PackedWeight) and is_interleaved(x.residual.dtype, weight.outputs):
+        out = x.residual.new_empty(len(x.residual), weight.outputs // 2)
+        _linear(x, weight, bias, out, Epilogue.SILU)
         return out
     return _silu(rms_norm_linear(x, weight, bias))
 
 
 def linear_add_norm(
     x: Rows,
-    weight: Weight,
+    weight: LinearWeight,
     bias: Tensor | None,
     residual: Tensor,
     norm_weight: Tensor,
     eps: float,
 ) -> ResidualState:
-    """Twin of `reference.linear_add_norm`; adds to the residual in place, and leaves the norm."""
-    packed = packed_form(weight)
-    if packed is not None and isinstance(x, Tensor) and x.dtype in DTYPES:
+    """Twin of `reference.linear_add_norm`; adds to the residual in place.
+
+    The norm is left to the next linear operation.
+    """
+    if isinstance(weight, PackedWeight) and isinstance(x, Tensor) and x.dtype in DTYPES:
         residual = residual.contiguous()
-        _multiply(x, packed, bias, residual, Epilogue.ADD)
+        _linear(x, weight, bias, residual, Epilogue.ADD)
     else:
         residual = residual.add_(linear(x, weight, bias))
     return ResidualState(residual, None, norm_weight, eps)
 
 
-def _multiply(
-    x: Tensor | ResidualState, weight: Packed, bias: Tensor | None, out: Tensor, epilogue: Epilogue
+def _linear(
+    x: Tensor | ResidualState,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    epilogue: Epilogue,
 ) -> None:
+    """Call the library: x [T, K], normalised on the way in if it is a residual's state."""
     norm_weight, eps = 0, 0.0
     if isinstance(x, Tensor):
         rows = x
@@ -164,48 +152,23 @@ def _multiply(
     rows = rows.contiguous()
     native.compiled().quire_cpu_linear(
         LINEAR_ARGS.pack(
-            rows.data_ptr(), norm_weight, weight.weight.data_ptr(),
+            rows.data_ptr(), norm_weight, weight.packed.data_ptr(),
             0 if bias is None else bias.data_ptr(), out.data_ptr(),
             len(rows), weight.outputs, rows.shape[1], eps,
-            weight.group, DTYPES[rows.dtype], weight.form, epilogue,
+            weight.group, DTYPES[rows.dtype], weight.format, epilogue,
             native.num_threads(),
         )
     )  # fmt: skip
 
 
-def packed_form(weight: Weight) -> Packed | None:
-    """What the compiled products read; None for a weight that others have to."""
-    if isinstance(weight, Tensor):
-        if weight.dim() == 2:
-            return None
-        return Packed(weight, len(weight) * BLOCK, 0, DTYPES[weight.dtype])
-    if isinstance(weight, Fp8Weight) or not quantized_linear.is_packed(weight):
-        return None
-    outputs = len(weight.scale)
-    if isinstance(weight, Int8Weight):
-        return Packed(weight.codes, outputs, 0, INT8)
-    return Packed(weight.codes, outputs, weight.group, quantized_linear.format_of(weight))
-
-
-def _elsewhere(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    """The product by PyTorch's operations."""
-    if isinstance(weight, Fp8Weight):
-        return torch_matmul.linear_fp8(x, weight.codes, weight.scale, bias)
-    if isinstance(weight, Int8Weight):
-        return torch_matmul.linear_int8(x, weight, bias)
-    if isinstance(weight, Int4Weight):
-        return torch_matmul.linear_int4(x, weight, bias)
-    return torch_matmul.linear(x, weight, bias)
-
-
-def goes_by_turns(dtype: torch.dtype, rows: int) -> bool:
-    """Whether `order_gate_up` gives another order for such rows."""
+def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
+    """Whether `order_gate_up` interleaves such rows, of which `rows` are there."""
     return dtype in DTYPES and rows % (2 * BLOCK) == 0
 
 
 def _silu(out: Tensor) -> Tensor:
-    """silu(gate) · up of a product [T, 2I] in the order of `order_gate_up`: [T, I]."""
-    if not goes_by_turns(out.dtype, out.shape[1]):
+    """silu(gate) · up of results [T, 2I] in the order of `order_gate_up`: [T, I]."""
+    if not is_interleaved(out.dtype, out.shape[1]):
         return cpu_elementwise.silu_and_mul(out)
     gate, up = out.view(len(out), out.shape[1] // (2 * BLOCK), 2, BLOCK).unbind(2)
     return F.silu(gate).mul_(up).flatten(1)

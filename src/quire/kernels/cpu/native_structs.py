@@ -1,4 +1,4 @@
-"""What compiled calls take, as quire_cpu.h tells. Owns the layouts alone. No torch."""
+"""Arguments of the native library's functions, laid out as in quire_cpu.h. No torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,25 @@ from quire.dtypes import NATIVE_DTYPES
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 FLOAT32, BFLOAT16 = NATIVE_DTYPES["float32"], NATIVE_DTYPES["bfloat16"]
-INT8, INT4, INT4_ZEROS, INT4_SPREAD = 2, 3, 4, 5  # `Format`, whose first two are those
 
 LINEAR_ARGS = struct.Struct("5P3qf5i")  # packed: a structure of ctypes costs 5 times as much
 QUANTIZE_ARGS = struct.Struct("2P3q4i")
 
 
+class NativeFormat(IntEnum):
+    """Packed layout of a weight: `Format` in quire_cpu.h. The first two are those of `Dtype`."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    INT8_HADAMARD = 3  # inputs are Hadamard-rotated
+    INT4 = 4
+    INT4_ZEROS = 5  # with a zero point for each group
+    INT4_HADAMARD = 6  # inputs are Hadamard-rotated
+
+
 class Epilogue(IntEnum):
-    """What is made where a product's sums are."""
+    """What a linear operation does with its sums before it stores them."""
 
     STORE = 0
     ADD = 1
@@ -27,7 +38,7 @@ class Epilogue(IntEnum):
 
 
 class RmsNormArgs(ctypes.Structure):
-    """Rows behind a norm."""
+    """RMSNorm of rows."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("x", "weight", "out")),
@@ -38,17 +49,17 @@ class RmsNormArgs(ctypes.Structure):
 
 
 class RowsArgs(ctypes.Structure):
-    """What looks at rows of logits or hidden states."""
+    """Checks and reductions of rows of logits or hidden states."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("x", "places", "peaks", "slopes", "out", "ids")),
+        *((name, _POINTER) for name in ("x", "indices", "peaks", "slopes", "out", "ids")),
         *((name, _LONG) for name in ("rows", "size")),
         *((name, _INT) for name in ("dtype", "threads")),
     ]
 
 
 class PackArgs(ctypes.Structure):
-    """A weight into the order that products read."""
+    """Packing of a weight."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("codes", "scale", "zeros", "out")),
@@ -58,7 +69,7 @@ class PackArgs(ctypes.Structure):
 
 
 class RotaryArgs(ctypes.Structure):
-    """Heads to turn, and to write."""
+    """RoPE of queries and keys, and the write of keys and values."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("heads", "query_norm", "key_norm", "cos", "sin")),
@@ -66,12 +77,12 @@ class RotaryArgs(ctypes.Structure):
         *((name, _LONG) for name in ("tokens", "stride")),
         *((name, _INT) for name in ("num_heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", _FLOAT),
-        *((name, _INT) for name in ("dtype", "kept", "threads")),
+        *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
     ]
 
 
 class AttentionArgs(ctypes.Structure):
-    """Queries over a paged cache."""
+    """Attention of queries over a paged cache."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("query", "k_cache", "v_cache", "out")),
@@ -80,11 +91,11 @@ class AttentionArgs(ctypes.Structure):
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim")),
         ("window", _INT),
         ("scale", _FLOAT),
-        *((name, _INT) for name in ("dtype", "kept", "threads")),
+        *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
     ]
 
 
-class ProductArgs(ctypes.Structure):
+class LinearWeightArgs(ctypes.Structure):
     """A packed weight with its bias."""
 
     _fields_: ClassVar = [
@@ -95,12 +106,12 @@ class ProductArgs(ctypes.Structure):
 
 
 class LayerArgs(ctypes.Structure):
-    """All that one decoder layer reads."""
+    """Weights, caches and constants of one decoder layer."""
 
     _fields_: ClassVar = [
         *((name, _POINTER) for name in ("norm", "mlp_norm", "query_norm", "key_norm")),
         *((name, _POINTER) for name in ("k_cache", "v_cache")),
-        *((name, ProductArgs) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, LinearWeightArgs) for name in ("qkv", "o", "gate_up", "down")),
         *((name, _FLOAT) for name in ("eps", "head_eps", "scale")),
         ("window", _INT),
     ]
@@ -110,10 +121,10 @@ class LayersArgs(ctypes.Structure):
     """A step through decoder layers."""
 
     _fields_: ClassVar = [
-        *((name, _POINTER) for name in ("rows", "residual", "room", "layers")),
+        *((name, _POINTER) for name in ("rows", "residual", "workspace", "layers")),
         *((name, _POINTER) for name in ("cos", "sin", "slots")),
         *((name, _POINTER) for name in ("query_start", "seq_lens", "block_table")),
         *((name, _LONG) for name in ("count", "tokens", "hidden", "requests", "table_stride")),
         *((name, _INT) for name in ("block_size", "heads", "kv_heads", "head_dim", "rotary_dim")),
-        *((name, _INT) for name in ("dtype", "kept", "threads")),
+        *((name, _INT) for name in ("dtype", "cache_dtype", "threads")),
     ]

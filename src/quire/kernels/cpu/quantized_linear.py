@@ -1,124 +1,101 @@
-"""Weights of 8 and 4 bits: made from others, and in the order that the compiled products read.
+"""Weights of 8 and 4 bits for the native library: quantized, and packed from canonical rows.
 
-Owns rounding, packing, and how a packed weight is told from one that PyTorch's operations read:
-its scales lie with its codes, and `scale` is an empty [N, 0] that says how many outputs there are.
-`native/linear_int.h` tells the order; it is the same for every instruction set.
+Owns which native format serves which `QuantSpec`, and the size of its packed blocks. Their layout
+is described in `native/linear_int.h`; it is the same for every instruction set.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from quire.kernels import reference_quantized
+from quire.kernels import reference
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import INT4, INT4_SPREAD, INT4_ZEROS, INT8, QUANTIZE_ARGS
-from quire.kernels.cpu.tensor_ops import DTYPES, pack
-from quire.kernels.operands import Int4Weight, Int8Weight
+from quire.kernels.cpu.native_structs import QUANTIZE_ARGS, NativeFormat
+from quire.kernels.cpu.tensor_ops import DTYPES, pack_native
+from quire.kernels.operands import (
+    Int4Weight,
+    LinearWeight,
+    PackedWeight,
+    QuantizedWeight,
+    QuantSpec,
+)
 
-BLOCK = 16  # outputs of a product come in multiples of this
+BLOCK = 16  # outputs of a linear operation come in multiples of this
 STEP = 32  # and inputs: so many are rounded and summed at a time
 _WIDE = 32  # outputs of a packed block
 
+# (codes, zeros, hadamard) of a `QuantSpec` → the native format that serves it
+_FORMATS = {
+    ("int8", False, False): NativeFormat.INT8,
+    ("int8", False, True): NativeFormat.INT8_HADAMARD,
+    ("int4", False, False): NativeFormat.INT4,
+    ("int4", True, False): NativeFormat.INT4_ZEROS,
+    ("int4", False, True): NativeFormat.INT4_HADAMARD,
+}
 
-def to_int8(weight: Tensor) -> Int8Weight:
-    """Twin of `reference_integers.to_int8`: rounded and packed in one pass, where sizes allow."""
+
+def native_format(spec: QuantSpec, n: int, k: int) -> NativeFormat | None:
+    """The native format for a weight [n, k] of a spec; None for those that are not served."""
+    if n % BLOCK or k % (spec.group or STEP) or spec.group % STEP:
+        return None
+    return _FORMATS.get((spec.codes, spec.zeros, spec.hadamard))
+
+
+def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:
+    """Twin of `reference.quantize`: rounded and packed in one pass, where sizes allow."""
     n, k = size_of(weight)
-    if weight.dtype not in DTYPES or n % BLOCK or k % STEP:
-        return prepare_int8(reference_quantized.to_int8(in_rows(weight)))
-    out = _room(n, _WIDE * (k + 4))
-    _quantize(weight, out, 0, INT8)
-    return Int8Weight(out, torch.empty(n, 0))
+    found = native_format(spec, n, k)
+    if found is None or weight.dtype not in DTYPES:
+        return pack_rows(reference.quantize(weight, spec))
+    source, half = source_of(weight)
+    out = _packed_blocks(spec, n, k)
+    native.compiled().quire_cpu_quantize(
+        QUANTIZE_ARGS.pack(
+            source.data_ptr(), out.data_ptr(), n, k, half,
+            spec.group, DTYPES[weight.dtype], found, native.num_threads(),
+        )
+    )  # fmt: skip
+    return PackedWeight(out, n, k, spec.group, found)
 
 
-def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
-    """Twin of `reference_integers.to_int4`: rounded and packed in one pass, where sizes allow."""
-    n, k = size_of(weight)
-    if weight.dtype not in DTYPES or n % BLOCK or group % STEP:
-        return prepare_int4(reference_quantized.to_int4(in_rows(weight), group))
-    out = _room(n, _WIDE * (4 + k // 2 + 2 * (k // group)))
-    _quantize(weight, out, group, INT4_SPREAD)
-    return Int4Weight(out, torch.empty(n, 0, dtype=torch.float16), None, group, spread=True)
+def pack_rows(weight: QuantizedWeight) -> LinearWeight:
+    """Twin of `reference.pack` for canonical rows: packed, where sizes allow."""
+    spec, n = weight.spec, len(weight.codes)
+    k = weight.codes.shape[1] * (2 if spec.codes == "int4" else 1)
+    found = native_format(spec, n, k)
+    if found is None:
+        return weight
+    zeros = weight.zeros if isinstance(weight, Int4Weight) else None
+    codes, scale = weight.codes.contiguous(), weight.scale.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    out = _packed_blocks(spec, n, k)
+    pack_native(codes, scale, zeros, out, n=n, k=k, group=spec.group, layout=found)
+    return PackedWeight(out, n, k, spec.group, found)
 
 
-def by_turns(weight: Tensor) -> Tensor:
-    """A weight [2I, K] whose halves come by turns, 16 rows of each: a view [I / 16, 2, 16, K]."""
+def _packed_blocks(spec: QuantSpec, n: int, k: int) -> Tensor:
+    """uint8 [blocks, bytes of a block], uninitialised."""
+    return torch.empty(-(-n // _WIDE), _WIDE * spec.row_bytes(k), dtype=torch.uint8)
+
+
+def interleaved(weight: Tensor) -> Tensor:
+    """A weight [2I, K] with its halves interleaved, 16 rows of each: a view [I / 16, 2, 16, K]."""
     return weight.view(2, -1, BLOCK, weight.shape[-1]).transpose(0, 1)
 
 
 def size_of(weight: Tensor) -> tuple[int, int]:
-    """Rows and columns of a weight [N, K], or of one whose halves come by turns."""
+    """Rows and columns of a weight [N, K], or of one whose halves are interleaved."""
     return weight.shape[:-1].numel(), weight.shape[-1]
 
 
 def in_rows(weight: Tensor) -> Tensor:
-    """The same as [N, K]; a copy where halves come by turns."""
+    """The same as [N, K]; a copy where halves are interleaved."""
     return weight.flatten(0, -2)
 
 
 def source_of(weight: Tensor) -> tuple[Tensor, int]:
-    """A tensor that begins where the numbers do, and half of the rows where they come by turns."""
+    """A tensor that begins where the numbers do, and half of the rows if they are interleaved."""
     if weight.dim() == 4 and weight.transpose(0, 1).is_contiguous():
         return weight, size_of(weight)[0] // 2
     return in_rows(weight).contiguous(), 0
-
-
-def _room(n: int, block_bytes: int) -> Tensor:
-    return torch.empty(-(-n // _WIDE), block_bytes, dtype=torch.uint8)
-
-
-def _quantize(weight: Tensor, out: Tensor, group: int, form: int) -> None:
-    source, half = source_of(weight)
-    native.compiled().quire_cpu_quantize(
-        QUANTIZE_ARGS.pack(
-            source.data_ptr(), out.data_ptr(), *size_of(weight), half,
-            group, DTYPES[weight.dtype], form, native.num_threads(),
-        )
-    )  # fmt: skip
-
-
-def is_packed(weight: Int8Weight | Int4Weight) -> bool:
-    """Whether `prepare_int8` or `prepare_int4` packed it."""
-    return weight.scale.dim() == 2 and weight.scale.shape[1] == 0
-
-
-def prepare_int8(weight: Int8Weight) -> Int8Weight:
-    """Twin of `reference_integers.prepare_int8`: packed, where sizes allow."""
-    n, k = weight.codes.shape
-    if n % BLOCK or k % STEP:
-        return weight
-    packed = _packed(weight.codes, weight.scale, None, INT8, k, _WIDE * (k + 4))
-    return Int8Weight(packed, weight.scale.new_empty(n, 0))
-
-
-def prepare_int4(weight: Int4Weight) -> Int4Weight:
-    """Twin of `reference_integers.prepare_int4`: packed, where sizes allow."""
-    n, k, group, zeros = len(weight.codes), weight.codes.shape[1] * 2, weight.group, weight.zeros
-    if n % BLOCK or group % STEP:
-        return weight
-    group_bytes = _WIDE * (2 if zeros is None else 3) + _WIDE * group // 2
-    block_bytes = k // group * group_bytes + (_WIDE * 4 if weight.spread else 0)
-    packed = _packed(weight.codes, weight.scale, zeros, format_of(weight), group, block_bytes)
-    none = None if zeros is None else zeros.new_empty(n, 0)
-    return replace(weight, codes=packed, scale=weight.scale.new_empty(n, 0), zeros=none)
-
-
-def format_of(weight: Int4Weight) -> int:
-    """`Format` in quire_cpu.h."""
-    if weight.spread:
-        return INT4_SPREAD
-    return INT4 if weight.zeros is None else INT4_ZEROS
-
-
-def _packed(
-    codes: Tensor, scale: Tensor, zeros: Tensor | None, kind: int, group: int, block_bytes: int
-) -> Tensor:
-    """uint8 [blocks, bytes of a block]; codes and the rest as kernels/operands.py tells."""
-    codes, scale = codes.contiguous(), scale.contiguous()
-    zeros = None if zeros is None else zeros.contiguous()
-    n, k = len(codes), codes.shape[1] * (1 if kind == INT8 else 2)
-    out = _room(n, block_bytes)
-    pack(codes, scale, zeros, out, (n, k, 0, group, kind))
-    return out

@@ -54,21 +54,21 @@ def highest(logits: Singles) -> tuple[Ints, Singles]:
     return ids, peaks
 
 
-def block_maxima(logits: Singles, places: Ints) -> Singles:
+def block_maxima(logits: Singles, indices: Ints) -> Singles:
     """Twin of `reference_arrays.block_maxima`."""
     if native.library() is None:
-        return reference_arrays.block_maxima(logits, places)
-    out = np.empty((len(places), logits.shape[1] // BLOCK), np.float32)
-    _call("block_maxima", logits, out=out, places=places)
+        return reference_arrays.block_maxima(logits, indices)
+    out = np.empty((len(indices), logits.shape[1] // BLOCK), np.float32)
+    _call("block_maxima", logits, out=out, indices=indices)
     return out
 
 
-def block_masses(logits: Singles, places: Ints, peaks: Singles, slopes: Singles) -> Ints:
+def block_masses(logits: Singles, indices: Ints, peaks: Singles, slopes: Singles) -> Ints:
     """Twin of `reference_arrays.block_masses`."""
     if native.library() is None:
-        return reference_arrays.block_masses(logits, places, peaks, slopes)
-    out = np.empty((len(places), logits.shape[1] // BLOCK), np.int64)
-    _call("block_masses", logits, out=out, places=places, peaks=peaks, slopes=slopes)
+        return reference_arrays.block_masses(logits, indices, peaks, slopes)
+    out = np.empty((len(indices), logits.shape[1] // BLOCK), np.int64)
+    _call("block_masses", logits, out=out, indices=indices, peaks=peaks, slopes=slopes)
     return out
 
 

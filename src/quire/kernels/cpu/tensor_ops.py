@@ -1,4 +1,4 @@
-"""Compiled operations on tensors that belong to no other file here, and the types they take."""
+"""Native operations on tensors: norm, checks of rows, packing; and the data types they take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.array_types import Array
 from quire.dtypes import NATIVE_DTYPES
 from quire.kernels.cpu import cpu_elementwise, native
-from quire.kernels.cpu.native_structs import PackArgs, RmsNormArgs
+from quire.kernels.cpu.native_structs import NativeFormat, PackArgs, RmsNormArgs
 from quire.kernels.torch_dtypes import torch_dtype
 
 DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ("float32", "bfloat16")}
@@ -37,18 +37,22 @@ def as_array(x: Tensor) -> Array:
     return found
 
 
-def pack(
+def pack_native(
     codes: Tensor,
     scale: Tensor | None,
     zeros: Tensor | None,
     out: Tensor,
-    sizes: tuple[int, int, int, int, int],
+    *,
+    n: int,
+    k: int,
+    layout: NativeFormat,
+    half: int = 0,
+    group: int = 0,
 ) -> None:
-    """Bring a weight's codes, or its numbers, into the order that products read.
+    """Pack a weight [n, k] into `out`: contiguous codes with scales, or numbers alone.
 
-    sizes: outputs, inputs, half of the outputs if they come by turns, inputs that share a scale,
-    and `Format` in quire_cpu.h.
+    half: n / 2 if the halves of the rows are to be interleaved. group: inputs that share a scale.
     """
     addresses = (None if each is None else each.data_ptr() for each in (codes, scale, zeros, out))
-    args = PackArgs(*addresses, *sizes, native.num_threads())
+    args = PackArgs(*addresses, n, k, half, group, layout, native.num_threads())
     native.compiled().quire_cpu_pack(ctypes.byref(args))

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8Weight
-from quire.kernels.reference_quantized import ROUNDED_TOGETHER, round_int8, spread
+from quire.kernels.operands import Fp8Weight, Int4Weight, Int8Weight, LinearWeight
+from quire.kernels.reference_quantized import ACTIVATION_GROUP, hadamard_rotate, round_int8
 
 _TILE = 2**22  # elements of a weight widened at once: 16 MiB of float32, which the cache keeps
 _INT4_TILE = 2**20  # elements of a four-bit weight that are widened at once
@@ -29,18 +29,27 @@ _MANY_BYTE_ROWS = 16  # from here on widening bytes costs less than reading them
 _MANY_ROWS = 64  # from here on unpacking and widening costs less than emulated products
 
 
-def prepare_linear(weight: Tensor) -> Tensor:
-    """Twin of `reference.prepare_linear`: packed where that form is the faster one.
+def pack(weight: LinearWeight) -> LinearWeight:
+    """Twin of `reference.pack`: packed by oneDNN where that is faster.
 
     The packed tensor is opaque: only `linear` can read it.
     """
+    if not isinstance(weight, Tensor):
+        return weight
     if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and not has_amx()):
         return _packed(weight)
     return weight
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`."""
+    if isinstance(weight, Fp8Weight):
+        return linear_fp8(x, weight.codes, weight.scale, bias)
+    if isinstance(weight, Int8Weight):
+        return linear_int8(x, weight, bias)
+    if isinstance(weight, Int4Weight):
+        return linear_int4(x, weight, bias)
+    assert isinstance(weight, Tensor)
     if is_emulated(weight.dtype) and len(x) >= _MANY_ROWS:
         return _widened(x, weight.to_dense() if weight.is_mkldnn else weight, bias)
     if not weight.is_mkldnn:
@@ -59,11 +68,11 @@ def linear_fp8(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> 
 
 
 def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
-    """Few rows read the bytes; for many, tiles are widened; the twin is in reference_integers.
+    """Few rows read the bytes; for many, tiles are widened.
 
     oneDNN's products of bytes would be faster, but saturate on processors without VNNI.
     """
-    codes, scale = round_int8(spread(x.float()))
+    codes, scale = round_int8(hadamard_rotate(x.float()) if weight.hadamard else x)
     few = x.dtype == torch.bfloat16 and len(x) < _MANY_BYTE_ROWS
     if few and x.shape[1] % _BYTE_STEP == 0:
         ones = torch.ones(len(weight.codes), dtype=x.dtype)
@@ -75,13 +84,13 @@ def linear_int8(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
 
 
 def linear_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
-    """Tiles are widened, all first codes of bytes before others; the twin is in reference_integers.
+    """Tiles are widened, all first codes of bytes before others.
 
     So nothing is interleaved; instead the columns of x are brought into the same order.
     """
-    x32 = spread(x.float(), ROUNDED_TOGETHER) if weight.spread else x
-    codes, x_scale = round_int8(x32, ROUNDED_TOGETHER)
-    x32 = torch.unflatten(codes, 1, (-1, ROUNDED_TOGETHER)) * x_scale[:, :, None]
+    x32 = hadamard_rotate(x.float(), ACTIVATION_GROUP) if weight.hadamard else x
+    codes, x_scale = round_int8(x32, ACTIVATION_GROUP)
+    x32 = torch.unflatten(codes, 1, (-1, ACTIVATION_GROUP)) * x_scale[:, :, None]
     x32 = torch.cat([x32[:, :, 0::2].flatten(1), x32[:, :, 1::2].flatten(1)], dim=1)
     out = torch.empty(len(x), len(weight.scale))
     wide = torch.empty(_INT4_TILE // x.shape[1] + 1, 2, *weight.scale.shape[1:], weight.group // 2)

@@ -123,7 +123,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "rope_write_kv": rope_write_kv,
     "attention": attention,
     "linear": linear,
-    "linear_fp8": linear_fp8,
     "build_inputs": build_inputs,
     "finish_step": finish_step,
     "move": move,

@@ -12,7 +12,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -35,17 +35,19 @@ def write_tensors(
     tensors: dict[str, Tensor],
     tables: Container[str] = (),
     stops: Callable[[float], bool] = lambda _: False,
+    metadata: Mapping[str, str] | None = None,
 ) -> bool:
     """Write the file, most likely to the page cache; whether it is whole.
 
     tables: names of those that serve look-ups. stops: asked before each piece, with the share that
-    is written. Raises OSError.
+    is written. metadata: more entries of the header's. Raises OSError.
     """
     products = [name for name in tensors if name not in tables]
     front = [name for name in products if tensors[name].nbytes % 64 == 0]
     ordered = [*front, *(name for name in tensors if name in tables)]
     ordered += [name for name in products if tensors[name].nbytes % 64]
-    text = _header(tensors, ordered, sum(tensors[name].nbytes for name in front))
+    product_bytes = sum(tensors[name].nbytes for name in front)
+    text = _header(tensors, ordered, {PRODUCT_BYTES: str(product_bytes), **(metadata or {})})
     large = chain([memoryview(text)], (_bytes(tensors[name]) for name in front))
     small = (_bytes(tensors[name]) for name in ordered[len(front) :])
     total = len(text) + sum(tensor.nbytes for tensor in tensors.values())
@@ -58,9 +60,9 @@ def write_tensors(
     return True
 
 
-def _header(tensors: dict[str, Tensor], ordered: list[str], product_bytes: int) -> bytes:
-    """With the length in front. product_bytes: of the tensors that come first."""
-    header: dict[str, object] = {"__metadata__": {PRODUCT_BYTES: str(product_bytes)}}
+def _header(tensors: dict[str, Tensor], ordered: list[str], metadata: dict[str, str]) -> bytes:
+    """The header's bytes, with its length in front."""
+    header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name in ordered:
         begin, end = end, end + tensors[name].nbytes

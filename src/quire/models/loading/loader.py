@@ -33,7 +33,7 @@ from quire.models.loading.dummy_weights import fill_with_dummies
 from quire.models.loading.expected_tensors import expected_tensors
 from quire.models.loading.parameter_filling import Filling
 from quire.models.prepared.prepared_weights import PreparedWeights, prepared_weights
-from quire.quantization.scheme import INT4_GROUP, Scheme, scheme_of
+from quire.quantization.scheme import Scheme, scheme_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,17 +132,15 @@ def _build(
 
 
 def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
-    """Log which weights get another form than their scheme has for them, for their size."""
+    """Log which weights get another format than their scheme has first, for their size."""
     others: Counter[str] = Counter()
     for module in model.modules():
-        if isinstance(module, LinearBase) and module.spec.role in scheme.forms:
-            wanted = scheme.forms[module.spec.role]
-            form = scheme.form_name(module.spec.role, module.spec.k, wanted)
-            others[f"{form} in place of {wanted}"] += form != wanted
+        if isinstance(module, LinearBase) and module.method.weight_format is not None:
+            wanted, found = scheme.formats[module.spec.role][0], module.method.weight_format
+            why = f"{found.name} in place of {wanted.name}: their inputs are no multiple of "
+            others[f"{why}{wanted.spec.group}"] += found != wanted
     for what, count in (+others).items():
-        logger.info(
-            "%d weights are kept as %s: their inputs are no multiple of %d", count, what, INT4_GROUP
-        )
+        logger.info("%d weights are stored as %s", count, what)
 
 
 def weight_targets(model: LlamaForCausalLM) -> Targets:

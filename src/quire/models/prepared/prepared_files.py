@@ -14,6 +14,7 @@ import platform
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from quire.config import ModelSettings
 from quire.kernels.cpu import native
@@ -21,8 +22,10 @@ from quire.models.config.model_config import ModelConfig
 from quire.processes import is_alive
 from quire.version import __version__
 
-LAYOUT = 5  # to be raised when the packed form of any layer changes, or its rounding
-PRODUCT_BYTES = "product_bytes"  # in a file's header, of the tensors that each step reads
+LAYOUT = 6  # to be raised when a packed layout or its metadata changes, or how weights are rounded
+# entries of a file's metadata
+PRODUCT_BYTES = "product_bytes"  # bytes of the tensors that each step reads
+FORMATS = "formats"  # JSON: module name → its weight's format, see quantization/stored_weight.py
 _SUFFIX = ".safetensors"
 _LARGEST_HEADER = 1 << 24  # bytes
 _DIGITS = 24  # of each half of a name
@@ -100,14 +103,25 @@ def newest_file(config: ModelSettings, path: Path) -> Path | None:
 
 
 def product_bytes(file: Path) -> int:
-    """How much of a file, from its begin, each step reads; 0 if that cannot be told."""
+    """How many bytes of a file, from its begin, each step reads; 0 if its header does not say."""
     try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(min(length, _LARGEST_HEADER)))
-        return 8 + length + int(header["__metadata__"][PRODUCT_BYTES])
-    except (OSError, ValueError, LookupError, TypeError):
+        length, metadata = read_metadata(file)
+        return 8 + length + int(metadata[PRODUCT_BYTES])
+    except (OSError, ValueError, LookupError):
         return 0  # who maps it will say what is wrong
+
+
+def read_metadata(file: Path) -> tuple[int, dict[str, Any]]:
+    """The length of a file's header, and its metadata.
+
+    Raises OSError, ValueError or LookupError.
+    """
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(min(length, _LARGEST_HEADER)))
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
+        raise LookupError("it has no metadata")
+    return length, header["__metadata__"]
 
 
 def make_room(folder: Path, limit: int) -> None:

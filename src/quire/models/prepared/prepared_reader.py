@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,8 @@ from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.checkpoint import TensorEntry, read_header
 from quire.models.checkpoints.mapped_file import MappedFile
-from quire.models.prepared.prepared_files import product_bytes
+from quire.models.prepared.prepared_files import FORMATS, product_bytes, read_metadata
+from quire.quantization.stored_weight import Description
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +30,15 @@ CHECK = "check"  # a tensor of its own
 _CHECKED = 256  # bytes at each place
 
 Bytes = Mapping[str, memoryview]
+Formats = Mapping[str, Description]  # by the name of the module that has the weight
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArrays:
+    """A model's weights as arrays by name, and the formats of those of linear layers by module."""
+
+    arrays: Mapping[str, Array]
+    formats: Formats
 
 
 def open_prepared(file: Path) -> PreparedFile | None:
@@ -35,7 +47,7 @@ def open_prepared(file: Path) -> PreparedFile | None:
         return None
     try:
         found = PreparedFile(file)
-    except (CheckpointError, LookupError) as error:
+    except (CheckpointError, LookupError, ValueError) as error:
         discard(file, error)
         return None
     except OSError as error:
@@ -54,21 +66,27 @@ def discard(file: Path, error: Exception) -> None:
 
 
 class PreparedFile:
-    """Its weights by name. Raises CheckpointError, OSError or LookupError where it is damaged."""
+    """A mapped file. Raises CheckpointError, OSError, LookupError or ValueError if it is damaged.
+
+    formats: of the weights of linear layers, by module.
+    """
 
     def __init__(self, file: Path) -> None:
         self._entries = {entry.name: entry for entry in read_header(file)}
         self._mapped = MappedFile(file, product_bytes(file))
+        self.formats: Formats = json.loads(read_metadata(file)[1][FORMATS])
         kept = self._array(self._entries.pop(CHECK))
-        if kept.item() != check_of({name: bytes_of(a) for name, a in self.arrays().items()}):
+        arrays = self.stored_arrays().arrays
+        if kept.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
             raise LookupError("its numbers are not those that were written")
 
-    def arrays(self) -> dict[str, Array]:
-        """Of types that NumPy has not their bits."""
-        return {name: self._array(entry) for name, entry in self._entries.items()}
+    def stored_arrays(self) -> StoredArrays:
+        """Its weights; those of data types that NumPy does not have are arrays of their bits."""
+        arrays = {name: self._array(entry) for name, entry in self._entries.items()}
+        return StoredArrays(arrays, self.formats)
 
     def tensors(self) -> dict[str, Tensor]:
-        """As PyTorch's."""
+        """Its weights by name."""
         return {name: self._mapped.tensor(entry) for name, entry in self._entries.items()}
 
     def _array(self, entry: TensorEntry) -> Array:

@@ -1,13 +1,15 @@
-"""Weights in the form that layers keep, on disk: a second start maps them and does no work again.
+"""Weights as layers store them, packed and quantized, on disk: a second start only maps them.
 
-Owns the making of such a file, and a model's way back from one; prepared_files.py has their names
-and number, prepared_reader.py what is checked. It is a safetensors file like any other.
+Owns the making of such a file, and of a model from one; prepared_files.py has their names and
+number, prepared_reader.py what is checked. It is a safetensors file like any other. The format of
+each linear layer's weight stands in its metadata.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import math
 import shutil
@@ -27,13 +29,28 @@ from quire.kernels.cpu.torch_matmul import is_emulated
 from quire.kernels.dispatch import describe
 from quire.kernels.torch_dtypes import dtype_name
 from quire.layers.embedding import VocabParallelEmbedding
+from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LoadedModule
 from quire.layers.rope import RotaryEmbedding
 from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_tensors
 from quire.models.config.model_config import ModelConfig
-from quire.models.prepared.prepared_files import make_room, prepared_file, unfinished_name
-from quire.models.prepared.prepared_reader import CHECK, bytes_of, check_of, discard, open_prepared
+from quire.models.prepared.prepared_files import (
+    FORMATS,
+    make_room,
+    prepared_file,
+    unfinished_name,
+)
+from quire.models.prepared.prepared_reader import (
+    CHECK,
+    Formats,
+    StoredArrays,
+    bytes_of,
+    check_of,
+    discard,
+    open_prepared,
+)
 from quire.processes import interrupted
+from quire.quantization.stored_weight import describe as describe_weight
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +88,7 @@ class PreparedWeights:
             return None
         try:
             model = build()
-            _load_processed(model, found.tensors())
+            _load_processed(model, found.tensors(), found.formats)
         except LookupError as error:
             discard(self.file, error)
             return None
@@ -83,17 +100,21 @@ class PreparedWeights:
         tensors = kept_tensors(model)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
         if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
-            return None  # oneDNN's form cannot be written
+            return None  # oneDNN's layout cannot be written
         ending = _Ending()
         thread = threading.Thread(
-            target=self._save, args=(tensors, _tables(model), ending), name="quire-prepared"
+            target=self._save,
+            args=(tensors, formats_of(model), _tables(model), ending),
+            name="quire-prepared",
         )
         thread.daemon = True
         thread.start()
         atexit.register(ending.wait_for, thread)
         return thread
 
-    def _save(self, tensors: dict[str, Tensor], tables: set[str], ending: _Ending) -> None:
+    def _save(
+        self, tensors: dict[str, Tensor], formats: Formats, tables: set[str], ending: _Ending
+    ) -> None:
         """Under a name of its own first, so that nobody ever sees half a file.
 
         A process that ends leaves it to the system to bring the file to its disk.
@@ -108,7 +129,8 @@ class PreparedWeights:
                 return
             check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
             whole = tensors | {CHECK: torch.tensor([check])}
-            if write_tensors(unfinished, whole, tables, ending.stops):
+            metadata = {FORMATS: json.dumps(formats)}
+            if write_tensors(unfinished, whole, tables, ending.stops, metadata):
                 bring_to_disk(unfinished, ending.has_begun)
                 unfinished.replace(self.file)
             else:
@@ -149,8 +171,22 @@ class _Ending:
                 self._latest = -math.inf
 
 
+def stored_arrays(model: nn.Module) -> StoredArrays:
+    """A loaded model's weights as a prepared file has them; no copies of contiguous tensors."""
+    return StoredArrays(arrays_of(kept_tensors(model)), formats_of(model))
+
+
+def formats_of(model: nn.Module) -> Formats:
+    """The weight format of each linear layer, by module name."""
+    return {
+        name: describe_weight(module.method.operand)
+        for name, module in model.named_modules()
+        if isinstance(module, LinearBase)
+    }
+
+
 def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
-    """As `PreparedFile.arrays` has them; views of tensors that lie as one piece of memory."""
+    """Tensors as `PreparedFile` has them; views of those that lie as one piece of memory."""
     bits = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int64}
     known = (torch.uint8, torch.int8, torch.float16, torch.float32, torch.float64)
     found = ((name, tensor.detach().contiguous()) for name, tensor in tensors.items())
@@ -161,7 +197,7 @@ def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
 
 
 def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a loaded model keeps of its checkpoint, by name."""
+    """The tensors that a loaded model keeps, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():
         if isinstance(module, LoadedModule):
@@ -172,7 +208,7 @@ def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tables(model: nn.Module) -> set[str]:
-    """Which of them no product reads: they serve look-ups, or are read once."""
+    """Which of them no linear layer reads: they serve look-ups, or are read once."""
     names = {VocabParallelEmbedding: "weight", RotaryEmbedding: "inv_freq"}
     return {
         f"{name}.{names[type(module)]}"
@@ -181,13 +217,14 @@ def _tables(model: nn.Module) -> set[str]:
     }
 
 
-def _load_processed(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _load_processed(model: nn.Module, tensors: dict[str, Tensor], formats: Formats) -> None:
     """Give each module its own. Raises LookupError where one is missing, left over or different."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if isinstance(module, LoadedModule):
             own = [key for key in tensors if key.rpartition(".")[0] == name]
-            module.load_processed({key.rpartition(".")[2]: tensors.pop(key) for key in own})
+            given = {key.rpartition(".")[2]: tensors.pop(key) for key in own}
+            module.load_processed(given, formats[name])
     for name, module in modules.items():  # an embedding may have got a weight from its head
         if isinstance(module, LoadedModule):
             continue

@@ -23,7 +23,8 @@ from quire.kernels.rope_table import RopeTable
 from quire.kvcache.host_kv_cache import HostCache
 from quire.layers.rope_scale import attention_factor
 from quire.models.config.model_config import ModelConfig
-from quire.models.runtimes.compiled_weights import Arrays, find_weights
+from quire.models.prepared.prepared_reader import StoredArrays
+from quire.models.runtimes.compiled_weights import find_weights
 
 FEW_TOKENS = 64  # of a step
 _LINE = 64  # bytes of a cache line
@@ -33,8 +34,8 @@ _TOGETHER = 8  # layers of a call, with so few: Python's turn between two is not
 class CompiledDecoder:
     """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
 
-    def __init__(self, model_config: ModelConfig, arrays: Arrays, block_size: int) -> None:
-        weights = find_weights(model_config, arrays, block_size)
+    def __init__(self, model_config: ModelConfig, stored: StoredArrays, block_size: int) -> None:
+        weights = find_weights(model_config, stored, block_size)
         self._model_config, self._weights = model_config, weights
         self._dtype = weights.norms[0].dtype
         self._kept = np.empty(0, np.uint8)

@@ -9,20 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from quire.array_types import Array
-from quire.kernels.cpu.array_ops import BLOCK, DTYPES, PackedWeight, address
-from quire.kernels.cpu.native_structs import (
-    BFLOAT16,
-    FLOAT32,
-    INT4_SPREAD,
-    INT8,
-    LayerArgs,
-    ProductArgs,
-)
+from quire.kernels.cpu.array_ops import BLOCK, DTYPES, address
+from quire.kernels.cpu.native_structs import LayerArgs, LinearWeightArgs
+from quire.kernels.operands import PackedWeight
 from quire.models.config.model_config import ModelConfig
-from quire.quantization.scheme import INT4_GROUP
+from quire.models.prepared.prepared_reader import StoredArrays
+from quire.quantization.stored_weight import restore
 
 _MOST_DIMS = 256  # of a head, a multiple of
 _DIMS = 16
@@ -38,7 +31,7 @@ class UnsupportedModelError(Exception):
 class CompiledWeights:
     """What a forward pass reads. kept: the memory that `layers` points to."""
 
-    embedding: Array  # [V, H], or packed
+    embedding: Array | PackedWeight  # [V, H]
     layers: tuple[LayerArgs, ...]  # without caches
     norms: tuple[Array, ...]  # [H], before each layer and behind the last
     head: PackedWeight | None
@@ -46,8 +39,11 @@ class CompiledWeights:
     kept: Arrays
 
 
-def find_weights(model_config: ModelConfig, arrays: Arrays, block_size: int) -> CompiledWeights:
-    """arrays: as a model keeps its tensors, by name. Raises UnsupportedModelError."""
+def find_weights(
+    model_config: ModelConfig, stored: StoredArrays, block_size: int
+) -> CompiledWeights:
+    """The weights of a model, from its stored arrays. Raises UnsupportedModelError."""
+    arrays = stored.arrays
     if model_config.rope.kind == "dynamic":
         raise UnsupportedModelError("angles that depend on a sequence's length")
     if (
@@ -61,10 +57,10 @@ def find_weights(model_config: ModelConfig, arrays: Arrays, block_size: int) -> 
     if norms[0].dtype not in DTYPES:
         raise UnsupportedModelError(f"activations of {norms[0].dtype}")
     return CompiledWeights(
-        embedding=_found(_embedding_name(arrays), arrays),
-        layers=tuple(_layer(model_config, arrays, i) for i in range(model_config.num_layers)),
+        embedding=_embedding(stored),
+        layers=tuple(_layer(model_config, stored, i) for i in range(model_config.num_layers)),
         norms=norms,
-        head=_packed("lm_head", arrays) if model_config.has_head else None,
+        head=_packed("lm_head", stored) if model_config.has_head else None,
         inv_freq=_found("model.rotary.inv_freq", arrays),
         kept=arrays,
     )
@@ -76,17 +72,17 @@ def _found(name: str, arrays: Arrays) -> Array:
     return arrays[name]
 
 
-def _embedding_name(arrays: Arrays) -> str:
-    """A tied head's weight serves look-ups, too, where rows can be found in it."""
-    own = "model.embed_tokens.weight"
-    return own if own in arrays else "lm_head.weight"
+def _embedding(stored: StoredArrays) -> Array | PackedWeight:
+    """The table of the embedding, or a tied head's weight, in which rows are found, too."""
+    own = stored.arrays.get("model.embed_tokens.weight")
+    return _packed("lm_head", stored) if own is None else own
 
 
-def _layer(model_config: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
+def _layer(model_config: ModelConfig, stored: StoredArrays, index: int) -> LayerArgs:
     prefix = f"model.layers.{index}."
 
     def place(name: str) -> int | None:
-        array = arrays.get(f"{prefix}{name}.weight")
+        array = stored.arrays.get(f"{prefix}{name}.weight")
         return None if array is None else address(array)
 
     args = LayerArgs(
@@ -99,38 +95,32 @@ def _layer(model_config: ModelConfig, arrays: Arrays, index: int) -> LayerArgs:
         scale=model_config.head_dim**-0.5,
         window=model_config.sliding_windows[index] or 0,
     )
-    args.qkv = _product(f"{prefix}self_attn.qkv_proj", arrays)
-    args.o = _product(f"{prefix}self_attn.o_proj", arrays)
-    args.gate_up = _product(f"{prefix}mlp.gate_up_proj", arrays)
-    args.down = _product(f"{prefix}mlp.down_proj", arrays)
+    args.qkv = _linear(f"{prefix}self_attn.qkv_proj", stored)
+    args.o = _linear(f"{prefix}self_attn.o_proj", stored)
+    args.gate_up = _linear(f"{prefix}mlp.gate_up_proj", stored)
+    args.down = _linear(f"{prefix}mlp.down_proj", stored)
     if args.gate_up.outputs % (2 * BLOCK):
-        raise UnsupportedModelError("gate and up rows that do not come by turns")
+        raise UnsupportedModelError("gate and up rows that are not interleaved")
     return args
 
 
-def _product(name: str, arrays: Arrays) -> ProductArgs:
-    weight, bias = _packed(name, arrays), arrays.get(f"{name}.bias")
-    return ProductArgs(
+def _linear(name: str, stored: StoredArrays) -> LinearWeightArgs:
+    weight, bias = _packed(name, stored), stored.arrays.get(f"{name}.bias")
+    return LinearWeightArgs(
         address(weight.packed),
         None if bias is None else address(bias),
         weight.outputs,
         weight.group,
-        weight.form,
+        weight.format,
     )
 
 
-def _packed(name: str, arrays: Arrays) -> PackedWeight:
-    """A weight by its module's name; its form is told by its type and its dimensions."""
-    codes, scale = arrays.get(f"{name}.codes"), arrays.get(f"{name}.scale")
-    if codes is not None and scale is not None:
-        if codes.dtype != np.uint8 or scale.ndim != 2 or scale.shape[1]:
-            raise UnsupportedModelError(f"{name} is not packed")
-        if scale.dtype == np.float16:
-            return PackedWeight(codes, len(scale), INT4_GROUP, INT4_SPREAD)
-        return PackedWeight(codes, len(scale), 0, INT8)
-    weight = arrays.get(f"{name}.weight")
-    forms = {(np.dtype(np.float32), 3): FLOAT32, (np.dtype(np.uint16), 4): BFLOAT16}
-    form = None if weight is None else forms.get((weight.dtype, weight.ndim))
-    if weight is None or form is None:
-        raise UnsupportedModelError(f"{name} is not packed")
-    return PackedWeight(weight, len(weight) * BLOCK, 0, form)
+def _packed(name: str, stored: StoredArrays) -> PackedWeight:
+    """A linear layer's weight by its module's name; its format is stored beside it."""
+    try:
+        tensors = {"packed": stored.arrays[f"{name}.packed"]}
+        weight = restore(stored.formats[name], tensors)
+    except LookupError as error:
+        raise UnsupportedModelError(f"{name} is not packed") from error
+    assert isinstance(weight, PackedWeight)
+    return weight

@@ -51,10 +51,11 @@ void linear_int_amx(const LinearArgs& a) {
     const bool whole = a.k % 64 == 0;
     switch (a.format) {
         case Format::int8:
+        case Format::int8_hadamard:
             if (whole) return amx::linear_bytes(a);
             break;
-        case Format::int4_spread:
-            if (whole && a.rows >= amx::MANY_SPREAD4) return amx::linear_spread_nibbles(a);
+        case Format::int4_hadamard:
+            if (whole && a.rows >= amx::MANY_HADAMARD4) return amx::linear_hadamard_nibbles(a);
             break;
         default:
             if (a.rows >= amx::MANY_ROWS4) return amx::linear_nibbles(a);
@@ -67,7 +68,7 @@ void linear_bf16_amx(const LinearArgs& a) {
 // Queries in bfloat16, by heads that fill tiles.
 Prompts prompts_amx(const AttentionArgs& a) {
     if (a.dtype != Dtype::bf16 || a.head_dim % 32) return {};
-    switch (a.kept) {
+    switch (a.cache_dtype) {
         case Dtype::f32: return {};
         case Dtype::bf16: return {amx::attend_rows<bf16>, amx::ROWS};
         case Dtype::fp8: return {amx::attend_rows<fp8>, amx::ROWS};

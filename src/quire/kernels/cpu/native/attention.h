@@ -31,7 +31,7 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
     if (!prompts.attend) prompts = {attend_rows<Code>, ROWS};
     const int64_t width = (a.heads + 15) / 16 * 16, dim = a.head_dim;
     thread_local Scratch plan, shared;
-    Cut* const cuts = plan.room<Cut>(a.requests);
+    Cut* const cuts = plan.get<Cut>(a.requests);
     int64_t total = 0, parts = 0;
     for (int64_t r = 0; r < a.requests; ++r) {
         cuts[r].pieces = total;
@@ -39,7 +39,7 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
         if (a.query_start[r + 1] - a.query_start[r] == 1) parts = total;
     }
     const int64_t part_size = a.heads * dim + 2 * width;
-    float* const memory = shared.room<float>(parts * part_size);
+    float* const memory = shared.get<float>(parts * part_size);
     parallel_for(total, a.threads, [&](int64_t number) {
         const int64_t piece = total - 1 - number;  // prompts, the longer pieces, come last
         int64_t r = 0;
@@ -72,7 +72,7 @@ void attention_as(const AttentionArgs& a, Prompts prompts) {
 }
 
 void attention(const AttentionArgs& a, Prompts prompts) {
-    switch (a.kept) {
+    switch (a.cache_dtype) {
         case Dtype::f32: return attention_as<float>(a, prompts);
         case Dtype::bf16: return attention_as<bf16>(a, prompts);
         case Dtype::fp8: return attention_as<fp8>(a, prompts);

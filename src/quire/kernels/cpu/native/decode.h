@@ -160,7 +160,7 @@ void attend(const AttentionArgs& a, const Blocks& blocks, int64_t token, int64_t
     const char *keys = static_cast<const char*>(a.k_cache);
     const char *values = static_cast<const char*>(a.v_cache);
     thread_local Scratch own;
-    float* query = own.room<float>(heads * dim + (TOKENS + 1) * width);
+    float* query = own.get<float>(heads * dim + (TOKENS + 1) * width);
     float *scores = query + heads * dim, *factor = scores + TOKENS * width;
     const char *key_rows[TOKENS], *value_rows[TOKENS];
     take_query<Code>(a, token, query);

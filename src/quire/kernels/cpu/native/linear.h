@@ -1,10 +1,11 @@
-// Products with packed weights and what stands around them. Included inside a namespace that has
+// GEMMs with packed weights, fused with norm, bias, SiLU and residual. Included inside a namespace that has
 // the vector types.
 //
-// Owns the order of work, the norm's factor and what happens to the sums; a weight's format (its
-// struct, see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
-// Form::ROWS, which stay in registers, by Form::OUTPUTS at a time: what the second cache keeps. A sum goes over k in the form's stretches, whatever the number
-// of rows and threads: an output does not depend on what else is in the batch.
+// Owns the order of work, the norm's factor and what happens to the sums; a Gemm struct for each
+// weight format (see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
+// Gemm::ROWS, which stay in registers, by Gemm::OUTPUTS at a time: what the
+// second cache keeps. A sum goes over k in the format's stretches, whatever the number of rows and
+// threads: an output does not depend on what else is in the batch.
 
 constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the last cache keeps
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
@@ -13,11 +14,11 @@ constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
 // Rows cut into blocks of like sizes, or into whole ones and a rest.
 struct RowBlocks {
     int64_t rows, most, count;
-    bool alike;
-    RowBlocks(int64_t rows, int64_t most, bool alike)
-        : rows(rows), most(most), count((rows + most - 1) / most), alike(alike) {}
+    bool even;
+    RowBlocks(int64_t rows, int64_t most, bool even)
+        : rows(rows), most(most), count((rows + most - 1) / most), even(even) {}
     int64_t start(int64_t block) const {
-        return alike ? block * rows / count : std::min(block * most, rows);
+        return even ? block * rows / count : std::min(block * most, rows);
     }
     int size(int64_t block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
@@ -56,16 +57,16 @@ inline void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t first
 }
 
 // One piece: outputs [first, first + outputs) of all rows that were taken in.
-template <typename Form>
-inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, int64_t row,
+template <typename Gemm>
+inline void multiply_piece(const LinearArgs& a, const typename Gemm::X* taken, int64_t row,
                            const RowBlocks& blocks, int64_t first, int64_t outputs) {
     thread_local Scratch scratch;
-    float* sums = scratch.room<float>(blocks.rows * outputs);
+    float* sums = scratch.get<float>(blocks.rows * outputs);
     std::fill_n(sums, blocks.rows * outputs, 0.0f);
-    const int64_t stretch = Form::stretch(a);
+    const int64_t stretch = Gemm::stretch(a);
     for (int64_t k = 0; k < a.k; k += stretch)
         for (int64_t b = 0; b < blocks.count; ++b)
-            Form::multiply(a, taken + blocks.start(b) * Form::row_size(a), blocks.size(b), first,
+            Gemm::multiply(a, taken + blocks.start(b) * Gemm::row_size(a), blocks.size(b), first,
                            outputs, k, std::min(stretch, a.k - k),
                            sums + blocks.start(b) * outputs);
     const auto sums_of = [&](int64_t r) {
@@ -75,27 +76,27 @@ inline void multiply_piece(const LinearArgs& a, const typename Form::X* taken, i
                            : finish<float>(a, row, blocks.rows, first, outputs, sums_of);
 }
 
-template <typename Form>
+template <typename Gemm>
 inline void multiply_rows(const LinearArgs& a, int64_t row, int64_t rows) {
     thread_local Scratch scratch;
-    auto* taken = scratch.room<typename Form::X>(rows * Form::row_size(a) + Form::BEYOND);
-    const RowBlocks blocks(rows, Form::ROWS, Form::ALIKE);
+    auto* taken = scratch.get<typename Gemm::X>(rows * Gemm::row_size(a) + Gemm::BEYOND);
+    const RowBlocks blocks(rows, Gemm::ROWS, Gemm::EVEN_BLOCKS);
     const int takers = rows * a.k < LEAST_WORK / 8 ? 1 : a.threads;
     parallel_for(blocks.count, takers, [&](int64_t b) {
-        Form::take(a, row + blocks.start(b), blocks.size(b),
-                   taken + blocks.start(b) * Form::row_size(a));
+        Gemm::take(a, row + blocks.start(b), blocks.size(b),
+                   taken + blocks.start(b) * Gemm::row_size(a));
     });
-    const int64_t most = blocks.count > 1 ? Form::OUTPUTS : FEW_OUTPUTS;
+    const int64_t most = blocks.count > 1 ? Gemm::OUTPUTS : FEW_OUTPUTS;
     const int64_t least = (LEAST_WORK / ((rows + 3) * a.k) + 31) / 32 * 32;
     const int64_t outputs = std::max(most, least);
     parallel_for((a.n + outputs - 1) / outputs, a.threads, [&](int64_t piece) {
         const int64_t first = piece * outputs;
-        Form::piece(a, taken, row, blocks, first, std::min(outputs, a.n - first));
+        Gemm::piece(a, taken, row, blocks, first, std::min(outputs, a.n - first));
     });
 }
 
-template <typename Form>
+template <typename Gemm>
 inline void multiply(const LinearArgs& a) {
     for (int64_t row = 0; row < a.rows; row += MOST_ROWS)
-        multiply_rows<Form>(a, row, std::min(MOST_ROWS, a.rows - row));
+        multiply_rows<Gemm>(a, row, std::min(MOST_ROWS, a.rows - row));
 }

@@ -62,8 +62,8 @@ struct Pairs {
 #endif
 
 // sums [R, ld] += x · B blocks of weights, `stride` apart. x [k / 2, R, 2].
-template <int R, int B, typename Way>
-inline void tile(const typename Way::X* x, const typename Way::Weight* weight, int64_t stride,
+template <int R, int B, typename Dot>
+inline void tile(const typename Dot::X* x, const typename Dot::Weight* weight, int64_t stride,
                  int64_t k, float* sums, int64_t ld) {
     F32 total[R][B];
     for (auto& row : total)
@@ -71,7 +71,7 @@ inline void tile(const typename Way::X* x, const typename Way::Weight* weight, i
     for (int64_t i = 0; i < k; i += 2) {
         if constexpr (R <= 4)
             for (int b = 0; b < B; ++b) __builtin_prefetch(weight + b * stride + i * 16 + AHEAD);
-        Way::step(total, x + i * R, weight, stride, i);
+        Dot::step(total, x + i * R, weight, stride, i);
     }
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < B; ++b) {
@@ -80,23 +80,23 @@ inline void tile(const typename Way::X* x, const typename Way::Weight* weight, i
         }
 }
 
-template <int R, int B, typename Way>
-inline void tiles(const typename Way::X* x, const typename Way::Weight* weight, int64_t stride,
+template <int R, int B, typename Dot>
+inline void tiles(const typename Dot::X* x, const typename Dot::Weight* weight, int64_t stride,
                   int64_t k, float* sums, int64_t outputs) {
     int64_t o = 0;
     for (; o + 16 * B <= outputs; o += 16 * B)
-        tile<R, B, Way>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+        tile<R, B, Dot>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
     for (; B > 1 && o < outputs; o += 16)
-        tile<R, 1, Way>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
+        tile<R, 1, Dot>(x, weight + o / 16 * stride, stride, k, sums + o, outputs);
 }
 
-template <typename Way>
+template <typename Dot>
 struct Floats {
-    using X = typename Way::X;  // [k / 2, rows of the block, 2]
-    using W = typename Way::Weight;
+    using X = typename Dot::X;  // [k / 2, rows of the block, 2]
+    using W = typename Dot::Weight;
     static constexpr int ROWS = TILE_ROWS;
     static constexpr int64_t OUTPUTS = 128;
-    static constexpr bool ALIKE = true;
+    static constexpr bool EVEN_BLOCKS = true;
     static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs&) { return K_STRETCH; }
     static int64_t row_size(const LinearArgs& a) { return a.k; }
@@ -122,7 +122,7 @@ struct Floats {
 
     template <int... R>
     static constexpr std::array<Tiles, ROWS> table(std::integer_sequence<int, R...>) {
-        return {tiles<R + 1, blocks_beside(R + 1), Way>...};
+        return {tiles<R + 1, blocks_beside(R + 1), Dot>...};
     }
     static constexpr std::array<Tiles, ROWS> by_rows = table(std::make_integer_sequence<int, ROWS>());
 

@@ -1,9 +1,9 @@
-// Products with weights of 8 and 4 bits. Included inside a namespace, behind quantize.h.
+// GEMMs with weights of 8 and 4 bits. Included inside a namespace, after quantize.h.
 //
 // A weight is packed in blocks of 32 outputs, each one stream of memory (see pack.cpp):
 //   int8: float scale [32], then for each four k's codes [32][4], 128 added
 //   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
-//         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_spread
+//         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_hadamard
 //         float scale [32] before all, by which tiles make bytes of them (widen_tiles.h)
 // Activations are rounded to bytes once; then a tile of some rows by 32 outputs at a time is made
 // from top to bottom of a block, whatever the number of rows: for a few, weights come straight from
@@ -109,18 +109,18 @@ void tile8(const uint8_t* w, const uint8_t* x, float* out, const LinearArgs& a) 
 }
 
 inline int64_t bytes_of_block(const LinearArgs& a) {
-    if (a.format == Format::int8) return WIDE * (a.k + 4);
+    if (is_int8(a.format)) return WIDE * (a.k + 4);
     const int64_t group = 16 * a.group + (a.format == Format::int4_zeros ? 96 : 64);
-    return a.k / a.group * group + (a.format == Format::int4_spread ? WIDE * 4 : 0);
+    return a.k / a.group * group + (a.format == Format::int4_hadamard ? WIDE * 4 : 0);
 }
 
-// A form as linear.h takes it.
+// A GEMM as linear.h takes it.
 template <Format format>
 struct Ints {
     using X = uint8_t;  // see quantize.h
     static constexpr int ROWS = BYTE_ROWS;
     static constexpr int64_t OUTPUTS = 128;
-    static constexpr bool ALIKE = true;
+    static constexpr bool EVEN_BLOCKS = true;
     static constexpr int64_t BEYOND = 0;
     static int64_t stretch(const LinearArgs& a) { return a.k; }
     static int64_t row_size(const LinearArgs& a) {
@@ -142,7 +142,7 @@ struct Ints {
         alignas(64) float tile[ROWS * WIDE];
         const int64_t bytes = bytes_of_block(a);
         const uint8_t* block = static_cast<const uint8_t*>(a.weight) + first / WIDE * bytes +
-                               (format == Format::int4_spread ? WIDE * 4 : 0);
+                               (format == Format::int4_hadamard ? WIDE * 4 : 0);
         for (int64_t o = 0; o < outputs; o += WIDE, block += bytes) {
             by_rows[rows - 1](block, taken, tile, a);
             for (int r = 0; r < rows; ++r)
@@ -167,18 +167,18 @@ struct Ints {
     }
     template <typename T>
     static void take_row8(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows,
-                          int64_t place) {
-        uint8_t* const codes = block + rows * 8 + place * CODES8;
+                          int64_t index) {
+        uint8_t* const codes = block + rows * 8 + index * CODES8;
         const Head head = round_row8<T>(
             a, row, [&](int64_t i) { return codes + i / CHUNK * rows * CODES8; });
-        std::memcpy(block + place * 4, &head.scale, 4);
-        std::memcpy(block + rows * 4 + place * 4, &head.start, 4);
+        std::memcpy(block + index * 4, &head.scale, 4);
+        std::memcpy(block + rows * 4 + index * 4, &head.start, 4);
     }
 };
 
 void linear_int(const LinearArgs& a) {
-    if (a.format == Format::int8) return multiply<Ints<Format::int8>>(a);
+    if (is_int8(a.format)) return multiply<Ints<Format::int8>>(a);  // rotated rows or not
     if (a.format == Format::int4) return multiply<Ints<Format::int4>>(a);
-    if (a.format == Format::int4_spread) return multiply<Ints<Format::int4_spread>>(a);
+    if (a.format == Format::int4_hadamard) return multiply<Ints<Format::int4_hadamard>>(a);
     multiply<Ints<Format::int4_zeros>>(a);
 }

@@ -1,4 +1,4 @@
-// Products by tiles. Included inside a namespace, behind tiles.h, quantize.h and widen_tiles.h.
+// GEMMs by AMX tiles. Included inside a namespace, behind tiles.h, quantize.h and widen_tiles.h.
 //
 // Bytes and bfloat16 are packed as for the dot instructions: what lies side by side there is a
 // tile's row here. Four bits become one of both on their way. Work goes by units: 32 outputs' weights
@@ -11,12 +11,12 @@ constexpr int64_t STEPS = 8;           // of a stretch, where rows are in severa
 constexpr int64_t TILE_AHEAD = 6144;   // for one block of rows: how far before its use a line is asked for
 
 // From how many rows on four bits are not multiplied as they are.
-constexpr int64_t MANY_ROWS4 = 32, MANY_SPREAD4 = 10;
+constexpr int64_t MANY_ROWS4 = 32, MANY_HADAMARD4 = 10;
 
-// Ways: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
+// Sources: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
 // stretch, and as tiles. `more` is whether there are more than 16 outputs.
 struct Bytes : ByBytes {  // blocks of 32 outputs, their scales before them (see linear_int.h)
-    static constexpr int64_t SIZE = 1, ROOM = 0;
+    static constexpr int64_t SIZE = 1, TILE_BYTES = 0;
     static int64_t block(const LinearArgs& a) { return 32 * (a.k + 4); }
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
         const uint8_t* w = static_cast<const uint8_t*>(a.weight) + output / 32 * block(a) + 128 + k * 32;
@@ -28,7 +28,7 @@ struct Bytes : ByBytes {  // blocks of 32 outputs, their scales before them (see
     }
 };
 struct Pairs : ByPairs {  // bfloat16, in blocks of 16
-    static constexpr int64_t SIZE = 2, ROOM = 0;
+    static constexpr int64_t SIZE = 2, TILE_BYTES = 0;
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool more) {
         const uint8_t* w = static_cast<const uint8_t*>(a.weight) + (output * a.k + k * 16) * 2;
         return {w, more ? w + a.k * 32 : w, LINE, 16 * STEPS};
@@ -42,30 +42,30 @@ struct Pairs : ByPairs {  // bfloat16, in blocks of 16
 template <typename As, auto widen>
 struct Nibbles : As {
     static constexpr int64_t SIZE = std::is_same_v<As, ByBytes> ? 1 : 2;
-    static constexpr int64_t STRETCH = STEPS * LINE / SIZE, ROOM = STEPS * 32 * LINE;
+    static constexpr int64_t STRETCH = STEPS * LINE / SIZE, TILE_BYTES = STEPS * 32 * LINE;
     static int64_t block(const LinearArgs& a) { return nibbles_at(a, 32, 0) - nibbles_at(a, 0, 0); }
     static Ahead lies(const LinearArgs& a, int64_t output, int64_t k, bool) {
         const uint8_t* w = nibbles_at(a, output, k);
         const int64_t lines = bytes_of_nibbles(a, STRETCH) / LINE / 2 + 1;
         return {w, w + lines * LINE, LINE, lines};
     }
-    static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* room) {
-        widen(a, output, k, std::min(STRETCH, a.k - k), room);
-        return {room, room + 16 * LINE, LINE, 32 * LINE};
+    static Side tiles(const LinearArgs& a, int64_t output, int64_t k, bool, uint8_t* tiles_out) {
+        widen(a, output, k, std::min(STRETCH, a.k - k), tiles_out);
+        return {tiles_out, tiles_out + 16 * LINE, LINE, 32 * LINE};
     }
 };
 
-// A form as linear.h takes it. In a block of rows, behind a line for each with the scale and start
+// A GEMM as linear.h takes it. In a block of rows, behind a line for each with the scale and start
 // of bytes, a row has a line for each step; where a block has fewer rows than tiles, theirs are
 // whatever follows, and so are their sums, which nobody reads.
-template <typename Way>
+template <typename Source>
 struct Tiled {
     using X = uint8_t;
-    static constexpr bool BYTES = std::is_base_of_v<ByBytes, Way>, WIDENED = Way::ROOM > 0;
+    static constexpr bool BYTES = std::is_base_of_v<ByBytes, Source>, WIDENED = Source::TILE_BYTES > 0;
     static constexpr int ROWS = 32;
-    static constexpr bool ALIKE = false;
+    static constexpr bool EVEN_BLOCKS = false;
     static constexpr int64_t OUTPUTS = 256, BEYOND = 16 * LINE;
-    static int64_t row_size(const LinearArgs& a) { return LINE + a.k * Way::SIZE; }
+    static int64_t row_size(const LinearArgs& a) { return LINE + a.k * Source::SIZE; }
 
     static void take(const LinearArgs& a, int64_t row, int rows, X* taken) {
         for (int r = 0; r < rows; ++r)
@@ -77,7 +77,7 @@ struct Tiled {
                       int64_t first, int64_t outputs) {
         thread_local Scratch scratch;
         const int64_t panels = (outputs + 31) / 32, size = blocks.count * ROWS * 32;
-        float* const sums = scratch.room<float>(panels * size + Way::ROOM / 4);
+        float* const sums = scratch.get<float>(panels * size + Source::TILE_BYTES / 4);
         {
             const Tiles configured(blocks.count > 1 ? ROWS : blocks.size(0));
             multiply_units(a, taken, blocks, first, outputs, sums);
@@ -88,18 +88,18 @@ struct Tiled {
 
    private:
     static int64_t stretch(const LinearArgs& a, bool few) {
-        return few && !WIDENED ? a.k : STEPS * LINE / Way::SIZE;
+        return few && !WIDENED ? a.k : STEPS * LINE / Source::SIZE;
     }
 
     template <typename T>
-    static void take_row(const LinearArgs& a, int64_t row, X* taken, int64_t rows, int64_t place) {
-        X* const out = taken + rows * LINE + place * LINE;
+    static void take_row(const LinearArgs& a, int64_t row, X* taken, int64_t rows, int64_t index) {
+        X* const out = taken + rows * LINE + index * LINE;
         if constexpr (BYTES) {
             const Head head = round_row8<T>(
                 a, row, [&](int64_t i) { return out + i / LINE * LINE * rows + i % LINE; });
-            std::memcpy(taken + place * LINE, &head, sizeof head);
+            std::memcpy(taken + index * LINE, &head, sizeof head);
         } else {
-            const Stream<T> x = stream<T>(a, row);
+            const NormedRow<T> x = normed_row<T>(a, row);
             for (int64_t k = 0; k < a.k; k += 16)
                 x.at(k).store(reinterpret_cast<bf16*>(out + k / 32 * rows * LINE) + k % 32);
         }
@@ -112,7 +112,7 @@ struct Tiled {
         const bool few = blocks.count == 1;
         const int64_t most = stretch(a, few), panels = (outputs + 31) / 32;
         const int64_t stretches = (a.k + most - 1) / most;
-        X* const room = reinterpret_cast<X*>(sums + panels * blocks.count * ROWS * 32);
+        X* const tiles_out = reinterpret_cast<X*>(sums + panels * blocks.count * ROWS * 32);
         const auto weights = [&](int64_t unit) {
             const int64_t panel = few ? unit / stretches : unit % panels;
             const int64_t k = (few ? unit % stretches : unit / panels) * most;
@@ -120,13 +120,13 @@ struct Tiled {
         };
         for (int64_t i = 0; i < panels * stretches; ++i) {
             const Unit unit = weights(i), next = weights(std::min(i + 1, panels * stretches - 1));
-            const Side w = Way::tiles(a, unit.output, unit.k, unit.more, room);
-            const Ahead soon = few ? Way::lies(a, unit.output, unit.k, unit.more)
-                                   : Way::lies(a, next.output, next.k, next.more);
-            const int64_t steps = std::min(most, a.k - unit.k) * Way::SIZE / LINE;
+            const Side w = Source::tiles(a, unit.output, unit.k, unit.more, tiles_out);
+            const Ahead soon = few ? Source::lies(a, unit.output, unit.k, unit.more)
+                                   : Source::lies(a, next.output, next.k, next.more);
+            const int64_t steps = std::min(most, a.k - unit.k) * Source::SIZE / LINE;
             for (int64_t b = 0; b < blocks.count; ++b) {
                 const int64_t rows = blocks.size(b), step = rows * LINE;
-                const X* x = taken + blocks.start(b) * row_size(a) + step + unit.k * Way::SIZE * rows;
+                const X* x = taken + blocks.start(b) * row_size(a) + step + unit.k * Source::SIZE * rows;
                 const int kind = (unit.k > 0 ? 0 : 4) + (rows > 16 ? 2 : 0) + (unit.more ? 1 : 0);
                 make[kind]({x, x + 16 * LINE, LINE, step}, w, steps,
                            sums + (unit.panel * blocks.count + b) * ROWS * 32, 32,
@@ -155,20 +155,20 @@ struct Tiled {
 
     using Make = void (*)(const Side&, const Side&, int64_t, float*, int64_t, const Ahead&);
     static constexpr Make make[8] = {
-        add_block<Way, false, false, false>, add_block<Way, false, false, true>,
-        add_block<Way, false, true, false>,  add_block<Way, false, true, true>,
-        add_block<Way, true, false, false>,  add_block<Way, true, false, true>,
-        add_block<Way, true, true, false>,   add_block<Way, true, true, true>,
+        add_block<Source, false, false, false>, add_block<Source, false, false, true>,
+        add_block<Source, false, true, false>,  add_block<Source, false, true, true>,
+        add_block<Source, true, false, false>,  add_block<Source, true, false, true>,
+        add_block<Source, true, true, false>,   add_block<Source, true, true, true>,
     };
 
-    // Whole numbers in place of sums become what they stand for.
+    // Whole numbers in index of sums become what they stand for.
     template <typename T>
     static void finish_panels(const LinearArgs& a, const X* taken, int64_t row,
                               const RowBlocks& blocks, int64_t first, int64_t outputs,
                               const float* sums) {
         const int64_t size = blocks.count * ROWS * 32;
         int64_t block = 0;  // bytes of one that begins with scales
-        if constexpr (BYTES) block = Way::block(a);
+        if constexpr (BYTES) block = Source::block(a);
         const X* const scales = static_cast<const X*>(a.weight) + first / 32 * block;
         finish<T>(a, row, blocks.rows, first, outputs, [&](int64_t r) {
             const int64_t start = blocks.start(r / ROWS);
@@ -190,6 +190,6 @@ struct Tiled {
 void linear_bytes(const LinearArgs& a) { multiply<Tiled<Bytes>>(a); }
 void linear_bf16(const LinearArgs& a) { multiply<Tiled<Pairs>>(a); }
 void linear_nibbles(const LinearArgs& a) { multiply<Tiled<Nibbles<ByPairs, widen_to_pairs>>>(a); }
-void linear_spread_nibbles(const LinearArgs& a) {
+void linear_hadamard_nibbles(const LinearArgs& a) {
     multiply<Tiled<Nibbles<ByBytes, widen_to_bytes>>>(a);
 }

@@ -1,4 +1,4 @@
-// Brings weights into the order that their products read: see Format and linear_int.h. Once for each.
+// Packs weights into the layouts that the GEMMs read: see Format and linear_int.h. Runs once per weight.
 
 #include <algorithm>
 #include <cmath>
@@ -13,11 +13,11 @@ constexpr int64_t OUTPUTS = 32;  // of a block; those beyond the last become zer
 
 // Of eight codes of four bits, the first lowest: each byte gets one of the first and last four.
 uint32_t interleaved(uint32_t eight) {
-    const auto spread = [](uint32_t four) {
+    const auto deposit = [](uint32_t four) {
         const uint32_t two = (four | four << 8) & 0x00ff00ff;
         return (two | two << 4) & 0x0f0f0f0f;
     };
-    return spread(eight & 0xffff) | spread(eight >> 16) << 4;
+    return deposit(eight & 0xffff) | deposit(eight >> 16) << 4;
 }
 
 // The scale of an output's bytes where four bits become some: what `size` stands for, times 8, is 127
@@ -34,15 +34,15 @@ int64_t bytes_of_group(const PackArgs& a) {
     return OUTPUTS * (2 + (a.zeros ? 1 : 0)) + OUTPUTS / 2 * a.group;
 }
 
-bool is_whole(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
+bool is_float(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
 
 // Four bytes of each output side by side: a number, or two that lie next to each other.
 int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k : a.k / 2; }
 
 int64_t bytes_of_block(const PackArgs& a) {
-    if (is_whole(a)) return OUTPUTS * 4 * words_of_row(a);
-    if (a.format == Format::int8) return OUTPUTS * (4 + a.k);
-    const int64_t scales = a.format == Format::int4_spread ? OUTPUTS * 4 : 0;
+    if (is_float(a)) return OUTPUTS * 4 * words_of_row(a);
+    if (is_int8(a.format)) return OUTPUTS * (4 + a.k);
+    const int64_t scales = a.format == Format::int4_hadamard ? OUTPUTS * 4 : 0;
     return scales + a.k / a.group * bytes_of_group(a);
 }
 
@@ -63,7 +63,7 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     const uint8_t* codes = static_cast<const uint8_t*>(a.codes) + row * a.k / 2;
     const int64_t groups = a.k / a.group, output = row % OUTPUTS;
     const uint16_t* scale = static_cast<const uint16_t*>(a.scale) + row * groups;
-    if (a.format == Format::int4_spread) {
+    if (a.format == Format::int4_hadamard) {
         uint16_t largest = 0;
         for (int64_t g = 0; g < groups; ++g) largest = std::max<uint16_t>(largest, scale[g] & 0x7fff);
         const float bytes = scale_of_bytes(largest);
@@ -104,13 +104,13 @@ void pack_weight(const PackArgs& a) {
     parallel_for((a.n + OUTPUTS - 1) / OUTPUTS, a.threads, [&](int64_t number) {
         uint8_t* block = static_cast<uint8_t*>(a.out) + number * bytes;
         const int64_t first = number * OUTPUTS, end = std::min(first + OUTPUTS, a.n);
-        if (is_whole(a)) {
+        if (is_float(a)) {
             for (int64_t row = first; row < end; row += 16, block += bytes / 2)
                 pack_numbers(a, row, block);
             return;
         }
         if (end < first + OUTPUTS) std::memset(block, 0, static_cast<size_t>(bytes));
         for (int64_t row = first; row < end; ++row)
-            (a.format == Format::int8 ? pack_row8 : pack_row4)(a, row, block);
+            (is_int8(a.format) ? pack_row8 : pack_row4)(a, row, block);
     });
 }

@@ -38,7 +38,7 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
     const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
     const int64_t width = (count * group + lanes - 1) / lanes * lanes;
     thread_local Scratch own;
-    float* query = own.room<float>((2 * dim + KEYS + 4) * width + 2 * KEYS * dim);  // [dim, width]
+    float* query = own.get<float>((2 * dim + KEYS + 4) * width + 2 * KEYS * dim);  // [dim, width]
     float *sums = query + dim * width, *scores = sums + dim * width;
     float *positions = scores + KEYS * width, *most = positions + width;
     float *total = most + width, *by = total + width;

@@ -32,7 +32,7 @@ struct InPairs {
     }
 };
 
-// 16 lines of 16 numbers of 4 bytes: squares of 1, 2, 4 and 8 change places across the diagonal.
+// 16 lines of 16 numbers of 4 bytes: squares of 1, 2, 4 and 8 swap across the diagonal.
 inline void transpose(__m512i (&lines)[16]) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     each<4>(BODY(stage) {
@@ -132,7 +132,7 @@ struct Queries {
     int64_t group = a.heads / a.kv_heads, groups = (count * group + LANES - 1) / LANES;
 
     int64_t query(int64_t row) const { return std::min(row / group, count - 1); }
-    int64_t place(int64_t row, int64_t stride) const {  // in numbers
+    int64_t offset(int64_t row, int64_t stride) const {  // in numbers
         return (token + query(row)) * stride + (head * group + row % group) * a.head_dim;
     }
 };
@@ -148,7 +148,7 @@ struct Lanes {
             for (int64_t i = 0; i < 16; ++i) {
                 const int64_t r = row + lane + i;
                 rows[i] = static_cast<const bf16*>(queries.a.query) +
-                          queries.place(r, queries.a.query_stride);
+                          queries.offset(r, queries.a.query_stride);
                 positions[lane + i] = static_cast<float>(queries.position + queries.query(r));
             }
             take_columns(rows, queries.a.head_dim, query + lane * PAIR);
@@ -171,7 +171,7 @@ struct Lanes {
                 for (int64_t i = 0; i < std::min<int64_t>(16, rows - lane); ++i)
                     F32{_mm512_castsi512_ps(lines[i])}.store(
                         static_cast<bf16*>(queries.a.out) +
-                        queries.place(row + lane + i, queries.a.heads * dim) + d);
+                        queries.offset(row + lane + i, queries.a.heads * dim) + d);
             }
         }
     }
@@ -185,13 +185,13 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
     const Queries queries{a, token, position, count, head};
     const int64_t dim = a.head_dim, groups = queries.groups, floats = (dim + 3) * LANES;
     thread_local Scratch own, other;
-    float* const scores = own.room<float>((KEYS + 1) * LANES + groups * floats);
+    float* const scores = own.get<float>((KEYS + 1) * LANES + groups * floats);
     float* const by = scores + KEYS * LANES;
-    bf16* const weights = other.room<bf16>(KEYS * LANES + 3 * KEYS * dim + groups * dim * LANES);
-    bf16 *keys = weights + KEYS * LANES, *values = keys + KEYS * dim, *turned = values + KEYS * dim;
+    bf16* const weights = other.get<bf16>(KEYS * LANES + 3 * KEYS * dim + groups * dim * LANES);
+    bf16 *keys = weights + KEYS * LANES, *values = keys + KEYS * dim, *transposed = values + KEYS * dim;
     const auto lanes = [&](int64_t g) {
         float *const sums = by + LANES + g * floats, *const positions = sums + dim * LANES;
-        bf16* const query = turned + KEYS * dim + g * dim * LANES;
+        bf16* const query = transposed + KEYS * dim + g * dim * LANES;
         return Lanes{sums, positions, positions + LANES, positions + 2 * LANES, query};
     };
     for (int64_t g = 0; g < groups; ++g) lanes(g).begin(queries, g * LANES);
@@ -202,7 +202,7 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
         const int64_t some = std::min(KEYS, end - first), padded = (some + 31) / 32 * 32;
         take_rows<Code>(a.k_cache, blocks, head, first, some, padded, dim, keys);
         take_rows<Code>(a.v_cache, blocks, head, first, some, padded, dim, values);
-        transpose_values(values, padded, dim, turned);
+        transpose_values(values, padded, dim, transposed);
         for (int64_t g = 0; g < groups; ++g) {
             const Lanes at = lanes(g);
             const int64_t oldest = position + queries.query(g * LANES);
@@ -213,10 +213,10 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
             weigh_rows(scores, padded, LANES, first, masked, at.positions, static_cast<float>(window),
                        a.scale * LOG2_E, at.most, at.total, by, InPairs{weights});
             if (first == begin) {
-                add_product<true>(turned, dim, KEYS, weights, padded, at.sums);
+                add_product<true>(transposed, dim, KEYS, weights, padded, at.sums);
             } else {
                 rescale(by, dim, at.sums);
-                add_product<false>(turned, dim, KEYS, weights, padded, at.sums);
+                add_product<false>(transposed, dim, KEYS, weights, padded, at.sums);
             }
         }
     }

@@ -4,8 +4,9 @@
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
-// In int8 each 64 or 32 numbers were spread by a Hadamard matrix before they were rounded, as the
-// weight's were, and in int4_spread each 32. A start is where a sum of products begins, which takes the zero point of the weights out of it.
+// In int8_hadamard each 64 (or 32) numbers are rotated by a Hadamard matrix before they are rounded,
+// as the weight's were, and in int4_hadamard each 32. A start is the initial value of a sum of
+// products, which takes the zero point of the weights out of it.
 
 constexpr int64_t CHUNK = 32;  // k's with one scale of activations; 16 bits can sum so many
 #ifdef QUIRE_VNNI
@@ -18,7 +19,7 @@ constexpr int64_t CODES4 = CHUNK + 8;
 
 // A row of x, behind its norm if it has one.
 template <typename T>
-struct Stream {
+struct NormedRow {
     const T *x, *norm;
     float scale;
     F32 at(int64_t i) const {
@@ -28,7 +29,7 @@ struct Stream {
 };
 
 template <typename T>
-Stream<T> stream(const LinearArgs& a, int64_t row) {
+NormedRow<T> normed_row(const LinearArgs& a, int64_t row) {
     const T* x = static_cast<const T*>(a.x) + row * a.k;
     return {x, static_cast<const T*>(a.norm_weight), norm_factor(a, x)};
 }
@@ -75,25 +76,25 @@ inline int32_t start4(__m128i pair, bool zeros) {
 }
 
 // 32 numbers times a Hadamard matrix.
-inline void spread(F32& first, F32& second) {
+inline void hadamard32(F32& first, F32& second) {
     const F32 a = hadamard(first), b = hadamard(second);
     first = a + b, second = a - b;
 }
 
 template <typename T>
-void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t place) {
-    const Stream<T> x = stream<T>(a, row);
+void round_row4(const LinearArgs& a, int64_t row, uint8_t* block, int64_t rows, int64_t index) {
+    const NormedRow<T> x = normed_row<T>(a, row);
     for (int64_t i = 0; i < a.k; i += CHUNK, block += rows * CODES4) {
         F32 first = x.at(i), second = x.at(i + 16);
-        if (a.format == Format::int4_spread) spread(first, second);
+        if (a.format == Format::int4_hadamard) hadamard32(first, second);
         const F32 larger = max_magnitude(max_magnitude(F32::zero(), first), second);
         const float largest = magnitude(larger), scale = largest / 127.0f;
         const F32 inverse = F32::all(inverse_of(largest));
         const __m256i codes = bytes_of(first * inverse, second * inverse);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(block + place * CHUNK), codes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(block + index * CHUNK), codes);
         const int32_t start = start4(pair_sums(codes), a.format == Format::int4_zeros);
-        std::memcpy(block + rows * CHUNK + place * 4, &scale, 4);
-        std::memcpy(block + rows * CHUNK + rows * 4 + place * 4, &start, 4);
+        std::memcpy(block + rows * CHUNK + index * 4, &scale, 4);
+        std::memcpy(block + rows * CHUNK + rows * 4 + index * 4, &start, 4);
     }
 }
 
@@ -110,32 +111,38 @@ inline void store_wide(__m256i bytes, uint8_t* out) {
 #endif
 }
 
-// A row of k behind Hadamard matrices of 64 or 32; `at` gives 16 numbers of it. Returns what `magnitude` takes of all of them.
+// A row of k rotated by Hadamard matrices of `size` 64 or 32, or copied if it is 1; at(i): 16 of its
+// numbers. Returns what `magnitude` takes, of all of them.
 template <typename At>
-inline F32 spread_row(int64_t k, int64_t together, At at, float* out) {
+inline F32 rotate_row(int64_t k, int64_t size, At at, float* out) {
     F32 larger = F32::zero();
     const auto keep = [&](F32 v) {
         v.store(out);
         larger = max_magnitude(larger, v);
         out += 16;
     };
-    for (int64_t i = 0; i < k; i += together) {
+    if (size == 1) {
+        for (int64_t i = 0; i < k; i += 16) keep(at(i));
+        return larger;
+    }
+    for (int64_t i = 0; i < k; i += size) {
         F32 a = at(i), b = at(i + 16);
-        spread(a, b);
-        if (together == 32) {
+        hadamard32(a, b);
+        if (size == 32) {
             keep(a), keep(b);
             continue;
         }
         F32 c = at(i + 32), d = at(i + 48);
-        spread(c, d);
+        hadamard32(c, d);
         keep(a + c), keep(b + d), keep(a - c), keep(b - d);
     }
     return larger;
 }
 
-// Numbers of a row of k that are spread over each other, as its weight's are.
-constexpr int64_t spread_together(Format format, int64_t k) {
-    return format == Format::int8 && k % 64 == 0 ? 64 : 32;
+// Size of the Hadamard matrices by which rows of k are rotated before they are rounded to bytes.
+constexpr int64_t hadamard_size(Format format, int64_t k) {
+    if (format == Format::int8) return 1;
+    return format == Format::int8_hadamard && k % 64 == 0 ? 64 : 32;
 }
 
 // What a row's codes are multiplied by, and where a sum of their products begins.
@@ -147,17 +154,17 @@ struct Head {
 // to(i): where the 32 codes from the i-th on belong.
 template <typename T, typename To>
 Head round_row8(const LinearArgs& a, int64_t row, To to) {
-    const Stream<T> x = stream<T>(a, row);
+    const NormedRow<T> x = normed_row<T>(a, row);
     thread_local Scratch scratch;
-    float* const row_spread = scratch.room<float>(a.k);
+    float* const rotated = scratch.get<float>(a.k);
     const auto at = [&](int64_t i) { return x.at(i); };
-    const F32 larger = spread_row(a.k, spread_together(a.format, a.k), at, row_spread);
+    const F32 larger = rotate_row(a.k, hadamard_size(a.format, a.k), at, rotated);
     const float largest = magnitude(larger), scale = largest / 127.0f;
     const F32 inverse = F32::all(inverse_of(largest));
     __m256i sums = _mm256_setzero_si256();
     for (int64_t i = 0; i < a.k; i += CHUNK) {
         const __m256i codes =
-            bytes_of(F32::load(row_spread + i) * inverse, F32::load(row_spread + i + 16) * inverse);
+            bytes_of(F32::load(rotated + i) * inverse, F32::load(rotated + i + 16) * inverse);
         sums = _mm256_add_epi32(sums, four_sums(codes));
         store_wide(codes, to(i));
     }

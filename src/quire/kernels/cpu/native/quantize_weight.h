@@ -1,5 +1,5 @@
-// Weights rounded to 8 or 4 bits, as kernels/reference_quantized.py tells. Included inside a namespace,
-// behind dot512.h or dot256.h. Once for each weight, while a model is loaded.
+// Rounds weights to 8 or 4 bits, exactly as kernels/reference_quantized.py does. Included inside a
+// namespace, after dot512.h or dot256.h. Runs once per weight, while a model is loaded.
 
 inline void store_bytes(F32 a, int8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes_of(a));
@@ -16,14 +16,14 @@ void quantize_row8(const QuantizeArgs& a, int64_t row, Rounded out) {
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
     int8_t* codes = reinterpret_cast<int8_t*>(out.codes);
     thread_local Scratch scratch;
-    float* const spread = scratch.room<float>(a.k);
-    const int64_t together = spread_together(a.format, a.k);
-    const F32 share = F32::all(1.0f / static_cast<float>(together));
+    float* const rotated = scratch.get<float>(a.k);
+    const int64_t size = hadamard_size(a.format, a.k);
+    const F32 share = F32::all(1.0f / static_cast<float>(size));
     const auto at = [&](int64_t i) { return F32::load(w + i); };
-    const float largest = magnitude(spread_row(a.k, together, at, spread) * share);
+    const float largest = magnitude(rotate_row(a.k, size, at, rotated) * share);
     const float scale = largest == 0.0f ? 1.0f : largest / 127.0f;
     for (int64_t i = 0; i < a.k; i += 16)
-        store_bytes(F32::load(spread + i) * share / F32::all(scale), codes + i);
+        store_bytes(F32::load(rotated + i) * share / F32::all(scale), codes + i);
     *static_cast<float*>(out.scale) = scale;
 }
 
@@ -66,15 +66,16 @@ inline Fit fitted(const float* group, int64_t count, float scale) {
 template <typename T>
 void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
     thread_local Scratch scratch;
-    float* const group = scratch.room<float>(a.group);
-    const F32 share = F32::all(1.0f / 32);
+    float* const group = scratch.get<float>(a.group);
+    const bool rotates = a.format == Format::int4_hadamard;
+    const F32 share = F32::all(rotates ? 1.0f / 32 : 1.0f);
     const T* w = static_cast<const T*>(a.weight) + row * a.k;
     uint8_t* codes = out.codes;
     uint16_t* scales = static_cast<uint16_t*>(out.scale);
     for (int64_t k = 0; k < a.k; k += a.group, w += a.group) {
         for (int64_t i = 0; i < a.group; i += 32) {
             F32 first = F32::load(w + i), second = F32::load(w + i + 16);
-            spread(first, second);
+            if (rotates) hadamard32(first, second);
             (first * share).store(group + i), (second * share).store(group + i + 16);
         }
         const float largest = largest_of(group, a.group);
@@ -106,17 +107,18 @@ constexpr int64_t SIDE_BY_SIDE = 32;  // rows of a packed block
 template <typename T>
 void quantize_block(const QuantizeArgs& a, int64_t block) {
     thread_local Scratch codes, scale;
-    const bool bytes = a.format == Format::int8;
+    const bool bytes = is_int8(a.format);
     const int64_t first = block * SIDE_BY_SIDE, rows = std::min(SIDE_BY_SIDE, a.n - first);
     const int64_t row_codes = bytes ? a.k : a.k / 2, row_scale = bytes ? 4 : a.k / a.group * 2;
-    const Rounded all{codes.room<uint8_t>(SIDE_BY_SIDE * row_codes),
-                      scale.room<uint8_t>(SIDE_BY_SIDE * row_scale)};
+    const Rounded all{codes.get<uint8_t>(SIDE_BY_SIDE * row_codes),
+                      scale.get<uint8_t>(SIDE_BY_SIDE * row_scale)};
     for (int64_t row = 0; row < rows; ++row) {
         const Rounded out{all.codes + row * row_codes,
                           static_cast<uint8_t*>(all.scale) + row * row_scale};
         (bytes ? quantize_row8<T> : quantize_row4<T>)(a, source_row(first + row, a.half), out);
     }
-    const int64_t row_bytes = row_codes + row_scale + (bytes ? 0 : 4);  // see pack.cpp
+    const int64_t row_bytes =  // see pack.cpp
+        row_codes + row_scale + (a.format == Format::int4_hadamard ? 4 : 0);
     uint8_t* out = static_cast<uint8_t*>(a.out) + first * row_bytes;
     pack_weight({all.codes, all.scale, nullptr, out, rows, a.k, 0, a.group, a.format, 1});
 }

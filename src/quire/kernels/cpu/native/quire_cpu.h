@@ -10,7 +10,7 @@
 
 // Counts up with every change of what Python calls or of a structure; native.py has the same number,
 // and does not call a library that was built before the change.
-constexpr int32_t INTERFACE = 6;
+constexpr int32_t INTERFACE = 7;
 
 struct bf16 {
     uint16_t bits;
@@ -34,7 +34,7 @@ struct RmsNormArgs {
 
 struct RowsArgs {
     const void* x;         // [rows or more, size]
-    const int64_t* places; // [rows], which rows of x (block_maxima, block_masses)
+    const int64_t* indices; // [rows], which rows of x (block_maxima, block_masses)
     const float *peaks, *slopes;  // [rows] (block_masses)
     void* out;             // uint8 [rows], float [rows, size], [rows], float or int64 [rows, size / 64]
     int64_t* ids;          // [rows] (highest)
@@ -46,24 +46,28 @@ struct RowsArgs {
 enum class Epilogue : int32_t {
     store = 0,
     add = 1,   // to what `out` holds
-    silu = 2,  // silu(gate) * up, whose rows come in blocks of 16 by turns; out is half as wide
+    silu = 2,  // silu(gate) * up, whose rows are interleaved in blocks of 16; out is half as wide
 };
 
-// How a product's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
-// instructions take. n is a multiple of 16 (of 32 with silu), k of the step.
+// How a GEMM's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
+// instructions take. Python's NativeFormat (native_structs.py) has the same names and numbers. n is a multiple of 16 (of 32 with silu), k of the step.
 enum class Format : int32_t {
     f32 = 0,   // [n / 16, k, 16] float, k even
     bf16 = 1,  // [n / 16, k / 2, 16, 2] bf16
-    int8 = 2,  // these as linear_int.h tells; k is a multiple of 32
-    int4 = 3,
-    int4_zeros = 4,  // with zero points; without them they are 8
-    int4_spread = 5,  // without, of a weight behind Hadamard matrices of 32, as its rows have to be
+    int8 = 2,  // these as linear_int.h says; k is a multiple of 32
+    int8_hadamard = 3,  // of a weight rotated by Hadamard matrices of 64 (or 32), as rows are here
+    int4 = 4,
+    int4_zeros = 5,  // with zero points; without them they are 8
+    int4_hadamard = 6,  // without zero points, of a weight rotated by matrices of 32, as rows are here
 };
+constexpr bool is_int8(Format format) {
+    return format == Format::int8 || format == Format::int8_hadamard;
+}
 
 struct LinearArgs {
     const void* x;            // [rows, k]
     const void* norm_weight;  // [k], for RMSNorm of x's rows on the way in, or null
-    const void* weight;       // as `format` tells
+    const void* weight;       // packed as `format` says
     const void* bias;         // [n] or null, in the order of the weight's rows
     void* out;                // [rows, n], with silu [rows, n / 2]; not x
     int64_t rows, n, k;
@@ -75,7 +79,7 @@ struct LinearArgs {
     int32_t threads;
 };
 
-// Where a row of a packed weight comes from: with halves by turns 16 rows from each.
+// The row of the source that a row of a packed weight is: interleaved halves give 16 rows each in turn.
 inline int64_t source_row(int64_t row, int64_t half) {
     return half ? row / 32 * 16 + row / 16 % 2 * half + row % 16 : row;
 }
@@ -83,16 +87,16 @@ inline int64_t source_row(int64_t row, int64_t half) {
 struct QuantizeArgs {
     const void* weight;    // [n, k], k a multiple of 32
     void* out;             // what pack_weight makes of the codes and scales
-    int64_t n, k, half;    // half: of rows by turns (see source_row), else 0
+    int64_t n, k, half;    // half: of the rows if halves are interleaved (see source_row), else 0
     int32_t group;         // of four-bit weights: a multiple of 32
     Dtype dtype;           // of weight
-    Format format;         // int8 or int4_spread
+    Format format;         // one of int8 and int4, without zeros
     int32_t threads;
 };
 
 struct PackArgs {
     const void* codes;                  // or numbers of 4 or 2 bytes [n, k], in whose formats
-    const void *scale, *zeros;          // as kernels/operands.py tells; zeros may be null
+    const void *scale, *zeros;          // as kernels/operands.py says; zeros may be null
     void* out;
     int64_t n, k, half;                 // half: of numbers, as above
     int32_t group;                      // as above
@@ -112,7 +116,7 @@ struct RotaryArgs {
     int64_t tokens, stride;  // of the rows of `heads`, in numbers
     int32_t num_heads, kv_heads, head_dim, rotary_dim;
     float eps;
-    Dtype dtype, kept;     // of all but the caches, of the caches
+    Dtype dtype, cache_dtype;     // of all but the caches, of the caches
     int32_t threads;
 };
 
@@ -125,12 +129,12 @@ struct AttentionArgs {
     int32_t block_size, heads, kv_heads, head_dim;        // block_size: a power of two
     int32_t window;        // keys that a query sees, 0 for all
     float scale;
-    Dtype dtype, kept;     // of query and out, of the caches
+    Dtype dtype, cache_dtype;     // of query and out, of the caches
     int32_t threads;
 };
 
-// Decoder layers one after the other, for which Python would take its turn between any two products.
-struct Product {
+// Decoder layers one after the other, without a return to Python between any two GEMMs.
+struct LinearWeight {
     const void *weight, *bias;
     int64_t outputs;
     int32_t group;
@@ -140,21 +144,21 @@ struct LayerArgs {
     const void *norm, *mlp_norm;        // [hidden]
     const void *query_norm, *key_norm;  // [head_dim], or null
     void *k_cache, *v_cache;
-    Product qkv, o, gate_up, down;      // gate_up as Epilogue::silu takes it
+    LinearWeight qkv, o, gate_up, down;      // gate_up as Epilogue::silu takes it
     float eps, head_eps, scale;         // of both norms; of heads'; of scores
     int32_t window;
 };
 struct LayersArgs {
-    const void* rows;      // [tokens, hidden] behind the first norm of the first layer, or null
+    const void* rows;      // [tokens, hidden], normalised by the first layer's first norm, or null
     void* residual;        // [tokens, hidden], in and out
-    void* room;            // for each token the outputs of qkv, twice those of heads, half of gate_up's
+    void* workspace;            // for each token the outputs of qkv, twice those of heads, half of gate_up's
     const LayerArgs* layers;  // [count]
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;
     const int32_t *query_start, *seq_lens, *block_table;
     int64_t count, tokens, hidden, requests, table_stride;
     int32_t block_size, heads, kv_heads, head_dim, rotary_dim;
-    Dtype dtype, kept;
+    Dtype dtype, cache_dtype;
     int32_t threads;
 };
 
@@ -179,7 +183,7 @@ struct Kernels {
     void (*linear_int)(const LinearArgs&);  // with others
     void (*quantize)(const QuantizeArgs&);
     void (*rotary_write_kv)(const RotaryArgs&);
-    void (*attention)(const AttentionArgs&, Prompts);  // null for their own way for prompts
+    void (*attention)(const AttentionArgs&, Prompts);  // null for their own prefill kernel
     void (*exp)(const float*, float*, int64_t);
     void (*linear_bf16)(const LinearArgs&) = nullptr;  // these are library.cpp's choice
     Prompts (*prompts)(const AttentionArgs&) = nullptr;
@@ -187,15 +191,15 @@ struct Kernels {
 
 extern const Kernels kernels_avx2, kernels_avx512;
 
-// By the kernels that were chosen; these in turn by what a weight's format or a batch asks for.
+// Run by the kernels of the chosen instruction set, which depend on a weight's format and the batch.
 void run_layers(const Kernels& kernels, const LayersArgs& args);
 void run_linear(const Kernels& kernels, const LinearArgs& args);
 void run_attention(const Kernels& kernels, const AttentionArgs& args);
 
-// With VNNI products of bytes are others, and the rest is the same.
+// With VNNI the GEMMs with bytes differ, and the rest is the same.
 void linear_int_avx2_vnni(const LinearArgs& args);
 void linear_int_avx512_vnni(const LinearArgs& args);
-// And here those with bfloat16 weights.
+// With AVX-512 BF16, those with bfloat16 weights, too.
 void linear_avx512_bf16(const LinearArgs& args);
 // With tiles both, where sizes allow.
 void linear_int_amx(const LinearArgs& args);

@@ -45,8 +45,8 @@ inline void load_head(const T* x, const T* norm, float eps, int64_t dim, float* 
     }
 }
 
-// Turns the pairs (i, i + dim / 2); both halves of cos and sin are given, sin's with its sign.
-inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
+// Rotates the pairs (i, i + dim / 2); both halves of cos and sin are given, sin's with its sign.
+inline void rotate(float* x, const float* cos, const float* sin, int64_t dim) {
     const int64_t half = dim / 2;
     int64_t i = 0;
     for (; i + 16 <= half; i += 16) {
@@ -63,25 +63,25 @@ inline void turn(float* x, const float* cos, const float* sin, int64_t dim) {
 
 template <typename T, typename Code>
 void rotary_token(const RotaryArgs& a, int64_t token) {
-    const int64_t dim = a.head_dim, turned = a.rotary_dim, bytes = row_bytes<Code>(dim);
+    const int64_t dim = a.head_dim, rotary_dim = a.rotary_dim, bytes = row_bytes<Code>(dim);
     const T* heads = static_cast<const T*>(a.heads) + token * a.stride;
     T* query = static_cast<T*>(a.query) + token * a.num_heads * dim;
     const int64_t slot = a.slots[token] * a.kv_heads;
     float cos[MAX_DIM], sin[MAX_DIM], x[MAX_DIM];
-    for (int64_t i = 0; i < turned; ++i) {
-        cos[i] = widen(static_cast<const T*>(a.cos)[token * turned + i]);
-        sin[i] = widen(static_cast<const T*>(a.sin)[token * turned + i]);
+    for (int64_t i = 0; i < rotary_dim; ++i) {
+        cos[i] = widen(static_cast<const T*>(a.cos)[token * rotary_dim + i]);
+        sin[i] = widen(static_cast<const T*>(a.sin)[token * rotary_dim + i]);
     }
     for (int64_t head = 0; head < a.num_heads; ++head) {
         load_head(heads + head * dim, static_cast<const T*>(a.query_norm), a.eps, dim, x);
-        turn(x, cos, sin, turned);
+        rotate(x, cos, sin, rotary_dim);
         for (int64_t i = 0; i < dim; i += 16) F32::load(x + i).store(query + head * dim + i);
     }
     if (slot < 0) return;
     heads += a.num_heads * dim;
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         load_head(heads + head * dim, static_cast<const T*>(a.key_norm), a.eps, dim, x);
-        turn(x, cos, sin, turned);
+        rotate(x, cos, sin, rotary_dim);
         write_row<Code>(x, dim, static_cast<char*>(a.k_cache) + (slot + head) * bytes);
         load_head<T>(heads + (a.kv_heads + head) * dim, nullptr, 0.0f, dim, x);
         write_row<Code>(x, dim, static_cast<char*>(a.v_cache) + (slot + head) * bytes);
@@ -100,7 +100,7 @@ void rotary_as(const RotaryArgs& a) {
 
 template <typename T>
 void rotary_from(const RotaryArgs& a) {
-    switch (a.kept) {
+    switch (a.cache_dtype) {
         case Dtype::f32: return rotary_as<T, float>(a);
         case Dtype::bf16: return rotary_as<T, bf16>(a);
         case Dtype::fp8: return rotary_as<T, fp8>(a);

@@ -93,7 +93,7 @@ void over_blocks(const RowsArgs& a, F&& body) {
 
 void block_maxima(const RowsArgs& a) {
     over_blocks(a, [&](int64_t row, int64_t begin, int64_t end) {
-        const float* x = static_cast<const float*>(a.x) + a.places[row] * a.size;
+        const float* x = static_cast<const float*>(a.x) + a.indices[row] * a.size;
         float* out = static_cast<float*>(a.out) + row * (a.size / BLOCK);
         for (int64_t b = begin; b < end; ++b) out[b] = block_max(x + b * BLOCK, BLOCK);
     });
@@ -101,7 +101,7 @@ void block_maxima(const RowsArgs& a) {
 
 void block_masses(const RowsArgs& a) {
     over_blocks(a, [&](int64_t row, int64_t begin, int64_t end) {
-        const float* x = static_cast<const float*>(a.x) + a.places[row] * a.size;
+        const float* x = static_cast<const float*>(a.x) + a.indices[row] * a.size;
         auto* out = static_cast<int64_t*>(a.out) + row * (a.size / BLOCK);
         const F32 peak = F32::all(a.peaks[row]), slope = F32::all(a.slopes[row]);
         for (int64_t b = begin; b < end; ++b) {

@@ -12,9 +12,9 @@ class Scratch {
     Scratch(const Scratch&) = delete;
     ~Scratch() { free(); }
 
-    // Room for `count` items, on a cache line's border; what it held before is lost.
+    // Space for `count` items, on a cache line's border; what it held before is lost.
     template <typename T>
-    T* room(int64_t count) {
+    T* get(int64_t count) {
         const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
         if (bytes > size_) {
             free();

@@ -129,7 +129,7 @@ struct ByPairs {
 
 // Up to two tiles of rows by two of columns of sums: from zero, or from what `sums` [.., ld] hold,
 // the products of `steps` tiles each, in their order.
-template <typename Way, bool from_zero, bool more_rows, bool more_columns>
+template <typename Dot, bool from_zero, bool more_rows, bool more_columns>
 void add_block(const Side& rows, const Side& columns, int64_t steps, float* sums, int64_t ld,
                const Ahead& ahead) {
     float* const below = sums + 16 * ld;
@@ -145,12 +145,12 @@ void add_block(const Side& rows, const Side& columns, int64_t steps, float* sums
         ahead.ask(i);
         Tiles::load<B0>(columns.first + i * columns.step, columns.stride);
         Tiles::load<A0>(rows.first + i * rows.step, rows.stride);
-        Way::template add<C00, A0, B0>();
+        Dot::template add<C00, A0, B0>();
         if constexpr (more_columns) Tiles::load<B1>(columns.second + i * columns.step, columns.stride);
-        if constexpr (more_columns) Way::template add<C01, A0, B1>();
+        if constexpr (more_columns) Dot::template add<C01, A0, B1>();
         if constexpr (more_rows) Tiles::load<A1>(rows.second + i * rows.step, rows.stride);
-        if constexpr (more_rows) Way::template add<C10, A1, B0>();
-        if constexpr (more_rows && more_columns) Way::template add<C11, A1, B1>();
+        if constexpr (more_rows) Dot::template add<C10, A1, B0>();
+        if constexpr (more_rows && more_columns) Dot::template add<C11, A1, B1>();
     }
     Tiles::store<C00>(sums, 4 * ld);
     if constexpr (more_columns) Tiles::store<C01>(sums + 16, 4 * ld);

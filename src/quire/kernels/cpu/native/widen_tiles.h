@@ -15,7 +15,7 @@ inline int64_t bytes_of_nibbles(const LinearArgs& a, int64_t count) {
     return count * 16 + (count + a.group - 1) / a.group * (has_zeros(a) ? 96 : 64);
 }
 inline const uint8_t* nibbles_at(const LinearArgs& a, int64_t output, int64_t k) {
-    const int64_t scales = a.format == Format::int4_spread ? 128 : 0;
+    const int64_t scales = a.format == Format::int4_hadamard ? 128 : 0;
     return static_cast<const uint8_t*>(a.weight) +
            output / 32 * (scales + bytes_of_nibbles(a, a.k)) + scales +
            k / a.group * bytes_of_nibbles(a, a.group);

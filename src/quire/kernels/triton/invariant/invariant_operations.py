@@ -101,6 +101,6 @@ def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callabl
     """The operations of a device, without those that depend on the batch."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
-        "linear": linear, "linear_fp8": linear_fp8, "rms_norm_linear": rms_norm_linear,
+        "linear": linear, "rms_norm_linear": rms_norm_linear,
         "linear_silu": linear_silu, "linear_add_norm": linear_add_norm, "attention": attention,
     }  # fmt: skip

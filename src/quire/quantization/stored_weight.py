@@ -1,0 +1,62 @@
+"""The format of a stored weight as metadata beside its tensors. No torch at import.
+
+Owns the JSON object that travels with a weight in files of prepared weights, both ways. A weight's
+format is read from it and never guessed from data types or shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from quire.kernels.cpu.native_structs import NativeFormat
+from quire.kernels.operands import Fp8Weight, Int4Weight, Int8Weight, PackedWeight, QuantSpec
+from quire.quantization.fp8 import Fp8
+from quire.quantization.int4 import Int4
+from quire.quantization.int8 import Int8
+from quire.quantization.weight_format import WeightFormat
+
+Description = Mapping[str, Any]  # as JSON has it
+
+_FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}
+_SIZES = ("outputs", "inputs", "group")  # of a packed weight
+
+
+def describe(weight: Any) -> Description:
+    """The format of what `linear` takes: a plain tensor, canonical rows or a packed weight."""
+    if isinstance(weight, PackedWeight):
+        sizes = {name: getattr(weight, name) for name in _SIZES}
+        return {"layout": "packed", "format": NativeFormat(weight.format).name, **sizes}
+    if isinstance(weight, Fp8Weight | Int8Weight | Int4Weight):
+        return {"layout": "rows", **dataclasses.asdict(weight.spec)}
+    return {"layout": "plain"}
+
+
+def tensors_of(weight: Any) -> dict[str, Any]:
+    """The tensors of a weight, by the names under which they are stored."""
+    if isinstance(weight, PackedWeight):
+        return {"packed": weight.packed}
+    if isinstance(weight, Fp8Weight | Int8Weight | Int4Weight):
+        names = ("codes", "scale", "zeros")
+        found = {name: getattr(weight, name, None) for name in names}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+    return {"weight": weight}
+
+
+def restore(description: Description, tensors: Mapping[str, Any]) -> Any:
+    """The weight that was described, from its tensors or arrays by name.
+
+    Raises LookupError for a description or a tensor that is missing or unknown.
+    """
+    layout = description["layout"]
+    if layout == "plain":
+        return tensors["weight"]
+    if layout == "packed":
+        sizes = {name: int(description[name]) for name in _SIZES}
+        packed, found = tensors["packed"], NativeFormat[description["format"]]
+        return PackedWeight(packed, **sizes, format=found)
+    spec = {key: value for key, value in description.items() if key != "layout"}
+    if layout != "rows" or spec.keys() != {field.name for field in dataclasses.fields(QuantSpec)}:
+        raise LookupError(f"the weight format {dict(description)} is not known")
+    return _FORMATS[spec["codes"]](QuantSpec(**spec)).rows(tensors)
