@@ -91,7 +91,7 @@ def apart(step: Step, stream: ResidualState, weight: Any, turning: RopeWriteKV) 
     fused = triton_operations.rms_norm_linear(stream, weight, None)
     query = triton_operations.rope_write_kv(*turning.operands(fused))
     params = AttentionParams(step.model.head_dim**-0.5)
-    way = triton_attention.decode_way(query, turning.k_cache, params)
+    way = triton_attention.choose_decode_config(query, turning.k_cache, params)
     make = functools.partial(
         triton_attention.make_plan, step.layout, 0, way, 32, step.model.kv_heads
     )

@@ -246,7 +246,7 @@ def _prefill_way(row: Result) -> str:
 
     return (
         "keys"
-        if attention_config.hopper_rule(_cache(row), row["tokens"], 4, 132).split
+        if attention_config.choose_hopper_config(_cache(row), row["tokens"], 4, 132).split
         else "queries"
     )
 

@@ -98,7 +98,7 @@ def timed_kernels(clocks: Clocks) -> Kernels:
     names = [field.name for field in fields(Kernels)]
     if not kernels.fuses:  # which layers tell by this one
         names.remove("rms_norm_linear")
-    if not kernels.turns:  # and by this one
+    if not kernels.fuses_rope:  # and by this one
         names.remove("qkv_rope_write_kv")
     return replace(
         kernels, **{name: clocks.wrap(f"op {name}", getattr(kernels, name)) for name in names}

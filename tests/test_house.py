@@ -57,7 +57,6 @@ KNOWN_UPWARD_IMPORTS = {
     ("quire.engine.frontend.engine_thread", "quire.engine.startup.start_engine"),
     ("quire.engine.gpu.device_runner", "quire.engine.startup.torch_model"),
     ("quire.engine.gpu.step_work", "quire.engine.startup.torch_model"),
-    ("quire.kernels.triton.step.elementwise", "quire.kernels.triton.gemm.skinny_gemm_kernel"),
     ("quire.models.checkpoints.safetensors_writer", "quire.models.prepared.prepared_files"),
 }
 

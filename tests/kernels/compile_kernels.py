@@ -20,11 +20,11 @@ from quire.kernels.triton.attention.prefill_attention import prefill_attention_k
 from quire.kernels.triton.compile.aot_compile import Compiled, compile_kernel
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
 from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
-from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_rows_kernel
+from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
 from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel, tile_layout
-from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_tiles_kernel
+from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_kernel
 from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
-from quire.kernels.triton.invariant.hopper_split_attention import hopper_pieces_kernel
+from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 from quire.kernels.triton.invariant.invariant_attention import invariant_attention_kernel
 from quire.kernels.triton.invariant.invariant_gemm import tile_gemm_kernel
 from quire.kernels.triton.ops.paged_attention import plan_kernel
@@ -42,7 +42,7 @@ def plan(capability: int) -> Compiled:
     numbers = dict.fromkeys(["num_requests", "num_programs", "min_units"], "i32")
     constants = {"KEY_TILE": 64, "QUERY_TILE": 16, "WINDOW": 0, "NUM_KV_HEADS": 8, "DECODES": True}
     constants |= {"BLOCK_B": 256, "BLOCK_P": 16, "MEMBERS": 16}
-    names += ["places_ptr", "lens_ptr"]
+    names += ["shared_index_ptr", "lens_ptr"]
     types = dict.fromkeys(names, INTS) | numbers
     return compile_kernel(plan_kernel, types, constants, capability, num_warps=4)
 
@@ -153,7 +153,7 @@ def rows(capability: int) -> Compiled:
     }  # fmt: skip
     constants = {"STAGES": 3, "TILES": 1, "SPLIT": 4, "EVERY": 8}
     return compile_kernel(
-        hopper_rows_kernel, types, constants, capability, num_warps=8, launch_pdl=True
+        hopper_fp8_gemm_kernel, types, constants, capability, num_warps=8, launch_pdl=True
     )
 
 
@@ -168,7 +168,7 @@ def rows_in_order(capability: int) -> Compiled:
     constants: dict[str, Any] = {"x_scale_ptr": None, "w_scale_ptr": None}
     constants |= {"STAGES": 4, "TILES": 1, "SPLIT": 1, "EVERY": 0}
     return compile_kernel(
-        hopper_rows_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+        hopper_fp8_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
 
 
@@ -185,7 +185,7 @@ def many(capability: int, kind: str = "bf16") -> Compiled:
     }  # fmt: skip
     constants: dict[str, Any] = {"STAGES": 4, "IN_LINE": 8}
     return compile_kernel(
-        hopper_tiles_kernel, types, constants, capability, num_warps=4, launch_pdl=True
+        hopper_ordered_gemm_kernel, types, constants, capability, num_warps=4, launch_pdl=True
     )
 
 
@@ -209,7 +209,7 @@ ATTENTION = {
 }
 NO_CHANGE: dict[str, str] = {}
 NO_OPTIONS: dict[str, Any] = {}
-SHARED = ["places_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr", "shared_plan_ptr"]
+SHARED = ["shared_index_ptr", "lens_ptr", "shared_sums_ptr", "shared_stats_ptr", "shared_plan_ptr"]
 NOTHING_SHARED = dict.fromkeys(SHARED) | {"HAS_SHARED": False, "MEMBERS": 16}
 FP8_CACHE = dict.fromkeys(["k_ptr", "v_ptr"], "*fp8e4nv")
 SHAPE: dict[str, Any] = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "TILE": 64, "WINDOW": 0}
@@ -292,14 +292,14 @@ def pieces(capability: int) -> Compiled:
 def hopper_pieces(capability: int, window: int = 0) -> Compiled:
     """The same for Hopper; a window's sees 64 dimensions a head."""
     head_dim = 64 if window else 128
-    names = hopper_pieces_kernel.arg_names
+    names = hopper_split_attention_kernel.arg_names
     types = ATTENTION | boxes_of("bf16", head_dim) | {"part_ptr": "*fp32", "counter_ptr": INTS}
     types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
     cut = {"TILE": 64, "PIECE": 256, "SLOTS": 384 // head_dim, "FIELDS": 8, "WINDOW": window}
     return compile_kernel(
-        hopper_pieces_kernel,
+        hopper_split_attention_kernel,
         types,
         shape | cut,
         capability,
@@ -350,7 +350,7 @@ def hopper(capability: int, kind: str = "bf16", *, split: bool = True) -> Compil
     types = {name: kind for name, kind in ATTENTION.items() if name in names}
     types |= boxes_of(kind, 64)
     shape = {"NUM_HEADS": 8, "GROUP": 4, "HEAD_DIM": 64, "BLOCK_SIZE": 16, "WINDOW": 0}
-    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 4, "SPLIT": split, "TURNS": not split}
+    cut = {"FIELDS": 8, "TILE": 64, "SLOTS": 4, "SPLIT": split, "PING_PONG": not split}
     return compile_kernel(hopper_prefill_kernel, types, shape | cut, capability, num_warps=4)
 
 
@@ -366,7 +366,7 @@ def hopper_decode(capability: int, kind: str = "fp8e4nv") -> Compiled:
     """
     names = hopper_decode_kernel.arg_names
     types = ATTENTION | boxes_of(kind, 128) | {"partial_ptr": "*fp32"}
-    types |= dict.fromkeys(["counter_ptr", "runs_ptr", "places_ptr", "lens_ptr"], INTS)
+    types |= dict.fromkeys(["counter_ptr", "runs_ptr", "shared_index_ptr", "lens_ptr"], INTS)
     types |= {"shared_sums_ptr": "*fp32", "shared_stats_ptr": "*fp32", "shared_plan_ptr": INTS}
     types |= dict.fromkeys(["min_units", "num_tokens", "plan_is_fresh", "opens_early"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
@@ -446,7 +446,7 @@ def sampling(kernel: Any, constants: dict[str, int], num_warps: int, capability:
     names = dict.fromkeys(["rows_ptr", "status_ptr", "tokens_ptr", "positions_ptr"], INTS)
     names |= dict.fromkeys(["counters_ptr", "bin_counts_ptr", "listed_ptr"], INTS)
     names |= dict.fromkeys(["best_ptr", "masses_ptr", "bin_masses_ptr"], "*i64")
-    names |= dict.fromkeys(["wishes_ptr", "aims_ptr"], "*i64")
+    names |= dict.fromkeys(["params_ptr", "aims_ptr"], "*i64")
     names |= dict.fromkeys(["logits_ptr", "scales_ptr", "lowest_ptr"], "*fp32")
     names |= dict.fromkeys(["stride", "vocab", "num_pieces"], "i32")
     types = {name: kind for name, kind in names.items() if name in kernel.arg_names}

@@ -90,7 +90,7 @@ def test_prefixes_that_several_begin_with(heads: tuple[int, int, int], kept: tor
     wide = query.float(), k_cache.float(), v_cache.float()
     expected = reference.attention(*wide, layout, params)
     caches = k_cache.cuda(), v_cache.cuda()
-    way = paged_attention.decode_way(query.cuda(), caches[0], params)
+    way = paged_attention.choose_decode_config(query.cuda(), caches[0], params)
     assert isinstance(way, HopperDecodeConfig)
     out = paged_attention.attention(query.cuda(), *caches, on_device(layout), params)
     assert (out.cpu()[:-1] - expected[:-1]).norm() / expected[:-1].norm() < LIMITS[kept]
@@ -139,9 +139,9 @@ def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     served = torch.empty(4, 16, 2, 128, device="cuda").to(reference.FP8)
     plain = AttentionParams(0.1)
     for taken in ((query, served), (query, served.bfloat16())):
-        assert isinstance(paged_attention.decode_way(*taken, plain), HopperDecodeConfig)
+        assert isinstance(paged_attention.choose_decode_config(*taken, plain), HopperDecodeConfig)
         for params in NOT_PLAIN:
-            assert isinstance(paged_attention.decode_way(*taken, params), DecodeConfig)
+            assert isinstance(paged_attention.choose_decode_config(*taken, params), DecodeConfig)
     caches = served.half(), served[:, :, :, :80], served[:, :12], served[:, :, :1]
     for left in [(query, cache) for cache in caches] + [(query.half(), served)]:
-        assert isinstance(paged_attention.decode_way(*left, plain), DecodeConfig)
+        assert isinstance(paged_attention.choose_decode_config(*left, plain), DecodeConfig)

@@ -102,13 +102,15 @@ def test_what_it_does_not_serve_is_left_to_the_other_kernel() -> None:
     query = torch.empty(500, 8, 128, dtype=torch.bfloat16, device="cuda")
     served = torch.empty(4, 16, 2, 128, dtype=torch.bfloat16, device="cuda")
     plain = AttentionParams(0.1)
-    short = paged_attention.prefill_way(query, served, plain, has_few_keys=True)
+    short = paged_attention.choose_prefill_config(query, served, plain, has_few_keys=True)
     assert not isinstance(short, HopperConfig)
     for taken in ((query, served), (query.half(), served.half())):
-        assert isinstance(paged_attention.prefill_way(*taken, plain), HopperConfig)
+        assert isinstance(paged_attention.choose_prefill_config(*taken, plain), HopperConfig)
         for params in NOT_PLAIN:
-            assert not isinstance(paged_attention.prefill_way(*taken, params), HopperConfig)
+            assert not isinstance(
+                paged_attention.choose_prefill_config(*taken, params), HopperConfig
+            )
     caches = served.float(), served[:, :, :, :80], served[:, :12], served[:, :, :1]
     refused = [(query, cache) for cache in caches] + [(query.half(), served.to(reference.FP8))]
     for left in refused:
-        assert not isinstance(paged_attention.prefill_way(*left, plain), HopperConfig)
+        assert not isinstance(paged_attention.choose_prefill_config(*left, plain), HopperConfig)

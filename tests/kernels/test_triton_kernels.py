@@ -270,7 +270,7 @@ def test_norm_and_silu_round_to_fp8_what_they_would_have_stored(
     same_rounding(ours, stored)
     pairs = moved(normal(tokens, 2 * size, dtype=dtype, seed=2) * 3)
     same_rounding(
-        elementwise.silu_and_mul_fp8(pairs), elementwise.silu_and_mul(pairs, by_turns=True)
+        elementwise.silu_and_mul_fp8(pairs), elementwise.silu_and_mul(pairs, interleaved=True)
     )
 
 
@@ -317,7 +317,7 @@ def test_layers_round_where_rows_are_made_as_they_would_before_products(tokens: 
     assert torch.equal(triton_operations.normalized_rows(rounded), rows)
     pairs = triton_operations.linear(rows, gate_up, None)
     assert torch.equal(triton_operations.rms_norm_linear(rounded, gate_up, None), pairs)
-    exact = triton_operations.linear(elementwise.silu_and_mul(pairs, by_turns=True), down, None)
+    exact = triton_operations.linear(elementwise.silu_and_mul(pairs, interleaved=True), down, None)
     assert torch.equal(triton_operations.linear(hidden, down, None), exact)
 
 

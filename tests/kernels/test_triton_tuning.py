@@ -236,7 +236,7 @@ def test_keys_of_prompts_are_shared_out_where_that_was_faster() -> None:
         dtype = reference.FP8 if row["kept"] == "fp8" else torch.bfloat16
         head_dim = 128 if row["model"] == "8b" else 64
         cache = torch.empty(1, 16, 8, head_dim, dtype=dtype, device="meta")
-        way = attention_config.hopper_rule(cache, row["tokens"], 4, H200)
+        way = attention_config.choose_hopper_config(cache, row["tokens"], 4, H200)
         assert way.split == (row["us"]["keys"] < 0.95 * row["us"]["queries"]), row["batch"]
 
 

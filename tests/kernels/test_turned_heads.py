@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from twins import normal, turning_case
+from twins import normal, rope_case
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, HeadNorms, ResidualState, RopeWriteKV
@@ -17,7 +17,7 @@ from quire.kernels.triton.gemm.gemm_tuning import product_config, rope_gemm_conf
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.skinny_gemm import (
-    has_ring,
+    has_hopper_gpu,
     multiplies_fp8,
     skinny_gemm,
     skinny_gemm_rope,
@@ -57,9 +57,9 @@ def test_heads_are_those_of_two_kernels(
     if itemsize == 1:
         weight = Fp8Weight(*reference.quantize_fp8(weight))
     bias = normal(n, dtype=DTYPE, seed=4).to(DEVICE)
-    turning = on_device(turning_case(m, heads, heads[2], norms, DTYPE), itemsize)
+    turning = on_device(rope_case(m, heads, heads[2], norms, DTYPE), itemsize)
     ways = [way for way in SKINNY if whole(way, heads)]
-    if ON_GPU and has_ring(DEVICE) and heads[2] >= 64:
+    if ON_GPU and has_hopper_gpu(DEVICE) and heads[2] >= 64:
         ways += [way for way in RINGS if whole(way, heads)]
     assert ways
     for way in ways:

@@ -77,7 +77,7 @@ def rotary_case(
     return fused, HeadNorms(*weights, 1e-5) if norms else None, cos, sin, k_cache, v_cache, slots
 
 
-def turning_case(
+def rope_case(
     tokens: int, heads: tuple[int, int, int], rotary_dim: int, norms: bool, dtype: torch.dtype
 ) -> RopeWriteKV:
     """What of them does not come from a product; every third token is padding."""
@@ -291,7 +291,7 @@ def _linear_turned(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         num_rows = (heads[0] + 2 * heads[1]) * heads[2]
         for stream, _, bias in _products(dtype):
             tokens = len(stream.residual)
-            turning = turning_case(tokens, heads, rotary_dim, norms, dtype)
+            turning = rope_case(tokens, heads, rotary_dim, norms, dtype)
             weight = normal(num_rows, 96, dtype=dtype, seed=6) / 10
             if bias is not None:
                 bias = normal(num_rows, dtype=dtype, seed=7)

@@ -36,7 +36,7 @@ class SharedPrefixes:
     """
 
     num_tiles: Tensor  # int32 [1], in use
-    places: Tensor  # int32 [B], each request's in `rows`; -1 for one that shares nothing
+    index: Tensor  # int32 [B], each request's in `rows`; -1 for one that shares nothing
     rows: Tensor  # int32 [C * SHARED_MEMBERS], which request stands there; -1 for none
     lens: Tensor  # int32 [C], tokens that all of a tile's requests begin with
 

@@ -68,7 +68,7 @@ class Kernels:
         return self.rms_norm_linear is not reference.rms_norm_linear
 
     @property
-    def turns(self) -> bool:
+    def fuses_rope(self) -> bool:
         """Whether it has one for a product whose results are heads, too."""
         return self.qkv_rope_write_kv is not reference.qkv_rope_write_kv
 

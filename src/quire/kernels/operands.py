@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -91,11 +90,6 @@ class AttentionParams:
     def is_plain(self) -> bool:
         """Whether it has neither a soft cap nor sinks, which few kernels implement."""
         return self.soft_cap is None and self.sinks is None
-
-    @property
-    def kind(self) -> Hashable:
-        """What decides which kernels are launched: equal for layers that launch the same ones."""
-        return self.scale, self.window, self.soft_cap, self.sinks is not None
 
 
 @dataclass(frozen=True, slots=True)

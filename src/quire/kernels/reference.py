@@ -287,10 +287,10 @@ def qkv_rope_write_kv(
     x: ResidualState,
     weight: LinearWeight,
     bias: Tensor | None,
-    turning: RopeWriteKV,
+    rope: RopeWriteKV,
 ) -> Tensor:
     """The product that makes a stream's heads, then `rope_write_kv`: queries [T, Hq, D]."""
-    return rope_write_kv(*turning.operands(rms_norm_linear(x, weight, bias)))
+    return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
 def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:

@@ -58,7 +58,7 @@ def weights(depth: Singles) -> Singles:
     return np.trunc(value, out=value)
 
 
-def deepest_kept(min_p: Floats) -> Singles:
+def min_p_depth(min_p: Floats) -> Singles:
     """The most halvings at which min-p keeps a token: infinite where min_p is 0; [N]."""
     with np.errstate(divide="ignore"):
         return -np.log2(min_p).astype(np.float32)

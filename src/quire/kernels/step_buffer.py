@@ -33,7 +33,7 @@ class Step(Generic[Buffer]):
     sample_tokens: Buffer  # [R], after which of the T tokens one is drawn
     sample_rows: Buffer  # [R], whose it is; -1 where none is drawn on the device
     sample_positions: Buffer  # [R], where the drawn token will stand in its row
-    shared_places: Buffer  # [R], see `SharedPrefixes`, whose tiles are C
+    shared_index: Buffer  # [R], see `SharedPrefixes`, whose tiles are C
     shared_rows: Buffer  # [C * SHARED_MEMBERS]
     shared_lens: Buffer  # [C]
     token_ids: Buffer  # [T], -1: the token drawn last for this row

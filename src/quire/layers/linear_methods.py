@@ -105,7 +105,7 @@ class FusedLinearMethod(LinearMethod):
 
     def apply_rope_write_kv(self, layer: LinearBase, x: ResidualState, rope: RopeWriteKV) -> Tensor:
         """Norm, linear operation, RoPE and KV write in one kernel, if there is one: [T, Hq, D]."""
-        if not self.kernels.turns:
+        if not self.kernels.fuses_rope:
             return super().apply_rope_write_kv(layer, x, rope)
         return self.kernels.qkv_rope_write_kv(x, self.operand, layer.bias, rope)
 

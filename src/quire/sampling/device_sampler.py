@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.array_types import Ints
 from quire.kernels import sampling_math
-from quire.kernels.triton.sampling.draw_kernels import WISH_WORDS, Cut, Scratch, sample
+from quire.kernels.triton.sampling.draw_kernels import PARAM_WORDS, Cut, Scratch, sample
 from quire.sampling.sampling_state import Need, SamplingState
 
 _DRAW = int(Need.RANDOM | Need.FILTER)
@@ -39,8 +39,8 @@ class DeviceSampler:
         cut: Cut | None = None,
     ) -> None:
         self._state = state
-        self._wishes = torch.zeros(max_num_seqs, WISH_WORDS, dtype=torch.int64, device=device)
-        self._sent = np.zeros((max_num_seqs, WISH_WORDS), np.int64)  # what is there
+        self._wishes = torch.zeros(max_num_seqs, PARAM_WORDS, dtype=torch.int64, device=device)
+        self._sent = np.zeros((max_num_seqs, PARAM_WORDS), np.int64)  # what is there
         self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
         self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
 
@@ -76,11 +76,11 @@ class DeviceSampler:
         return sample(logits, rows, positions, self._wishes, self._scratch)
 
     def _words(self, rows: Ints) -> Ints:
-        """The wishes of rows [N] as the kernels read them: int64 [N, WISH_WORDS].
+        """The wishes of rows [N] as the kernels read them: int64 [N, PARAM_WORDS].
 
         Of a greedy row they read no numbers; so all greedy rows have the same ones.
         """
-        words = np.zeros((len(rows), WISH_WORDS), np.int64)
+        words = np.zeros((len(rows), PARAM_WORDS), np.int64)
         words.view(np.float32)[:, 2] = _PLAIN_SLOPE
         drawn = np.flatnonzero(self._state.needs[rows] & _DRAW)
         if len(drawn):
@@ -89,12 +89,12 @@ class DeviceSampler:
 
     def _drawn_words(self, rows: Ints) -> Ints:
         params = self._state.gather(rows)
-        words = np.zeros((len(rows), WISH_WORDS), np.int64)
+        words = np.zeros((len(rows), PARAM_WORDS), np.int64)
         halves = words.view(np.int32)  # the lower half of each word first
         halves[:, 0] = self._state.needs[rows] & _DRAW
         halves[:, 1] = params.top_k
         words.view(np.float32)[:, 2] = sampling_math.slope(params.temperature)
-        words.view(np.float32)[:, 3] = sampling_math.deepest_kept(params.min_p)
+        words.view(np.float32)[:, 3] = sampling_math.min_p_depth(params.min_p)
         shares = np.where(params.top_p < 1.0, params.top_p, 0.0)
         words[:, 2] = sampling_math.share_bits(shares).view(np.int64)
         words[:, 3] = self._state.seeds[rows]
@@ -106,13 +106,13 @@ class _Buffer:
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
-        shape = (num_rows, 1 + WISH_WORDS)
+        shape = (num_rows, 1 + PARAM_WORDS)
         self._host = torch.zeros(shape, dtype=torch.int64, pin_memory=on_gpu)
         self._device = torch.zeros(shape, dtype=torch.int64, device=device)
         self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, words: Ints) -> Tensor:
-        """Copy words [N, 1 + WISH_WORDS] to the device, in the stream's order."""
+        """Copy words [N, 1 + PARAM_WORDS] to the device, in the stream's order."""
         if self._copied is not None:
             self._copied.synchronize()  # the last copy from here has long been made
         count = len(words)

@@ -75,7 +75,7 @@ def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints
     depth [N, W]: halvings, in ascending order; cumulative: the running sum of the weights.
     """
     width = depth.shape[1]
-    likely = _count(depth <= sampling_math.deepest_kept(params.min_p)[:, None])
+    likely = _count(depth <= sampling_math.min_p_depth(params.min_p)[:, None])
     head = np.where(likely < width, np.minimum(likely, params.top_k), params.top_k).astype(np.int64)
     mass = np.where(head <= width, _at(cumulative, np.minimum(head, width) - 1), totals)
     needed = np.where(mass == _UNKNOWN, cumulative[:, -1] + 1, _needed(mass, params.top_p))

@@ -51,7 +51,7 @@ class SharedTiles:
         self._block_size = block_size
         self._known = b""
         self.num_tiles = 0
-        self.places = np.full(num_rows, -1, np.int32)
+        self.index = np.full(num_rows, -1, np.int32)
         self.rows = np.full((num_tiles, SHARED_MEMBERS), -1, np.int32)
         self.lens = np.zeros(num_tiles, np.int32)
 
@@ -61,7 +61,7 @@ class SharedTiles:
         if known == self._known:
             return
         self._known = b""
-        self.places[:], self.rows[:], self.lens[:], self.num_tiles = -1, -1, 0, 0
+        self.index[:], self.rows[:], self.lens[:], self.num_tiles = -1, -1, 0, 0
         groups = self._find(rows, starts, tables)
         if sum(group.num_saved for group in groups) < LEAST_SAVED:
             groups = []
@@ -80,7 +80,7 @@ class SharedTiles:
 
     def _add(self, rows: Ints, num_tokens: int) -> None:
         first = self.num_tiles * SHARED_MEMBERS
-        self.places[rows] = first + np.arange(len(rows))
+        self.index[rows] = first + np.arange(len(rows))
         self.rows.reshape(-1)[first : first + len(rows)] = rows
         end = self.num_tiles - (-len(rows) // SHARED_MEMBERS)
         self.lens[self.num_tiles : end] = num_tokens

@@ -122,7 +122,7 @@ class DeviceBatch:
         step: Step[Tensor] = self._sections(size).cut(self._packed)
         step.token_rows.fill_(-1)
         step.sample_rows.fill_(-1)
-        step.shared_places.fill_(-1)
+        step.shared_index.fill_(-1)
 
     def build(self, size: StepSize) -> DeviceStep:
         """What follows the copy: the kernels that make a model's inputs of it."""
@@ -161,7 +161,7 @@ class DeviceBatch:
             return None
         return SharedPrefixes(
             num_tiles=step.header[1:2],
-            places=step.shared_places,
+            index=step.shared_index,
             rows=step.shared_rows,
             lens=step.shared_lens,
         )
@@ -198,7 +198,7 @@ class DeviceBatch:
 
     def _fill_shared(self, step: HostStep) -> None:
         step.header[1] = self._shared.num_tiles
-        step.shared_places[:] = self._shared.places
+        step.shared_index[:] = self._shared.index
         step.shared_rows[:] = self._shared.rows.reshape(-1)
         step.shared_lens[:] = self._shared.lens
 

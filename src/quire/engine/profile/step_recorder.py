@@ -42,7 +42,7 @@ class Recorder:
         names = [f.name for f in fields(Kernels)]
         if not kernels.fuses:  # which layers tell by this one
             names.remove("rms_norm_linear")
-        if not kernels.turns:
+        if not kernels.fuses_rope:
             names.remove("qkv_rope_write_kv")
         wrapped = {name: partial(self._call, name, getattr(kernels, name)) for name in names}
         self.kernels = replace(kernels, **wrapped)

@@ -13,7 +13,7 @@ from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.fp8_linear import linear_fp8, most_rows, rounds_next
-from quire.kernels.triton.ops.paged_attention import attention, has_ring
+from quire.kernels.triton.ops.paged_attention import attention, has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import (
     choose_rope_gemm_config,
     interleave_gate_up,
@@ -46,7 +46,7 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     if not _are_few(x, weight):
         return reference.linear(x, weight, bias)
     shape, num_sms = (len(x), *weight.shape), workspace(x.device).num_sms
-    if library_is_faster(*shape, weight.dtype.itemsize, num_sms, hopper=has_ring(x.device)):
+    if library_is_faster(*shape, weight.dtype.itemsize, num_sms, hopper=has_hopper_gpu(x.device)):
         return reference.linear(x, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
 
@@ -67,13 +67,13 @@ def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor |
 
 
 def qkv_rope_write_kv(
-    x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None, turning: RopeWriteKV
+    x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None, rope: RopeWriteKV
 ) -> Tensor:
     """Twin of `reference.qkv_rope_write_kv`."""
-    way = choose_rope_gemm_config(x, weight, turning)
+    way = choose_rope_gemm_config(x, weight, rope)
     if way is not None:
-        return skinny_gemm_rope(x, weight, turning, way, bias=bias)
-    return rope_write_kv(*turning.operands(rms_norm_linear(x, weight, bias)))
+        return skinny_gemm_rope(x, weight, rope, way, bias=bias)
+    return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
@@ -84,7 +84,7 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     out = rms_norm_linear(x, weight, bias)
     if rounds_next(out, weight):
         return silu_and_mul_fp8(out)
-    return silu_and_mul(out, by_turns=True)
+    return silu_and_mul(out, interleaved=True)
 
 
 def linear_add_norm(

@@ -27,7 +27,7 @@ _NUMBERS = ["num_requests", "num_tokens", "min_units", "plan_is_fresh", "opens_e
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     runs_ptr, partial_ptr, counter_ptr,
-    places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, sinks_ptr,
+    shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, sinks_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_block, stride_slot,
     stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -64,7 +64,7 @@ def decode_attention_kernel(
         stop = tl.minimum(end, row_unit + num_tiles)
         place, num_shared = -1, 0
         if HAS_SHARED:
-            place = tl.load(places_ptr + request)
+            place = tl.load(shared_index_ptr + request)
             num_shared = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
         result, weight = _attend(
             q_ptr + token * stride_q_token + head * GROUP * stride_q_head,

@@ -81,15 +81,15 @@ def _hopper_kernels() -> tuple[Any, ...]:
     if not (torch.cuda.is_available() and has_hopper_kernels(torch.cuda.current_device())):
         return ()
     from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
-    from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_rows_kernel
+    from quire.kernels.triton.hopper.hopper_fp8_gemm import hopper_fp8_gemm_kernel
     from quire.kernels.triton.hopper.hopper_gemm import hopper_gemm_kernel
-    from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_tiles_kernel
+    from quire.kernels.triton.hopper.hopper_ordered_gemm import hopper_ordered_gemm_kernel
     from quire.kernels.triton.hopper.hopper_prefill import hopper_prefill_kernel
-    from quire.kernels.triton.invariant.hopper_split_attention import hopper_pieces_kernel
+    from quire.kernels.triton.invariant.hopper_split_attention import hopper_split_attention_kernel
 
     return (
-        hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_rows_kernel,
-        hopper_tiles_kernel, hopper_pieces_kernel,
+        hopper_decode_kernel, hopper_gemm_kernel, hopper_prefill_kernel, hopper_fp8_gemm_kernel,
+        hopper_ordered_gemm_kernel, hopper_split_attention_kernel,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.triton.gemm.rope_epilogue import load_angles, store_rope_heads
 from quire.kernels.triton.launch.work_partition import arrive, owner, run_begin, slot
+from quire.kernels.triton.step.fp8_rounding import to_fp8
 
 
 @triton.jit(do_not_specialize=["M", "num_squares"])
@@ -157,22 +158,6 @@ def _multiply(
                 w = _widened(w, x.dtype)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
-
-
-@triton.jit
-def to_fp8(x):
-    """`reference.quantize_rows`: x [M, K] → codes [M, K], scale [M]."""
-    x = x.to(tl.float32)
-    scale = fp8_scale(tl.max(tl.abs(x), axis=1))
-    return (x * (1.0 / scale)[:, None]).to(tl.float8e4nv), scale
-
-
-@triton.jit
-def fp8_scale(largest):
-    """Of rows whose largest magnitudes these are."""
-    wanted = tl.maximum(largest / 448.0, 2.0**-100)
-    bits = (wanted.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
-    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

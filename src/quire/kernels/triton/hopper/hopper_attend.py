@@ -30,7 +30,7 @@ LIFT = gl.constexpr(14.0)  # as in fp8_kv.py
 def attend(
     operands, rings,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TOKENS: gl.constexpr,
-    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr,
+    TILE: gl.constexpr, WINDOW: gl.constexpr, SPLIT: gl.constexpr, PING_PONG: gl.constexpr,
     FIELDS: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """What one warpgroup does, a tile of queries after the other."""
@@ -46,7 +46,7 @@ def attend(
     )
     OFFSET: gl.constexpr = 0 if SPLIT else PART * (TOKENS // 2)  # of its queries in the tile
     if PART == 1:
-        _give_turn(PART, TURNS)
+        _give_turn(PART, PING_PONG)
     before = 0  # tiles of keys of all pieces of work so far
     turn = 0
     num_pieces = gl.load(num_tiles_ptr) * NUM_HEADS
@@ -67,7 +67,7 @@ def attend(
         )
         acc, m, total, p, at = _attend_to_keys(
             q_smem, rings, before, tiles, seq_len - num_queries + first_query + OFFSET, row_scale,
-            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, TURNS, PART, SCORES, SUMS,
+            seq_len, GROUP, HEAD_DIM, TILE, WINDOW, SPLIT, PING_PONG, PART, SCORES, SUMS,
         )  # fmt: skip
         place, there = rows_in_memory(
             next_head, next_token, next_queries, next_query + OFFSET, stride_q_token, stride_q_head,
@@ -107,7 +107,7 @@ def _add_values(values, at, acc, p):
 def _attend_to_keys(
     q_smem, rings, before, tiles, first_position, scale, seq_len,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
-    SPLIT: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr,
+    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """(Sums of values, maxima, totals) of a warpgroup's rows, the last keys first; and the weights
@@ -140,14 +140,14 @@ def _attend_to_keys(
         for _ in range(tile, full_end - 1, -STEP):
             acc, m, total, p = _go_on(
                 q_smem, rings, at, acc, m, total, p, position, tile, scale,
-                TILE, WINDOW, STEP, True, SCORES, SUMS, TURNS, PART,
+                TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
             )  # fmt: skip
             at += STEP
             tile -= STEP
         for _ in range(tile, full_begin - 1, -STEP):
             acc, m, total, p = _go_on(
                 q_smem, rings, at, acc, m, total, p, position, tile, scale,
-                TILE, WINDOW, STEP, False, SCORES, SUMS, TURNS, PART,
+                TILE, WINDOW, STEP, False, SCORES, SUMS, PING_PONG, PART,
             )  # fmt: skip
             at += STEP
             tile -= STEP
@@ -155,7 +155,7 @@ def _attend_to_keys(
             for _ in range(tile, begin - 1, -STEP):
                 acc, m, total, p = _go_on(
                     q_smem, rings, at, acc, m, total, p, position, tile, scale,
-                    TILE, WINDOW, STEP, True, SCORES, SUMS, TURNS, PART,
+                    TILE, WINDOW, STEP, True, SCORES, SUMS, PING_PONG, PART,
                 )  # fmt: skip
                 at += STEP
                 tile -= STEP
@@ -177,17 +177,17 @@ def _scores(q_smem, k, TILE: gl.constexpr, SCORES: gl.constexpr, PART: gl.conste
 def _go_on(
     q_smem, rings, at, acc, m, total, p, position, tile, scale,
     TILE: gl.constexpr, WINDOW: gl.constexpr, STEP: gl.constexpr, MASKED: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr, TURNS: gl.constexpr, PART: gl.constexpr,
+    SCORES: gl.constexpr, SUMS: gl.constexpr, PING_PONG: gl.constexpr, PART: gl.constexpr,
 ):  # fmt: skip
     """The scores and softmax of a tile of keys, and the sum of the values of the one before."""
     keys, values = rings
     dtype: gl.constexpr = values[0].dtype
     k_slot = await_tile(keys, at + STEP)
-    _take_turn(PART, TURNS)
+    _take_turn(PART, PING_PONG)
     scores = _scores(q_smem, keys[0].index(k_slot), TILE, SCORES, PART)
     v_slot = await_tile(values, at)
     acc = warpgroup_mma(p, values[0].index(v_slot), acc, is_async=True)
-    _give_turn(PART, TURNS)
+    _give_turn(PART, PING_PONG)
     scores = warpgroup_mma_wait(1, deps=[scores])
     mbarrier.arrive(keys[2].index(k_slot), count=1)
     w, m, total, shrink = softmax(
@@ -288,9 +288,9 @@ def _done(total):
 
 
 @gluon.jit
-def _take_turn(PART: gl.constexpr, TURNS: gl.constexpr):
+def _take_turn(PART: gl.constexpr, PING_PONG: gl.constexpr):
     """Wait until the other warpgroup has issued its products; named barriers 8 and 9."""
-    if TURNS:
+    if PING_PONG:
         gl.inline_asm_elementwise(
             "bar.sync $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(8 + PART)],
             dtype=gl.int32, is_pure=False, pack=1,
@@ -298,9 +298,9 @@ def _take_turn(PART: gl.constexpr, TURNS: gl.constexpr):
 
 
 @gluon.jit
-def _give_turn(PART: gl.constexpr, TURNS: gl.constexpr):
+def _give_turn(PART: gl.constexpr, PING_PONG: gl.constexpr):
     """Let the other warpgroup issue its products."""
-    if TURNS:
+    if PING_PONG:
         gl.inline_asm_elementwise(
             "bar.arrive $1, 256; mov.b32 $0, $1;", "=r,r", [gl.to_tensor(9 - PART)],
             dtype=gl.int32, is_pure=False, pack=1,

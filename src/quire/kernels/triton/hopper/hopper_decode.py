@@ -70,7 +70,7 @@ def launch_decode(
 def hopper_decode_kernel(
     q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, query_start_ptr, seq_lens_ptr, tiles_ptr,
     runs_ptr, partial_ptr, counter_ptr,
-    places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
+    shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr,
     num_requests, num_tokens, scale, stride_q_token, stride_q_head, stride_table,
     stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -87,8 +87,8 @@ def hopper_decode_kernel(
         gl.float16 if FP8 else k_desc.dtype, [2 * GROUPS, TILE], gl.NVMMASharedLayout(128, 16, 2)
     )
     fence_async_shared()
-    shared = (places_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr)
-    requests = (seq_lens_ptr, tiles_ptr, runs_ptr, places_ptr, lens_ptr)
+    shared = (shared_index_ptr, lens_ptr, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr)
+    requests = (seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr)
     gl.warp_specialize(
         [
             (_attend, (
@@ -117,7 +117,7 @@ def _attend(
     WINDOW: gl.constexpr, PDL: gl.constexpr, HAS_SHARED: gl.constexpr, MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """What a program computes: its crew's run of tiles for one key head, request by request."""
-    seq_lens_ptr, tiles_ptr, runs_ptr, places_ptr, lens_ptr = requests
+    seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr = requests
     program = gl.program_id(0)
     if PDL:
         if plan_is_fresh > 0:
@@ -145,7 +145,9 @@ def _attend(
     while begin < end:
         request, first_tile, num_tiles = row
         stop = gl.minimum(end, first_tile + num_tiles)
-        oldest = oldest_key(places_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS)
+        oldest = oldest_key(
+            shared_index_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS
+        )
         factor = leave_query(q, q_smem)
         next_token, next_len = token, seq_len
         if stop < end:  # looked up here, so that it is there when its turn comes
@@ -163,7 +165,7 @@ def _attend(
         at += stop - begin
         if HAS_SHARED:
             weight = gl.convert_layout(weight, gl.SliceLayout(1, result.type.layout))
-            place = gl.load(places_ptr + request)
+            place = gl.load(shared_index_ptr + request)
             if (begin == first_tile) & (place >= 0):
                 result, weight = with_shared_part(
                     result, weight, shared, place, head, NUM_KV_HEADS, GROUP, MEMBERS

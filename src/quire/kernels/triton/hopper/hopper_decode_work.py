@@ -39,7 +39,7 @@ def row_behind(row, tiles_ptr):
 
 @gluon.jit
 def oldest_key(
-    places_ptr, lens_ptr, request, seq_len, WINDOW: gl.constexpr, HAS_SHARED: gl.constexpr,
+    shared_index_ptr, lens_ptr, request, seq_len, WINDOW: gl.constexpr, HAS_SHARED: gl.constexpr,
     MEMBERS: gl.constexpr,
 ):  # fmt: skip
     """The first key that is to be seen here."""
@@ -47,7 +47,7 @@ def oldest_key(
     if WINDOW > 0:
         oldest = gl.maximum(seq_len - WINDOW, 0)
     if HAS_SHARED:
-        place = gl.load(places_ptr + request)
+        place = gl.load(shared_index_ptr + request)
         oldest = gl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
     return oldest
 
@@ -67,7 +67,7 @@ def fetch(
     BOX: gl.constexpr = k_desc.block_type.shape[0]
     HEAD_DIM: gl.constexpr = k_desc.block_type.shape[1]
     BITS: gl.constexpr = k_desc.dtype.primitive_bitwidth
-    seq_lens_ptr, tiles_ptr, runs_ptr, places_ptr, lens_ptr = requests
+    seq_lens_ptr, tiles_ptr, runs_ptr, shared_index_ptr, lens_ptr = requests
     if PDL:
         if plan_is_fresh > 0:
             gdc_wait()
@@ -80,7 +80,9 @@ def fetch(
     while begin < end:
         request, first_tile, num_tiles = row
         stop = gl.minimum(end, first_tile + num_tiles)
-        oldest = oldest_key(places_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS)
+        oldest = oldest_key(
+            shared_index_ptr, lens_ptr, request, seq_len, WINDOW, HAS_SHARED, MEMBERS
+        )
         table = block_table_ptr + request * stride_table
         start = oldest // TILE - first_tile
         for tile in range(begin, stop):

@@ -100,7 +100,7 @@ def _launch(
     assert tiles <= NUM_COUNTERS
     assert way.split == 1 or tiles * way.split * way.block_n * block_m <= NUM_PARTIALS
     out_tiles = TensorDescriptor.from_tensor(out, [block_m, way.block_n], tile_layout(2))
-    hopper_rows_kernel[(tiles * way.split,)](
+    hopper_fp8_gemm_kernel[(tiles * way.split,)](
         tiles_of(x, box), tiles_of(weight, way.block_n), out_tiles,
         x_scale, scale, bias, space.partials, space.counters, m, n, k,
         STAGES=way.stages, TILES=way.tiles, SPLIT=way.split, EVERY=every,
@@ -109,7 +109,7 @@ def _launch(
 
 
 @gluon.jit(do_not_specialize=["M"])
-def hopper_rows_kernel(
+def hopper_fp8_gemm_kernel(
     x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, K,
     STAGES: gl.constexpr, TILES: gl.constexpr, SPLIT: gl.constexpr, EVERY: gl.constexpr,
 ):  # fmt: skip

@@ -47,7 +47,7 @@ def multiply_many(
     block_n = _width(m, n, num_sms)
     tiles = triton.cdiv(m, ROWS) * triton.cdiv(n, block_n)
     half = [64, min(block_n, 128)]
-    hopper_tiles_kernel[(min(tiles, num_sms),)](
+    hopper_ordered_gemm_kernel[(min(tiles, num_sms),)](
         tiles_of(x, ROWS), tiles_of(weight, block_n),
         TensorDescriptor.from_tensor(out, half, tile_layout(out.itemsize)),
         x_scale, scale, bias, m, n, k,
@@ -67,7 +67,7 @@ def _width(m: int, n: int, num_sms: int) -> int:
 
 
 @gluon.jit(do_not_specialize=["M"])
-def hopper_tiles_kernel(
+def hopper_ordered_gemm_kernel(
     x_desc, w_desc, out_desc, x_scale_ptr, w_scale_ptr, bias_ptr, M, N, K,
     STAGES: gl.constexpr, IN_LINE: gl.constexpr,
 ):  # fmt: skip

@@ -51,7 +51,7 @@ def launch_prefill(
         query.stride(0), query.stride(1), block_table.stride(0), out.stride(0),
         NUM_HEADS=num_kv_heads, GROUP=query.shape[1] // num_kv_heads, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TILE=config.tile, WINDOW=window, SLOTS=config.slots,
-        SPLIT=config.split, TURNS=config.turns and not config.split, FIELDS=WORK_FIELDS,
+        SPLIT=config.split, PING_PONG=config.ping_pong and not config.split, FIELDS=WORK_FIELDS,
         num_warps=4,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def hopper_prefill_kernel(
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr, SLOTS: gl.constexpr,
-    SPLIT: gl.constexpr, TURNS: gl.constexpr, FIELDS: gl.constexpr,
+    SPLIT: gl.constexpr, PING_PONG: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches as boxes of [slots, Hkv · D] → out [T, Hkv · GROUP, D].
 
@@ -94,10 +94,10 @@ def hopper_prefill_kernel(
             [
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    TURNS, FIELDS, 0)),
+                    PING_PONG, FIELDS, 0)),
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    TURNS, FIELDS, 1)),
+                    PING_PONG, FIELDS, 1)),
                 (fetch, (
                     k_desc, v_desc, keys, values, work_ptr, num_tiles_ptr, block_table_ptr,
                     stride_table, NUM_HEADS, BLOCK_SIZE, TOKENS, TILE, WINDOW, FIELDS)),
@@ -112,10 +112,10 @@ def hopper_prefill_kernel(
             [
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    TURNS, FIELDS, 0)),
+                    PING_PONG, FIELDS, 0)),
                 (attend, (
                     operands, rings, NUM_HEADS, GROUP, HEAD_DIM, TOKENS, TILE, WINDOW, SPLIT,
-                    TURNS, FIELDS, 1)),
+                    PING_PONG, FIELDS, 1)),
                 (widen, (
                     codes, values, work_ptr, num_tiles_ptr,
                     NUM_HEADS, TOKENS, TILE, WINDOW, FIELDS)),

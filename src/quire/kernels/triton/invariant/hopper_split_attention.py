@@ -36,7 +36,7 @@ TILE = 64  # keys
 _RING = 96 * 1024  # bytes of a program's shared memory
 
 
-def launch_pieces(
+def launch_split_attention(
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -56,7 +56,7 @@ def launch_pieces(
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group, space = query.shape[1] // num_kv_heads, workspace(query.device)
-    hopper_pieces_kernel[(num_kv_heads, len(plan.work), shares)](
+    hopper_split_attention_kernel[(num_kv_heads, len(plan.work), shares)](
         query, cache_boxes(k_cache, TILE), cache_boxes(v_cache, TILE), out,
         layout.block_table, plan.work, plan.num_query_tiles, layout.query_start_loc,
         space.partials, space.counters, len(query), len(layout.seq_lens), most_pieces, scale,
@@ -68,7 +68,7 @@ def launch_pieces(
 
 
 @gluon.jit(do_not_specialize=["num_tokens", "num_requests", "most_pieces", "stride_table"])
-def hopper_pieces_kernel(
+def hopper_split_attention_kernel(
     q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, query_start_ptr,
     part_ptr, counter_ptr, num_tokens, num_requests, most_pieces, scale,
     stride_q_token, stride_q_head, stride_table, stride_out_token,

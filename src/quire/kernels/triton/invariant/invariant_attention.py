@@ -32,10 +32,10 @@ from quire.kernels.triton.launch.workspace import (
 )
 from quire.kernels.triton.ops.paged_attention import (
     LOG2_E,
+    dot_precision,
     hopper_serves,
     log2_soft_cap,
     make_plan,
-    precision_of,
 )
 
 PIECE = 256  # keys; results depend on it
@@ -64,10 +64,10 @@ def attention(
     most_pieces = NUM_PARTIALS // (num_kv_heads * group * (padded_head_dim(k_cache) + 2))
     assert shares == 1 or num_kv_heads * most_tiles <= NUM_COUNTERS
     if _hopper_takes(query, k_cache, params):
-        from quire.kernels.triton.invariant.hopper_split_attention import launch_pieces
+        from quire.kernels.triton.invariant.hopper_split_attention import launch_split_attention
 
         log2_scale = params.scale * LOG2_E
-        launch_pieces(
+        launch_split_attention(
             query, k_cache, v_cache, layout, plan, log2_scale, window, out, PIECE, shares,
             most_pieces,
         )  # fmt: skip
@@ -81,7 +81,7 @@ def attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         ROWS=config.rows, TILE=config.tile, PIECE=PIECE, WINDOW=window,
         SOFT_CAP=log2_soft_cap(params), STAGES=config.stages, FIELDS=WORK_FIELDS,
-        PRECISION=precision_of(query), PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
+        PRECISION=dot_precision(query), PDL=pdl, num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.paged_attention import has_ring
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _hopper_serves(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     """Whether these have Hopper's kernels; of the sizes, only the number of rows says nothing."""
     steps = (weight.stride(0) * weight.itemsize | len(weight) * out.itemsize) % 16 == 0
     same = x.dtype == weight.dtype and x.itemsize <= 2
-    return same and steps and weight.data_ptr() % 16 == 0 and has_ring(x.device)
+    return same and steps and weight.data_ptr() % 16 == 0 and has_hopper_gpu(x.device)
 
 
 def _by_hopper(

@@ -74,7 +74,7 @@ def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | Non
     out = rms_norm_linear(x, weight, bias)
     if _rounds_next(out, weight):
         return silu_and_mul_fp8(out)
-    return silu_and_mul(out, by_turns=True)
+    return silu_and_mul(out, interleaved=True)
 
 
 def linear_add_norm(

@@ -52,13 +52,13 @@ class HopperConfig:
 
     tile: keys at a time; slots: tiles of keys in shared memory, and of their values. split: both
     have the same queries, and every other tile of keys, so that few queries make more programs.
-    turns: else they take turns in issuing products.
+    ping_pong: else they alternate in issuing products.
     """
 
     tile: int
     slots: int
     split: bool
-    turns: bool = True
+    ping_pong: bool = True
 
     def tokens(self, group: int) -> int:
         """Queries of a tile, of `group` heads each."""
@@ -145,7 +145,9 @@ def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
     return HopperConfig(tile=128, slots=256 // k_cache.shape[3], split=False)
 
 
-def hopper_rule(k_cache: Tensor, num_tokens: int, group: int, num_sms: int) -> HopperConfig:
+def choose_hopper_config(
+    k_cache: Tensor, num_tokens: int, group: int, num_sms: int
+) -> HopperConfig:
     """Of queries of so many tokens: the keys are shared out where half of the multiprocessors or
     fewer would have work else, since that makes twice as many pieces."""
     halves = hopper_config(k_cache, split=False)

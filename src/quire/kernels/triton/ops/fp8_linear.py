@@ -12,7 +12,7 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
 from quire.kernels.triton.gemm.gemm_tuning import library_is_faster, rows_config
 from quire.kernels.triton.launch.workspace import workspace
-from quire.kernels.triton.ops.paged_attention import has_ring
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
 from quire.kernels.triton.step.elementwise import quantize_rows
 
@@ -57,7 +57,7 @@ def most_rows(dtype: torch.dtype, weight: Tensor | Fp8Weight) -> int:
     """
     if not isinstance(weight, Fp8Weight) or dtype != torch.bfloat16:
         return MAX_ROWS
-    by_rows = has_ring(weight.codes.device) and _has_whole_steps(weight.codes)
+    by_rows = has_hopper_gpu(weight.codes.device) and _has_whole_steps(weight.codes)
     return FEW if by_rows else MAX_ROWS
 
 
@@ -73,14 +73,14 @@ def _has_whole_steps(codes: Tensor) -> bool:
 
 
 def _library_is_faster(rows: int, codes: Tensor) -> bool:
-    num_sms, hopper = workspace(codes.device).num_sms, has_ring(codes.device)
+    num_sms, hopper = workspace(codes.device).num_sms, has_hopper_gpu(codes.device)
     return library_is_faster(rows, *codes.shape, codes.itemsize, num_sms, hopper=hopper)
 
 
 def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """By the library, or where that was slower by programs that share k."""
     way = None
-    if has_ring(codes.device):
+    if has_hopper_gpu(codes.device):
         way = rows_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
     if way is None:
         return by_library(x, codes, scale, bias)

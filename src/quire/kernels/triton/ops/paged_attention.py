@@ -26,9 +26,9 @@ from quire.kernels.triton.launch.attention_config import (
     HopperConfig,
     HopperDecodeConfig,
     PrefillConfig,
+    choose_hopper_config,
     decode_config,
     hopper_decode_config,
-    hopper_rule,
     opens_early,
     padded_head_dim,
     prefill_config,
@@ -65,8 +65,8 @@ def attention(
 ) -> Tensor:
     """Twin of `reference.attention`, for blocks of any size."""
     group = query.shape[1] // k_cache.shape[2]
-    decode = decode_way(query, k_cache, params)
-    prefill = prefill_way(query, k_cache, params, has_few_keys=layout.has_few_keys)
+    decode = choose_decode_config(query, k_cache, params)
+    prefill = choose_prefill_config(query, k_cache, params, has_few_keys=layout.has_few_keys)
     window, tokens = params.window or 0, prefill.tokens(group)
     key = ("triton attention", window, decode, tokens)
     is_fresh = not layout.knows(key)
@@ -77,13 +77,13 @@ def attention(
         if layout.shared is not None and not window:
             shared = shared_attention(
                 query, k_cache, v_cache, layout, params.scale * LOG2_E, log2_soft_cap(params),
-                precision_of(query),
+                dot_precision(query),
             )  # fmt: skip
         pdl = launches_early(query.device)
         decode_attention(
             query, k_cache, v_cache, layout, plan, params, out, decode, shared,
             pdl=pdl, plan_is_fresh=is_fresh,
-            opens_early=pdl and has_ring(query.device) and opens_early(k_cache, len(query)),
+            opens_early=pdl and has_hopper_gpu(query.device) and opens_early(k_cache, len(query)),
         )  # fmt: skip
     if layout.has_prefills:
         prefill_attention(query, k_cache, v_cache, layout, plan, params, out, prefill)
@@ -142,8 +142,8 @@ def decode_attention(
         int(plan_is_fresh), int(opens_early),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
-        BLOCK_B=_room(num_requests), BLOCK_D=padded_head_dim(k_cache),
-        FORM=_form(query, k_cache), PRECISION=precision_of(query), PDL=pdl,
+        BLOCK_B=_padded_count(num_requests), BLOCK_D=padded_head_dim(k_cache),
+        FORM=_form(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -153,7 +153,7 @@ def _shared_operands(layout: BatchLayout, shared: SharedParts | None) -> tuple[T
     """As the kernel takes them."""
     if layout.shared is None or shared is None:
         return (None,) * 5
-    return layout.shared.places, layout.shared.lens, shared.sums, shared.stats, shared.plan
+    return layout.shared.index, layout.shared.lens, shared.sums, shared.stats, shared.plan
 
 
 def prefill_attention(
@@ -188,11 +188,11 @@ def prefill_attention(
         *k_cache.stride()[:3], layout.block_table.stride(0), out.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, ROWS=config.rows,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
-        FIELDS=WORK_FIELDS, PRECISION=precision_of(query), num_warps=config.warps,
+        FIELDS=WORK_FIELDS, PRECISION=dot_precision(query), num_warps=config.warps,
     )  # fmt: skip
 
 
-def decode_way(
+def choose_decode_config(
     query: Tensor, k_cache: Tensor, params: AttentionParams
 ) -> DecodeConfig | HopperDecodeConfig:
     """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
@@ -202,7 +202,7 @@ def decode_way(
     return decode_config(k_cache, len(query))
 
 
-def prefill_way(
+def choose_prefill_config(
     query: Tensor, k_cache: Tensor, params: AttentionParams, *, has_few_keys: bool = False
 ) -> PrefillConfig | HopperConfig:
     """How prefill attention is cut; for Hopper in its own way, where that serves the operands.
@@ -214,7 +214,7 @@ def prefill_way(
     if has_few_keys:
         return short_config(k_cache, group)
     if group <= 64 and hopper_serves(query, k_cache, params):
-        return hopper_rule(k_cache, len(query), group, workspace(query.device).num_sms)
+        return choose_hopper_config(k_cache, len(query), group, workspace(query.device).num_sms)
     return prefill_config(k_cache, group)
 
 
@@ -223,7 +223,7 @@ def hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bo
     _, block_size, _, head_dim = k_cache.shape
     types = query.dtype, k_cache.dtype
     return (
-        has_ring(query.device)
+        has_hopper_gpu(query.device)
         and params.is_plain
         and (types == (torch.bfloat16, reference.FP8) or types in _PLAIN)
         and head_dim in (64, 128)
@@ -244,7 +244,7 @@ def has_hopper_kernels(index: int | None) -> bool:
     return True
 
 
-def has_ring(device: torch.device) -> bool:
+def has_hopper_gpu(device: torch.device) -> bool:
     """Whether the kernel with a ring runs there."""
     return device.type == "cuda" and has_hopper_kernels(device.index)
 
@@ -255,7 +255,7 @@ def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> in
     return max(1, most_requests + (num_tokens - most_requests) // query_tile)
 
 
-def _room(num_requests: int) -> int:
+def _padded_count(num_requests: int) -> int:
     """Few different values, since each is compiled on its own."""
     return max(64, 1 << (num_requests - 1).bit_length())
 
@@ -265,7 +265,7 @@ def log2_soft_cap(params: AttentionParams) -> float:
     return 0.0 if params.soft_cap is None else params.soft_cap * LOG2_E
 
 
-def precision_of(query: Tensor) -> str:
+def dot_precision(query: Tensor) -> str:
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 
@@ -293,28 +293,29 @@ def make_plan(
     if isinstance(way, HopperDecodeConfig):  # crews with a program for each key head
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
     shared = layout.shared if not window else None
-    places, lens = (None, None) if shared is None else (shared.places, shared.lens)
+    index, lens = (None, None) if shared is None else (shared.index, shared.lens)
     starts = layout.seq_lens.new_empty(2, num_requests + 1)
     runs = layout.seq_lens.new_empty(num_programs, 10)
     plan_kernel[(triton.cdiv(num_programs, 16),)](
-        layout.query_start_loc, layout.seq_lens, places, lens, starts[0], starts[1], runs,
+        layout.query_start_loc, layout.seq_lens, index, lens, starts[0], starts[1], runs,
         num_requests, num_programs, way.min_units,
         KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
-        DECODES=decode is not None, MEMBERS=SHARED_MEMBERS, BLOCK_B=_room(num_requests), BLOCK_P=16,
+        DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
+        BLOCK_B=_padded_count(num_requests), BLOCK_P=16,
     )  # fmt: skip
     most_tiles = _most_query_tiles(len(layout.slot_mapping), num_requests, query_tile)
     work = layout.seq_lens.new_empty(most_tiles, WORK_FIELDS)
     if layout.has_prefills or decode is None:
         prefill_work_kernel[(triton.cdiv(most_tiles, 16),)](
             layout.query_start_loc, layout.seq_lens, starts[1], work, num_requests,
-            TOKENS=query_tile, BLOCK_B=_room(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
+            TOKENS=query_tile, BLOCK_B=_padded_count(num_requests), BLOCK_T=16, FIELDS=WORK_FIELDS,
         )  # fmt: skip
     return Plan(starts[0], runs, num_query_tiles=starts[1, -1:], work=work)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs", "min_units"])
 def plan_kernel(
-    query_start_ptr, seq_lens_ptr, places_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
+    query_start_ptr, seq_lens_ptr, shared_index_ptr, lens_ptr, decode_tiles_ptr, query_tiles_ptr,
     runs_ptr, num_requests, num_programs, min_units,
     KEY_TILE: tl.constexpr, QUERY_TILE: tl.constexpr, WINDOW: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
@@ -329,8 +330,8 @@ def plan_kernel(
     oldest = tl.zeros_like(seq_len)
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
-    if places_ptr is not None:
-        place = tl.load(places_ptr + request, mask=there, other=-1)
+    if shared_index_ptr is not None:
+        place = tl.load(shared_index_ptr + request, mask=there, other=-1)
         oldest = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
     key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
     decodes = there & (queries == 1) & DECODES

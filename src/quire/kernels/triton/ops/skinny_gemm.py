@@ -23,7 +23,7 @@ from quire.kernels.triton.launch.workspace import (
     launches_early,
     workspace,
 )
-from quire.kernels.triton.ops.paged_attention import has_ring
+from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 MAX_ROWS = 64
 Config = SkinnyConfig | RingConfig
@@ -85,7 +85,7 @@ def skinny_gemm_norm(
 def skinny_gemm_rope(
     x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
-    turning: RopeWriteKV,
+    rope: RopeWriteKV,
     config: Config,
     *,
     bias: Tensor | None = None,
@@ -95,8 +95,8 @@ def skinny_gemm_rope(
 
     config: one whose tiles hold whole heads, as `choose_rope_gemm_config` gives them.
     """
-    out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, turning, config, pdl)
-    return out.view(len(out), -1, turning.head_dim)
+    out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, rope, config, pdl)
+    return out.view(len(out), -1, rope.head_dim)
 
 
 def interleave_gate_up(weight: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _launch(
     norm_weight: Tensor | None,
     eps: float,
     silu: bool,
-    turning: RopeWriteKV | None,
+    rope: RopeWriteKV | None,
     config: Config | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -130,8 +130,8 @@ def _launch(
     space = workspace(w.device)
     num_tiles = triton.cdiv(n, config.block_n)
     assert num_tiles <= NUM_COUNTERS
-    operands, form_of_heads = _rope_operands(turning)
-    kept = 2 * form_of_heads["KV_HEADS"] * form_of_heads["HEAD_DIM"]  # of a row, in the caches
+    operands, head_constants = _rope_operands(rope)
+    kept = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]  # of a row, in the caches
     out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=rows.dtype)
     normed = squares = None
     if norm_weight is not None:
@@ -148,7 +148,7 @@ def _launch(
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "HAS_NORM": norm_weight is not None, "HAS_SQUARES": incoming is not None, "SILU": silu,
         "PDL": pdl, "num_warps": config.warps, "launch_pdl": pdl,
-    } | form_of_heads  # fmt: skip
+    } | head_constants  # fmt: skip
     if isinstance(config, RingConfig):
         assert not silu or residual is None
         _run_ring(config, rows, w, behind, out, flags)
@@ -160,35 +160,35 @@ def _launch(
 def _usual_way(num_rows: int, w: Tensor) -> Config:
     n, k = w.shape
     num_sms = workspace(w.device).num_sms
-    return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_ring(w.device))
+    return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
 
 
 def choose_rope_gemm_config(
-    x: ResidualState, weight: Tensor | Fp8Weight, turning: RopeWriteKV
+    x: ResidualState, weight: Tensor | Fp8Weight, rope: RopeWriteKV
 ) -> Config | None:
     """How `skinny_gemm_rope` cuts these, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
-    if turning.cos.shape[1] != turning.head_dim:  # some dimensions are not turned
+    if rope.cos.shape[1] != rope.head_dim:  # some dimensions are not turned
         return None
     w = _operand(weight)[0]
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
-    kv_heads = turning.k_cache.shape[2]
-    return rope_gemm_config(*shape, kv_heads, turning.head_dim, hopper=has_ring(w.device))
+    kv_heads = rope.k_cache.shape[2]
+    return rope_gemm_config(*shape, kv_heads, rope.head_dim, hopper=has_hopper_gpu(w.device))
 
 
-def _rope_operands(turning: RopeWriteKV | None) -> tuple[tuple[Any, ...], dict[str, int]]:
+def _rope_operands(rope: RopeWriteKV | None) -> tuple[tuple[Any, ...], dict[str, int]]:
     """As the kernels take them: tensors and numbers, constants."""
-    if turning is None:
+    if rope is None:
         return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
-    norms, cache = turning.norms, turning.k_cache
+    norms, cache = rope.norms, rope.k_cache
     operands = (
-        turning.cos, turning.sin, norms and norms.query, norms and norms.key, cache,
-        turning.v_cache, turning.slots, norms.eps if norms else 0.0, turning.cos.stride(0),
+        rope.cos, rope.sin, norms and norms.query, norms and norms.key, cache,
+        rope.v_cache, rope.slots, norms.eps if norms else 0.0, rope.cos.stride(0),
         *cache.stride()[:3],
     )  # fmt: skip
-    constants = {"HEAD_DIM": turning.head_dim, "KV_HEADS": cache.shape[2]}
+    constants = {"HEAD_DIM": rope.head_dim, "KV_HEADS": cache.shape[2]}
     return operands, constants | {"CACHE_BLOCK": cache.shape[1]}
 
 

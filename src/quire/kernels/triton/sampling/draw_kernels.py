@@ -42,7 +42,7 @@ from quire.kernels.triton.sampling.draw_math import (
 )
 from quire.kernels.triton.sampling.top_k_top_p import aim_first, open_bin_kernel
 
-WISH_WORDS = 4  # int64: flags and top-k; slope and deepest kept; top-p in units of 2^-64; seed
+PARAM_WORDS = 4  # int64: flags and top-k; slope and deepest kept; top-p in units of 2^-64; seed
 RANDOM = tl.constexpr(1)  # flags
 FILTER = tl.constexpr(2)
 FAILED = 1  # status of a row whose logits were not finite
@@ -86,7 +86,7 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw a token for each row of logits [S, V] (any float type): token ids, status, int32 [S].
 
-    rows int32 [S]: of the table of wishes int64 [R, WISH_WORDS], -1 for none (token 0, status 0).
+    rows int32 [S]: of the table of wishes int64 [R, PARAM_WORDS], -1 for none (token 0, status 0).
     positions int32 [S]: where the tokens will stand. Status 1: the logits were not finite.
     """
     num_rows, vocab = logits.shape
@@ -125,7 +125,7 @@ def sample(
 
 @triton.jit(do_not_specialize=["num_pieces"])
 def peaks_kernel(
-    logits_ptr, stride, vocab, num_pieces, rows_ptr, wishes_ptr, tokens_ptr,
+    logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, status_ptr, best_ptr, lowest_ptr,
     MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +160,7 @@ def peaks_kernel(
             sound = (peak < float("inf")) & (peak > float("-inf"))
             tl.store(tokens_ptr + s, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
             tl.store(status_ptr + s, tl.where(sound, 0, 1))
-            slope = low_float(tl.load(wishes_ptr + row * 4 + 1))
+            slope = low_float(tl.load(params_ptr + row * 4 + 1))
             spread = tl.minimum(depth_of(low, peak, slope), 41.0)  # deeper, nothing weighs anything
             tl.store(scales_ptr + 2 * s, peak)
             tl.store(scales_ptr + 2 * s + 1, BINS / tl.maximum(spread, 1e-20))
@@ -168,7 +168,7 @@ def peaks_kernel(
 
 @triton.jit(do_not_specialize=["num_pieces"])
 def weigh_kernel(
-    logits_ptr, stride, vocab, num_pieces, rows_ptr, wishes_ptr, tokens_ptr,
+    logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, positions_ptr,
     bin_masses_ptr, bin_counts_ptr, aims_ptr, status_ptr, masses_ptr,
     MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
@@ -176,7 +176,7 @@ def weigh_kernel(
     """Masses by pieces, and the draw, for rows without filters; masses and counts by bins else."""
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
-    wish = wishes_ptr + tl.maximum(row, 0) * 4
+    wish = params_ptr + tl.maximum(row, 0) * 4
     flags = (tl.load(wish) & 0xFFFFFFFF).to(tl.int32)
     if (row >= 0) & (flags != 0) & (tl.load(status_ptr + s) == 0):
         logits = logits_ptr + s.to(tl.int64) * stride

@@ -33,22 +33,22 @@ DRAWN = tl.constexpr(3)
 
 
 @triton.jit
-def aim_first(wish_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS: tl.constexpr):
+def aim_first(params_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS: tl.constexpr):
     """Choose what to look for when all bins are filled."""
     place = s * BINS + tl.arange(0, BINS)
     masses = tl.load(bin_masses_ptr + place, cache_modifier=".cg")
     counts = tl.load(bin_counts_ptr + place, cache_modifier=".cg").to(tl.int64)
-    top_k = tl.load(wish_ptr) >> 32
+    top_k = tl.load(params_ptr) >> 32
     if tl.sum(counts) > top_k:  # nothing is counted where top-k does not cut
         _aim(counts, masses, top_k - 1, TOP_K, aims_ptr + 4 * s)
     else:
-        _aim_next(0, tl.sum(masses), masses, wish_ptr, bits, aims_ptr + 4 * s)
+        _aim_next(0, tl.sum(masses), masses, params_ptr, bits, aims_ptr + 4 * s)
 
 
 @triton.jit
-def _aim_next(found, mass, masses, wish_ptr, bits, aim_ptr):
+def _aim_next(found, mass, masses, params_ptr, bits, aim_ptr):
     """Choose what to look for after `found`, by which so much mass is left."""
-    top_p = tl.load(wish_ptr + 2).to(tl.uint64)
+    top_p = tl.load(params_ptr + 2).to(tl.uint64)
     if (found < TOP_P) & (top_p != 0):
         _aim(masses, masses, share_up(mass, top_p) - 1, TOP_P, aim_ptr)
     else:
@@ -70,7 +70,7 @@ def _aim(amounts, masses, target, wanted, aim_ptr):
 
 @triton.jit(do_not_specialize=["num_pieces"])
 def open_bin_kernel(
-    logits_ptr, stride, vocab, num_pieces, rows_ptr, wishes_ptr, tokens_ptr,
+    logits_ptr, stride, vocab, num_pieces, rows_ptr, params_ptr, tokens_ptr,
     scales_ptr, counters_ptr, positions_ptr,
     bin_masses_ptr, bin_counts_ptr, aims_ptr, best_ptr, listed_ptr,
     LISTED: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
@@ -80,7 +80,7 @@ def open_bin_kernel(
     row = tl.load(rows_ptr + s)
     wanted = tl.load(aims_ptr + 4 * s).to(tl.int32)
     if (row >= 0) & (wanted != 0):
-        wish = wishes_ptr + row * 4
+        wish = params_ptr + row * 4
         logits = logits_ptr + s.to(tl.int64) * stride
         peak, scale = tl.load(scales_ptr + 2 * s), tl.load(scales_ptr + 2 * s + 1)
         slope, deepest = low_float(tl.load(wish + 1)), low_float(tl.load(wish + 1) >> 32)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows
-from quire.kernels.triton.gemm.skinny_gemm_kernel import fp8_scale, to_fp8
 from quire.kernels.triton.launch.workspace import follow, launches_early
+from quire.kernels.triton.step.fp8_rounding import fp8_scale, to_fp8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,14 +101,14 @@ def norm_kernel(
         tl.store(out_ptr + row + i, out, mask=inside)
 
 
-def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
-    """Twin of `reference.silu_and_mul`; by_turns: gate and up stand side by side in x."""
+def silu_and_mul(x: Tensor, *, interleaved: bool = False) -> Tensor:
+    """Twin of `reference.silu_and_mul`; interleaved: gate and up stand side by side in x."""
     tokens, width = len(x), x.shape[1] // 2
     assert x.stride(1) == 1
     out = x.new_empty(tokens, width)
     block, pdl = min(1024, triton.next_power_of_2(width)), launches_early(x.device)
     silu_kernel[(tokens, triton.cdiv(width, block))](
-        x, out, width, x.stride(0), BLOCK=block, BY_TURNS=by_turns, PDL=pdl,
+        x, out, width, x.stride(0), BLOCK=block, INTERLEAVED=interleaved, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -116,7 +116,7 @@ def silu_and_mul(x: Tensor, *, by_turns: bool = False) -> Tensor:
 
 @triton.jit
 def silu_kernel(
-    x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, BY_TURNS: tl.constexpr, PDL: tl.constexpr
+    x_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr
 ):
     if PDL:
         follow()
@@ -124,7 +124,7 @@ def silu_kernel(
     i = start + tl.arange(0, BLOCK)
     inside = i < width
     x_ptr += token * stride
-    if BY_TURNS:
+    if INTERLEAVED:
         out = _silu_of_pairs(x_ptr, start, width, BLOCK)
     else:
         gate = tl.load(x_ptr + i, mask=inside, other=0.0).to(tl.float32)
