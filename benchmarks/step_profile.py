@@ -17,7 +17,8 @@ from rich.console import Console
 
 from quire.cli.profile import WIDTH, show
 from quire.config import EngineConfig
-from quire.engine.profile.step_profile import StepShape, profile_step
+from quire.engine.profile.profile_result import StepShape
+from quire.engine.profile.step_profile import profile_step
 
 
 def main() -> None:

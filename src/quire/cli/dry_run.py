@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.config import EngineConfig
+from quire.engine.startup.device_policy import device_type
 from quire.engine.startup.footprint import BASE_BYTES
 from quire.engine.startup.machine_limits import available_bytes
 from quire.engine.startup.memory_plan import CONTEXT_BYTES, DeviceMemory, MemoryPlan, plan_memory
@@ -48,7 +49,7 @@ def device_memory(config: EngineConfig, gpu_memory_gib: float | None) -> DeviceM
             raise ConfigError(f"gpu_memory_gib is {gpu_memory_gib}; give a positive number")
         total = int(gpu_memory_gib * _GIB)
         return DeviceMemory("cuda", total, total, CONTEXT_BYTES)
-    if wanted != "cpu":
+    if device_type(config) == "cuda":
         import torch
 
         if torch.cuda.is_available():

@@ -15,7 +15,7 @@ from quire.cli.options import CommandParser, add_engine_options, engine_config, 
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.engine.profile.step_profile import Operation, Profile, StepShape
+    from quire.engine.profile.profile_result import Operation, Profile, StepShape
 
 EXAMPLES = (
     "quire profile --batch-size 8 --context 1024",
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
 
 def step_shape(args: Namespace) -> StepShape:
     """The step that was asked for. Raises ConfigError."""
-    from quire.engine.profile.step_profile import StepShape
+    from quire.engine.profile.profile_result import StepShape
 
     given = vars(args)
     if "prefill" in given and "context" in given:
@@ -95,7 +95,7 @@ def show(profile: Profile, console: Console) -> None:
     what = "decoding" if step.num_new == 1 else "prefill"
     console.print(
         f"{profile.model}, {profile.dtype} on {profile.device}: {what}, {step.num_requests} x "
-        f"{step.context:,} tokens",
+        f"{step.context:,} tokens, by the {profile.runtime}",
         style="bold",
     )
     fp8 = roofline.fp8_flops_per_second

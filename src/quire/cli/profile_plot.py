@@ -11,7 +11,7 @@ import numpy as np
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.engine.profile.step_profile import Profile
+    from quire.engine.profile.profile_result import Profile
 
 
 def check_plot(path: Path) -> None:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from quire.cli import main
 from quire.config import EngineConfig
-from quire.engine.profile import step_profile
-from quire.engine.profile.roofline import Roofline, time_calls
-from quire.engine.profile.step_profile import Profile, StepShape, profile_step
-from quire.engine.profile.step_recorder import _num_keys, _num_pairs
+from quire.engine.profile import compiled_profile, torch_profile
+from quire.engine.profile.attention_work import num_keys, num_pairs
+from quire.engine.profile.compiled_profile import TimedCalls
+from quire.engine.profile.profile_result import Profile, StepShape
+from quire.engine.profile.roofline import Roofline
+from quire.engine.profile.step_profile import profile_step
+from quire.engine.profile.torch_roofline import time_calls
+from quire.engine.startup.compiled_start import make_decoder, with_cache
+from quire.engine.startup.torch_start import compiled_weights_of, resolve_for_torch
 from quire.hub import resolve_model
+from quire.kernels.ragged_batch import RaggedBatch
 from quire.models.config.model_config import ModelConfig
+from quire.models.loading.loader import load_model
 
 MODEL = "quire-tiny-draft"
 MODEL_CONFIG = ModelConfig.from_folder(resolve_model(MODEL))
@@ -28,8 +41,9 @@ def _rates(*_: object, in_fp8: bool) -> Roofline:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured here: rates that are known, and each call once."""
-    monkeypatch.setattr(step_profile, "measure_roofline", _rates)
-    monkeypatch.setattr("quire.engine.profile.roofline._LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(torch_profile, "measure_roofline", _rates)
+    monkeypatch.setattr(compiled_profile, "measure_host_roofline", partial(_rates, in_fp8=False))
+    monkeypatch.setattr("quire.engine.profile.roofline.LEAST_SECONDS", 0.0)
 
 
 def profile(*step: int, quantization: str = "none") -> Profile:
@@ -69,8 +83,8 @@ def test_attention_reads_each_key_once_and_sees_pairs() -> None:
 
 
 def test_windows_bound_what_is_seen() -> None:
-    assert (_num_keys(1, 100, None), _num_keys(1, 100, 16), _num_keys(5, 100, 16)) == (100, 16, 20)
-    assert (_num_pairs(3, 3, None), _num_pairs(3, 10, None), _num_pairs(4, 4, 2)) == (6, 27, 7)
+    assert (num_keys(1, 100, None), num_keys(1, 100, 16), num_keys(5, 100, 16)) == (100, 16, 20)
+    assert (num_pairs(3, 3, None), num_pairs(3, 10, None), num_pairs(4, 4, 2)) == (6, 27, 7)
 
 
 def test_every_operation_of_the_step_is_there() -> None:
@@ -84,6 +98,62 @@ def test_every_operation_of_the_step_is_there() -> None:
     )
     assert all(op.seconds > 0 and op.floor > 0 for op in found.operations)
     assert found.operations == sorted(found.operations, key=lambda op: -op.seconds)
+
+
+def test_the_runtime_that_serves_is_profiled() -> None:
+    compiled, modules = profile(2, 1, 40), profile(2, 1, 40, quantization="fp8")
+    assert compiled.runtime == "compiled decoder"
+    assert modules.runtime == "PyTorch modules"
+    for name in ("attention", "rope_write_kv"):
+        work = [
+            [(op.count, op.flops) for op in each.operations if op.name == name]
+            for each in (compiled, modules)
+        ]
+        assert work[0] == work[1]
+
+
+def test_a_timed_step_gives_the_same_states() -> None:
+    config = EngineConfig.from_options(
+        model=MODEL, device="cpu", dtype="bfloat16", quantization="int8", prepared_weights="none"
+    )
+    _, resolved = resolve_for_torch(config)
+    arguments = config.model, resolved.model_config, resolved.folder, torch.device("cpu")
+    stored = compiled_weights_of(load_model(*arguments, torch.bfloat16))
+    model = with_cache(resolved, make_decoder(resolved, stored), MODEL_CONFIG.num_layers, 2)
+    lens, table = np.array([1, 9]), np.array([[0], [1]], np.int32)
+    batch = RaggedBatch.of(lens, lens, table, resolved.config.cache.block_size)
+
+    def states() -> bytes:
+        hidden = model.forward(np.arange(10), batch)
+        return hidden.states.tobytes() + hidden.logits(np.array([0, 9])).tobytes()
+
+    plain = states()
+    calls = TimedCalls(stored, StepShape(1, 10, 10), resolved.kv_dtype)
+    with calls.in_place_of_the_library():
+        assert states() == plain
+    assert calls.work
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # who imports it fails
+from quire.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_neither_a_profile_nor_a_dry_run_needs_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.models.prepared.prepared_weights.WORTH_BYTES", 0)
+    words = [MODEL, "--device", "cpu", "--prepared-weights", str(tmp_path)]
+    assert main(["profile", *words, "--context", "9"]) == 0
+    for thread in threading.enumerate():
+        if thread.name == "quire-prepared":
+            thread.join()
+    for command in (["profile", *words, "--context", "9"], ["serve", *words, "--dry-run"]):
+        run = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True)
+        assert run.returncode == 0, run.stderr
 
 
 def test_what_binds_is_what_takes_longer() -> None:
@@ -105,8 +175,6 @@ def test_products_with_weights_in_fp8_have_a_roof_of_their_own() -> None:
 
 def test_calls_are_made_before_and_while_they_are_timed() -> None:
     made: list[int] = []
-    import torch
-
     calls = [lambda: made.append(1), lambda: made.append(2)]
     assert time_calls(calls, torch.device("cpu")) > 0
     assert made == [1, 2] * 4  # once to warm up, then three runs
@@ -128,7 +196,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_above_the_roofline_is_explained(
     rate: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(step_profile, "measure_roofline", lambda *_, **__: Roofline(rate, rate))
+    monkeypatch.setattr(compiled_profile, "measure_host_roofline", lambda _: Roofline(rate, rate))
     assert main(["profile", MODEL, "--device", "cpu", "--context", "9"]) == 0
     assert ("above 100%: " in capsys.readouterr().out) == (rate == 1.0)
 

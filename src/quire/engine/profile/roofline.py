@@ -1,27 +1,35 @@
-"""What a device can do at best, measured, and how long calls take on it.
+"""What a device can do at best, and how that is measured on a CPU. No torch.
 
 Two rates bound every operation (Williams et al., 2009): bytes a second, by reading and copying more
-than the caches hold, and FLOP a second, by one large matrix product.
+than the caches hold, and FLOP a second, by one large matrix product. torch_roofline.py measures
+them with PyTorch.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-import torch
 
-from quire.kernels.reference import FP8
+from quire.array_types import Array
+from quire.kernels.cpu import native
+from quire.kernels.cpu.array_ops import BLOCK, linear
+from quire.kernels.cpu.native_structs import NativeFormat
+from quire.kernels.operands import PackedWeight
 
 Call = Callable[[], object]
+T = TypeVar("T")
 
-_GPU_BYTES, _CPU_BYTES = 1 << 30, 1 << 28
-_GPU_SIDE, _CPU_SIDE = 8192, 1024  # of the matrices
-_LEAST_SECONDS = 0.2  # of repeating what is timed
-_LEAST_RUNS, _MOST_RUNS = 3, 50
+LEAST_SECONDS = 0.2  # of repeating what is timed
+LEAST_RUNS, MOST_RUNS = 3, 50
+_SIDE = 1024  # of the matrices of the FLOP probe
+_READ_ROWS, _READ_COLUMNS = 1 << 14, 1 << 12  # of the float32 weight of the read probe: 256 MiB
+_ONE = {"float32": np.float32(1), "bfloat16": np.uint16(0x3F80)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,77 +56,58 @@ class Roofline:
         return flops / (rate or self.flops_per_second)
 
 
-def measure_roofline(device: torch.device, dtype: torch.dtype, *, in_fp8: bool) -> Roofline:
-    """Run the probes: about a second. in_fp8: whether there are weights in FP8."""
-    on_gpu = device.type == "cuda"
-    count = (_GPU_BYTES if on_gpu else _CPU_BYTES) // 4
-    data, copy = _ones(count, device), _ones(count, device)
-    reading = 4 * count / time_calls([data.sum], device)
-    copying = 8 * count / time_calls([lambda: copy.copy_(data)], device)
-    side = _GPU_SIDE if on_gpu else _CPU_SIDE
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    product = 2 * side**3 / time_calls([lambda: a @ b], device)
-    in_fp8 = in_fp8 and on_gpu and torch.cuda.get_device_capability(device) >= (8, 9)
-    return Roofline(max(reading, copying), product, _fp8_rate(device) if in_fp8 else None)
+def measure_host_roofline(dtype: str) -> Roofline:
+    """Rates of this CPU by the compiled kernels, with as many threads as they take.
 
-
-def _ones(count: int, device: torch.device) -> torch.Tensor:
-    """On a CPU in pages of 2 MB, as weights are mapped: NumPy asks the system for them."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.ones(count, np.float32))
-    return torch.ones(count, device=device)
-
-
-def _fp8_rate(device: torch.device) -> float:
-    a, b = (torch.randn(_GPU_SIDE, _GPU_SIDE, device=device).to(FP8) for _ in range(2))
-    one = torch.ones((), device=device)
-
-    def product() -> torch.Tensor:
-        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-    return 2 * _GPU_SIDE**3 / time_calls([product], device)
-
-
-def time_calls(calls: Sequence[Call], device: torch.device) -> float:
-    """Seconds that all the calls take, one after the other: the median of several runs.
-
-    On a GPU they are replayed from a graph, so that launching them costs nothing, as in a step.
+    Reading is a matrix product of one row, arithmetic one of many rows in dtype.
     """
-    for call in calls:
-        call()
-    run = _replay(calls) if device.type == "cuda" else _on_host(calls)
-    times: list[float] = []
-    begin = time.monotonic()
-    while len(times) < _LEAST_RUNS or (
-        len(times) < _MOST_RUNS and time.monotonic() - begin < _LEAST_SECONDS
-    ):
-        times.append(run())
-    return statistics.median(times)
+    row, weight = (
+        _ones((1, _READ_COLUMNS), "float32"),
+        _packed(_READ_ROWS, _READ_COLUMNS, "float32"),
+    )
+    num_bytes = weight.packed.nbytes
+    reading = num_bytes / median_seconds(lambda: linear(row, weight, None))
+    count = native.num_threads()
+    sources = np.array_split(weight.packed, count)
+    targets = np.array_split(np.ones_like(weight.packed), count)
+    with ThreadPoolExecutor(count) as pool:
+        copy = median_seconds(lambda: list(pool.map(np.copyto, targets, sources)))
+    rows, square = _ones((_SIDE, _SIDE), dtype), _packed(_SIDE, _SIDE, dtype)
+    product = 2 * _SIDE**3 / median_seconds(lambda: linear(rows, square, None))
+    return Roofline(max(reading, 2 * num_bytes / copy), product)
 
 
-def _on_host(calls: Sequence[Call]) -> Callable[[], float]:
+def _ones(shape: tuple[int, ...], dtype: str) -> Array:
+    return np.full(shape, _ONE[dtype])
+
+
+def _packed(n: int, k: int, dtype: str) -> PackedWeight:
+    """A weight of ones, packed: see `Format` in quire_cpu.h."""
+    if dtype == "float32":
+        return PackedWeight(_ones((n // BLOCK, k, BLOCK), dtype), n, k, 0, NativeFormat.FLOAT32)
+    return PackedWeight(
+        _ones((n // BLOCK, k // 2, BLOCK, 2), dtype), n, k, 0, NativeFormat.BFLOAT16
+    )
+
+
+def median_seconds(call: Call) -> float:
+    """Seconds that a call takes, behind one that is not counted: the median of several."""
+    call()
+
     def run() -> float:
         begin = time.perf_counter()
-        for call in calls:
-            call()
+        call()
         return time.perf_counter() - begin
 
-    return run
+    return statistics.median(repeat(run))
 
 
-def _replay(calls: Sequence[Call]) -> Callable[[], float]:
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-
-    def run() -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-
-    return run
+def repeat(run: Callable[[], T]) -> list[T]:
+    """Results of several runs, for LEAST_SECONDS."""
+    found: list[T] = []
+    begin = time.monotonic()
+    while len(found) < LEAST_RUNS or (
+        len(found) < MOST_RUNS and time.monotonic() - begin < LEAST_SECONDS
+    ):
+        found.append(run())
+    return found

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
+from quire.engine.profile.attention_work import num_keys, num_pairs
 from quire.engine.profile.roofline import Call
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import Kernels
@@ -108,7 +108,7 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
     """Of the KV cache: what attention reads, and what a step's tokens write."""
     if name == "attention":
         _, cache, _, layout, params = arguments
-        num_slots = sum(_num_keys(q, s, params.window) for q, s in _lens(layout))
+        num_slots = sum(num_keys(q, s, params.window) for q, s in _lens(layout))
     elif name == "rope_write_kv":
         cache, num_slots = arguments[4], len(arguments[0])
     elif name == "qkv_rope_write_kv":
@@ -125,7 +125,7 @@ def _flops(name: str, arguments: tuple[Any, ...]) -> int:
         return 2 * len(rows) * weight.numel()
     if name == "attention":
         query, layout, params = arguments[0], arguments[3], arguments[4]
-        pairs = sum(_num_pairs(q, s, params.window) for q, s in _lens(layout))
+        pairs = sum(num_pairs(q, s, params.window) for q, s in _lens(layout))
         return 4 * int(query.shape[1] * query.shape[2]) * pairs
     return 0
 
@@ -138,14 +138,3 @@ def _in_fp8(name: str, arguments: tuple[Any, ...]) -> bool:
 
 def _lens(layout: BatchLayout) -> list[tuple[int, int]]:
     return list(zip(layout.query_lens_host, layout.seq_lens_host, strict=True))
-
-
-def _num_keys(num_queries: int, seq_len: int, window: int | None) -> int:
-    """Keys that the last queries of a sequence see, each counted once."""
-    return seq_len if window is None else min(seq_len, window + num_queries - 1)
-
-
-def _num_pairs(num_queries: int, seq_len: int, window: int | None) -> int:
-    """Pairs of a query and a key that it sees."""
-    seen = np.arange(seq_len - num_queries + 1, seq_len + 1)
-    return int((seen if window is None else np.minimum(seen, window)).sum())

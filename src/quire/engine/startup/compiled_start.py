@@ -36,7 +36,7 @@ def load_prepared(config: EngineConfig, phases: Phases) -> HostBackend:
         resolved = resolve_for_compiled(config)
         set_num_threads(thread_candidates(resolved.config, resolved.model_config)[0])
     with phases.timed("weights"):
-        decoder = open_decoder(resolved)
+        decoder = make_decoder(resolved, open_stored(resolved))
     return compiled_backend(resolved, decoder, phases)
 
 
@@ -47,16 +47,15 @@ def resolve_for_compiled(config: EngineConfig) -> ResolvedConfig:
     return resolve(config, "cpu")
 
 
-def open_decoder(resolved: ResolvedConfig) -> CompiledDecoder:
-    """The decoder over the model's prepared weights. Raises UnsupportedModelError."""
+def open_stored(resolved: ResolvedConfig) -> StoredArrays:
+    """The model's prepared weights. Raises UnsupportedModelError if there are none."""
     model, model_config = resolved.config.model, resolved.model_config
     file = prepared_file(model, model_config, resolved.folder, resolved.dtype)
     found = None if file is None else open_prepared(file)
     if found is None:
         raise UnsupportedModelError("there are no prepared weights of this model")
-    decoder = make_decoder(resolved, found.stored_arrays())
     logger.info("weights mapped from %s", file)
-    return decoder
+    return found.stored_arrays()
 
 
 def make_decoder(resolved: ResolvedConfig, stored: StoredArrays) -> CompiledDecoder:

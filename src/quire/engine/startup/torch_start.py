@@ -29,6 +29,7 @@ from quire.kernels.dispatch import Kernels, describe, has_triton, kernels_for
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
+from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import kept_tensors, stored_arrays
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
@@ -94,6 +95,14 @@ def torch_device(config: EngineConfig) -> torch.device:
     return torch.device(found)
 
 
+def compiled_weights_of(model: LlamaForCausalLM) -> StoredArrays:
+    """A loaded model's weights for the compiled decoder. Raises UnsupportedModelError."""
+    tensors = kept_tensors(model)
+    if native.library() is None or any(tensor.is_mkldnn for tensor in tensors.values()):
+        raise UnsupportedModelError("there are no compiled kernels for its weights")
+    return stored_arrays(model)
+
+
 def requested_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
     """The operations that the settings ask for; None for the device's usual ones."""
     if not config.device.batch_invariant:
@@ -124,15 +133,12 @@ def _host_backend(
     """The compiled decoder over the loaded weights, or PyTorch's modules where it cannot serve."""
     if native.library() is None and native.VARIABLE not in os.environ:
         logger.warning("%s", _UNCOMPILED)
-    tensors = kept_tensors(model)
-    is_opaque = any(tensor.is_mkldnn for tensor in tensors.values())
-    if native.library() is not None and not is_opaque:
-        try:
-            decoder = make_decoder(resolved, stored_arrays(model))
-        except UnsupportedModelError as error:
-            logger.info("PyTorch's modules run the model: %s", error)
-        else:
-            return compiled_backend(resolved, decoder, phases, on_started)
+    try:
+        decoder = make_decoder(resolved, compiled_weights_of(model))
+    except UnsupportedModelError as error:
+        logger.info("PyTorch's modules run the model: %s", error)
+    else:
+        return compiled_backend(resolved, decoder, phases, on_started)
     config, model_config = resolved.config, resolved.model_config
     dtype, kv_dtype = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype)
     ready = partial(with_cache, model, model_config, config.cache.block_size, kv_dtype)
