@@ -52,7 +52,7 @@ STAGES: list[tuple[Any, str]] = [
     (LlamaForCausalLM, "compute_logits"),
     (Sampler, "sample"),
     (running_requests.RunningRequests, "sample"),
-    (running_requests.RunningRequests, "read_hidden"),
+    (running_requests.RunningRequests, "process_hidden_states"),
     (model_runner.ModelRunner, "run"),
     (Scheduler, "update"),
     (Scheduler, "observe"),

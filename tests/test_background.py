@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.background import MODULE, NICENESS, step_back
+from quire.background import MODULE, NICENESS, lower_priority
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority there")
 
@@ -21,7 +21,7 @@ def _niceness() -> int:
 
 def test_a_thread_steps_back_alone() -> None:
     seen: list[int] = []
-    thread = threading.Thread(target=lambda: (step_back(), seen.append(_niceness())))
+    thread = threading.Thread(target=lambda: (lower_priority(), seen.append(_niceness())))
     before = _niceness()
     thread.start()
     thread.join()

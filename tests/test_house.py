@@ -97,7 +97,7 @@ TORCH_FREE = [
     "quire.engine.processes.engine_process",
     "quire.engine.core.running_requests",
     "quire.engine.startup.start_engine",
-    "quire.engine.processes.supervisor",
+    "quire.engine.processes.server_supervisor",
     "quire.sampling.sampler",
     "quire.llm",
     "quire.logs",

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from workloads import http_load, offline
-from workloads.figures import Exchange
+from workloads.figures import RequestResult
 from workloads.plan import Level
 
 LOAD_PROCESSES = 4
@@ -39,7 +39,7 @@ class Backend(Protocol):
 
     start: dict[str, Any]
 
-    def run(self, level: Level) -> tuple[list[Exchange], float]:
+    def run(self, level: Level) -> tuple[list[RequestResult], float]:
         """Run a level; returns the requests, and the load's use of a core. Raises BackendError."""
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class OfflineEngine:
             raise
         self.start = {"ready_s": round(time.monotonic() - begin, 2)} | told
 
-    def run(self, level: Level) -> tuple[list[Exchange], float]:
+    def run(self, level: Level) -> tuple[list[RequestResult], float]:
         """As Backend says."""
         self._child.send(level)
         exchanges, cpu = self._child.receive(level.cut_after + GRACE)
@@ -136,7 +136,7 @@ class ServedEngine:
             raise BackendError(f"{error}; the server said: {said}") from error
         self.start = {"ready_s": round(ready, 2), "first_token_s": round(first, 2), "said": line}
 
-    def run(self, level: Level) -> tuple[list[Exchange], float]:
+    def run(self, level: Level) -> tuple[list[RequestResult], float]:
         """As Backend says."""
         shares = level.shares(LOAD_PROCESSES)
         while len(self._children) < len(shares):

@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestResult:
     """A request and what came of it. Times in seconds of the machine's monotonic clock."""
 
     due: float
@@ -53,7 +53,9 @@ class Exchange:
             self.error = f"got {self.tokens} tokens, asked for {wanted}"
 
 
-def summarize(level: Level, exchanges: Sequence[Exchange], client_cpu: float) -> dict[str, Any]:
+def summarize(
+    level: Level, exchanges: Sequence[RequestResult], client_cpu: float
+) -> dict[str, Any]:
     """The figures of a level. client_cpu: cores used by the busiest process that made the load."""
     workload = level.workload
     whole = [exchange for exchange in exchanges if exchange.error is None]
@@ -75,7 +77,7 @@ def summarize(level: Level, exchanges: Sequence[Exchange], client_cpu: float) ->
     return found
 
 
-def _rates(input_len: int, whole: Sequence[Exchange]) -> dict[str, float]:
+def _rates(input_len: int, whole: Sequence[RequestResult]) -> dict[str, float]:
     span = max(e.done for e in whole) - min(e.sent for e in whole)
     tokens = sum(e.tokens for e in whole)
     return {
@@ -87,7 +89,7 @@ def _rates(input_len: int, whole: Sequence[Exchange]) -> dict[str, float]:
     }
 
 
-def _percentiles(whole: Sequence[Exchange], *, stream: bool) -> dict[str, float]:
+def _percentiles(whole: Sequence[RequestResult], *, stream: bool) -> dict[str, float]:
     series = {
         "lat": [e.done - e.due for e in whole],
         "send_lag": [e.sent - e.due for e in whole],

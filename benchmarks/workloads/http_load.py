@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from workloads.figures import Exchange
+from workloads.figures import RequestResult
 from workloads.plan import Level
 
 now = time.perf_counter  # one clock for all processes of a Linux machine
@@ -69,9 +69,9 @@ class Load:
         self._host, self._port = where.hostname or "127.0.0.1", where.port or 80
         self._level, self._bodies, self._begin = level, deque(bodies), begin
         self._idle: list[Connection] = []
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[RequestResult] = []
 
-    async def run(self) -> list[Exchange]:
+    async def run(self) -> list[RequestResult]:
         """Returns the requests that were begun."""
         await asyncio.sleep(self._begin - now())
         if self._level.workload.is_open:
@@ -101,7 +101,7 @@ class Load:
             await self._ask(self._bodies.popleft(), now())
 
     async def _ask(self, body: bytes, due: float) -> None:
-        exchange = Exchange(due, sent=now())
+        exchange = RequestResult(due, sent=now())
         self._exchanges.append(exchange)
         connection: Connection | None = None
         try:
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.abort()
 
-    async def ask(self, body: bytes, exchange: Exchange) -> None:
+    async def ask(self, body: bytes, exchange: RequestResult) -> None:
         """Send a request and take its answer. Raises OSError if the connection breaks."""
         self._exchange, self._reader = exchange, None
         self._answer = asyncio.get_running_loop().create_future()
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
 class Reader:
     """One answer's body: framing, then events or one JSON object."""
 
-    def __init__(self, head: bytes, exchange: Exchange) -> None:
+    def __init__(self, head: bytes, exchange: RequestResult) -> None:
         self._exchange = exchange
         self._status = int(head.split(b" ", 2)[1])
         self._is_stream = b"text/event-stream" in head

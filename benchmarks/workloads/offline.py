@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any
 
-from workloads.figures import Exchange
+from workloads.figures import RequestResult
 from workloads.plan import Level
 from workloads.steady import Steady
 
@@ -62,11 +62,11 @@ class Run:
             for seed, prompt in zip(level.seeds, level.prompts(), strict=True)
         )
         self._offsets = deque(level.offsets)
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, RequestResult] = {}
         self._steps: list[tuple[float, list[Any]]] = []  # read once the clock has stopped
         self._running = 0
 
-    def run(self) -> list[Exchange]:
+    def run(self) -> list[RequestResult]:
         """Returns the requests that were begun."""
         self._begin = now()
         while self._waiting or self._running:
@@ -92,7 +92,7 @@ class Run:
         while self._waiting and is_due():
             request, moment = self._waiting.popleft(), now()
             due = self._begin + self._offsets.popleft() if self._offsets else moment
-            self._exchanges[request.request_id] = Exchange(due, sent=moment)
+            self._exchanges[request.request_id] = RequestResult(due, sent=moment)
             self._running += 1
             self._core.handle(request)
 

@@ -17,7 +17,7 @@ MODULE = "quire.background"
 NICENESS = 10
 
 
-def step_back() -> None:
+def lower_priority() -> None:
     """Let the calling thread come after others; without effect where only processes can."""
     if sys.platform == "linux":
         os.nice(NICENESS)  # of the thread, whatever POSIX says
@@ -26,7 +26,7 @@ def step_back() -> None:
 def main() -> None:
     """Import the module that the command line names, and run it."""
     name = sys.argv[1]
-    with ThreadPoolExecutor(1, initializer=step_back) as beside:
+    with ThreadPoolExecutor(1, initializer=lower_priority) as beside:
         module = beside.submit(import_module, name).result()
     module.main()
 

@@ -172,7 +172,7 @@ class SchedulerConfig:
             "enable_chunked_prefill",
         )
 
-    def settled(self, device_type: str) -> SchedulerConfig:
+    def resolved(self, device_type: str) -> SchedulerConfig:
         """With the budget that a device of this type gets where none was given."""
         default = 8192 if device_type == "cuda" else 2048
         budget = self.max_num_batched_tokens or max(default, self.max_num_seqs)
@@ -224,7 +224,7 @@ class EngineConfig:
         """Whether kernels may read what requests have in common once for all of them."""
         return self.cache.enable_prefix_caching and not self.device.batch_invariant
 
-    def settled(self, device_type: str) -> EngineConfig:
+    def resolved(self, device_type: str) -> EngineConfig:
         """With what depends on the device filled in; device_type: "cpu" or "cuda".
 
         Raises ConfigError for what that device has not.
@@ -239,7 +239,7 @@ class EngineConfig:
             "device='cpu'",
         )
         device = dataclasses.replace(self.device, device="cuda" if device_type == "cuda" else "cpu")
-        scheduler = self.scheduler.settled(device_type)
+        scheduler = self.scheduler.resolved(device_type)
         return dataclasses.replace(self, device=device, scheduler=scheduler)
 
     @classmethod

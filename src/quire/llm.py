@@ -16,12 +16,17 @@ from quire.core.messages import AbortRequests, EngineStats
 from quire.core.pooling_params import Pooling
 from quire.core.request_output import EmbeddingOutput, RequestOutput, RequestTimes
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, told_of
+from quire.engine.frontend.input_processor import (
+    InputProcessor,
+    PreparedRequest,
+    Prompt,
+    errors_name_field,
+)
 from quire.engine.frontend.output_processor import OutputProcessor, Processed
 from quire.engine.frontend.prompt_inputs import (
     Conversation,
     Prompts,
-    one_for_each,
+    expand_sampling_params,
     read_conversations,
     read_prompts,
 )
@@ -102,7 +107,7 @@ class LLM:
         prepared = []
         with self._turn:
             for place, prompt in enumerate(prompt_list):
-                with told_of("prompt", place, len(prompt_list)):
+                with errors_name_field("prompt", place, len(prompt_list)):
                     prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
             answers = self._run(prepared, "embeddings", use_tqdm)
         return [_vector(answers[request.request_id]) for request in prepared]
@@ -143,11 +148,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """field: the argument that the items came in, for errors. encode: makes each a prompt."""
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
-        wishes, count = one_for_each(sampling, len(items)), len(items) if raise_errors else 1
+        wishes, count = (
+            expand_sampling_params(sampling, len(items)),
+            len(items) if raise_errors else 1,
+        )
         for place, (item, params) in enumerate(zip(items, wishes, strict=True)):
             ids.append(self._next_id())
             try:
-                with told_of(field, place, count):
+                with errors_name_field(field, place, count):
                     prepared.append(
                         self._inputs.prepare(ids[-1], encode(item), params, stream=False)
                     )
@@ -157,7 +165,7 @@ class LLM:
                     raise
                 refused[ids[-1]] = _failed(ids[-1], error)
             if params.structured_outputs is not None:
-                self._inputs.forms.check(params.structured_outputs)
+                self._inputs.grammar_checker.check(params.structured_outputs)
         answers = refused | self._run(prepared, "answers", use_tqdm, raise_errors)
         return [answers[request_id] for request_id in ids]
 

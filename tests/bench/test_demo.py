@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from scripted_server import Script, Seen, chat_events, chunked, event, raw, scripted_server
 
-from quire.bench.client import Exchange
+from quire.bench.client import RequestResult
 from quire.bench.demo import DemoResult, Example, print_result, read_examples, run_demo
 from quire.bench.report import summarize
 from quire.cli import demo
@@ -107,14 +107,14 @@ def test_no_server_is_one_error_and_not_one_for_each_request() -> None:
 @pytest.mark.parametrize(("num_exact", "problems"), [(10, 0), (9, 0), (8, 1), (0, 1)])
 def test_nine_of_ten_answers_must_be_exact(num_exact: int, problems: int) -> None:
     texts = ["red dress"] * num_exact + ["red dres"] * (10 - num_exact)
-    exchanges = [Exchange(0.0, text=text) for text in [*texts, "hello"]]
+    exchanges = [RequestResult(0.0, text=text) for text in [*texts, "hello"]]
     examples = [EXAMPLES[1]] * 10 + [EXAMPLES[2]]
     result = DemoResult(examples, exchanges, summarize(exchanges))
     assert len(result.problems) == problems
 
 
 def test_without_an_expected_answer_none_is_wrong() -> None:
-    exchanges = [Exchange(0.0, text="hello")]
+    exchanges = [RequestResult(0.0, text="hello")]
     assert DemoResult(EXAMPLES[2:], exchanges, summarize(exchanges)).problems == []
 
 

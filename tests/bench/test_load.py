@@ -8,16 +8,16 @@ import json
 import pytest
 from scripted_server import Seen, chat_events, chunked, scripted_server
 
-from quire.bench.client import Exchange
+from quire.bench.client import RequestResult
 from quire.bench.load import closed_loop
 
 
 @pytest.mark.parametrize(("count", "concurrency"), [(0, 3), (1, 4), (20, 4), (5, 1)])
 def test_closed_loop(count: int, concurrency: int) -> None:
     seen = Seen()
-    done: list[Exchange] = []
+    done: list[RequestResult] = []
 
-    async def run() -> list[Exchange]:
+    async def run() -> list[RequestResult]:
         bodies = [json.dumps({"n": n}).encode() for n in range(count)]
         async with scripted_server(chunked(chat_events("ab"), delay=0.002), seen) as url:
             return await closed_loop(f"{url}/x", bodies, concurrency, done.append)

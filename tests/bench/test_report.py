@@ -8,13 +8,13 @@ import itertools
 import pytest
 from rich.console import Console
 
-from quire.bench.client import Exchange
+from quire.bench.client import RequestResult
 from quire.bench.report import percentile_ms, summarize, table
 
 
-def exchange(sent: float, times: list[float], *, error: str | None = None) -> Exchange:
+def exchange(sent: float, times: list[float], *, error: str | None = None) -> RequestResult:
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    return Exchange(
+    return RequestResult(
         sent,
         first=times[0] if times else None,
         last=times[-1] if times else None,
@@ -39,7 +39,7 @@ def test_summary() -> None:
 
 
 @pytest.mark.parametrize("runs", [[], [exchange(0.0, [], error="no")]])
-def test_nothing_worked(runs: list[Exchange]) -> None:
+def test_nothing_worked(runs: list[RequestResult]) -> None:
     summary = summarize(runs)
     assert summary.ttft_p50_ms is None
     assert summary.requests_per_second == 0.0

@@ -14,7 +14,8 @@ from workloads.steady import Steady, Step, summary
 from quire.config import SchedulerConfig
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
-from quire.engine.core.engine_core import EngineCore, engine_core, step_log
+from quire.engine.core import engine_core, step_log
+from quire.engine.core.engine_core import EngineCore
 from quire.scheduler.scheduler import Scheduler
 
 LONG = Workload("long", "m", 2000, 200, (8,), is_steady=True)  # a prompt has half of the time
@@ -53,7 +54,7 @@ class Device:
 
 def engine(device: Device) -> EngineCore:
     """The real loop, scheduler and block manager before such a device."""
-    config = SchedulerConfig(max_num_seqs=32).settled("cuda")
+    config = SchedulerConfig(max_num_seqs=32).resolved("cuda")
     kv = BegunManager(4096, 16, enable_prefix_caching=False)
     limits = RequestLimits(
         max_model_len=4000, max_kv_tokens=4096 * 16, vocab_size=2048, max_num_seqs=32,

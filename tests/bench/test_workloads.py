@@ -13,7 +13,7 @@ from scripted_server import Script, chat_events, chunked, event, raw, scripted_s
 from serving_table import serving
 from workloads import plan, steady
 from workloads.begun import begun_requests
-from workloads.figures import Exchange, line, summarize
+from workloads.figures import RequestResult, line, summarize
 from workloads.http_load import Load, Reader, now, request
 from workloads.offline import Run
 from workloads.plan import Level, Workload, make_level
@@ -68,8 +68,8 @@ def test_chosen_workloads_are_known_and_take_levels() -> None:
         plan.chosen(["vioce"])
 
 
-def answers(script: Script, level: Level) -> list[Exchange]:
-    async def run() -> list[Exchange]:
+def answers(script: Script, level: Level) -> list[RequestResult]:
+    async def run() -> list[RequestResult]:
         async with scripted_server(script) as url:
             bodies = [request(url, level, prompt) for prompt in level.prompts()]
             return await Load(url, level, bodies, now()).run()
@@ -121,7 +121,7 @@ def test_failures_are_results(script: Script, problem: str) -> None:
 def test_framing_may_be_cut_anywhere() -> None:
     head = b"http/1.1 200 ok\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
     data = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in completion("abc"))
-    exchange, unread, over = Exchange(0.0), bytearray(), False
+    exchange, unread, over = RequestResult(0.0), bytearray(), False
     reader = Reader(head, exchange)
     for place, byte in enumerate(data + b"0\r\n\r\n"):
         assert not over
@@ -208,9 +208,10 @@ def test_begun_requests_find_their_prompts_in_blocks_of_their_own() -> None:
 
 def test_figures() -> None:
     exchanges = [
-        Exchange(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 3, [0.005, 0.015]) for n in (1, 2, 3)
+        RequestResult(0.0, 0.0, 0.1 * n, 0.1 * n + 0.02, 1.0, 3, 3, [0.005, 0.015])
+        for n in (1, 2, 3)
     ]
-    exchanges.append(Exchange(0.0, error="HTTP 503"))
+    exchanges.append(RequestResult(0.0, error="HTTP 503"))
     found = summarize(level_of(VOICE), exchanges, 0.5)
     assert (found["n"], found["ok"], found["errors"]) == (4, 3, {"HTTP 503": 1})
     assert (found["ttft_p50"], found["ttft_p99"]) == (200.0, 300.0)
@@ -220,7 +221,7 @@ def test_figures() -> None:
 
 
 def test_a_level_without_answers_has_no_figures() -> None:
-    found = summarize(level_of(VOICE), [Exchange(0.0, error="unfinished")], 0.0)
+    found = summarize(level_of(VOICE), [RequestResult(0.0, error="unfinished")], 0.0)
     assert found["ok"] == 0
     assert "tok_s" not in found
 

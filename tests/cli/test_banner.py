@@ -10,7 +10,7 @@ import pytest
 
 from quire.cli.banner import key_in_shell, ready_text
 from quire.core.request_limits import RequestLimits
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
 
 

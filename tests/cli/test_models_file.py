@@ -9,12 +9,12 @@ import pytest
 from quire.cli import main
 from quire.cli.models_file import read_models
 from quire.cli.serve import make_parser, model_plans
-from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError
 from quire.server.settings import ServerSettings
 
 
-def plans(*words: str, **settings: str) -> list[ModelPlan]:
+def plans(*words: str, **settings: str) -> list[ModelSpec]:
     return model_plans(make_parser().parse(words), ServerSettings(**settings))  # type: ignore[arg-type]
 
 

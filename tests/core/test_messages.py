@@ -125,7 +125,7 @@ def test_joining_loses_no_field() -> None:
         "num_cached_tokens": 16,
         "finish_reason": "stop",
         "stop_token_id": 6,
-        "whole": True,
+        "grammar_terminated": True,
         "error": "it broke",
         "error_kind": ErrorKind.REQUEST,
         "timing": RequestTiming(queued=1.0),

@@ -74,7 +74,7 @@ def test_an_answer_that_cannot_have_been_begun_is_refused(
     )
     limits = RequestLimits(max_model_len=16, max_kv_tokens=99, vocab_size=50, max_num_seqs=1)
     with pytest.raises(InvalidRequestError, match=words):
-        limits.check_continuation(message)
+        limits.check(message)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,10 @@ LIMITS = RequestLimits(max_model_len=20, max_kv_tokens=12, vocab_size=10, max_nu
 
 
 def check(prompt: list[int], limits: RequestLimits = LIMITS, **sampling: Any) -> None:
-    limits.check(prompt, SamplingParams(**sampling))
+    message = AddRequest(
+        request_id="r", prompt_token_ids=prompt, sampling=SamplingParams(**sampling)
+    )
+    limits.check(message)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, EngineMessage, EngineStats, RequestDelta, StepOutput
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.engine_link import Listener
+from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.startup.null_engine import start_null_engine
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
@@ -21,12 +21,12 @@ class EagerLink:
     """Brings the next step while an abort is being sent, as a socket does that is read then."""
 
     client = "front"
-    is_alive, last_work, silent_seconds = True, 0.0, 0.0
+    is_alive, last_work, seconds_since_heartbeat = True, 0.0, 0.0
 
     def __init__(self, *steps: StepOutput) -> None:
         self._steps = list(steps)
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: EngineListener) -> None:
         self.listener = listener
 
     def send(self, message: EngineMessage) -> None:

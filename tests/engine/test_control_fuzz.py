@@ -15,7 +15,7 @@ from test_frame_fuzz import DEEP, LIARS, frames
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import control_channel
 from quire.engine.processes.control_channel import (
     MAX_CONTROL_BYTES,
@@ -24,11 +24,11 @@ from quire.engine.processes.control_channel import (
     EngineStarted,
     EngineUp,
     ForgetClient,
-    LeaveModel,
     LoadModel,
-    ModelCondition,
-    ModelLeft,
-    ParentLine,
+    ModelReleased,
+    ModelStatus,
+    ParentConnection,
+    ReleaseModel,
     StartEngine,
     StartFailed,
     StartWorker,
@@ -45,7 +45,7 @@ LIMITS = RequestLimits(
 )
 INFO = EngineInfo("m", LIMITS, [1], "float32", "cpu", 5, 16, 100)
 CONFIG, LOG = EngineConfig(), LogOptions("info", "text")
-CONDITION = ModelCondition(name="m", state="loaded", at_start=True, max_num_seqs=2)
+CONDITION = ModelStatus(name="m", state="loaded", at_start=True, max_num_seqs=2)
 MESSAGES: list[Control] = [
     StartEngine(config=CONFIG, epoch=1, address="a", page_path="p", log=LOG),
     EngineStarted(info=INFO),
@@ -60,8 +60,8 @@ MESSAGES: list[Control] = [
     CONDITION,
     LoadModel(name="m"),
     UnloadModel(name="m", grace=1.0),
-    LeaveModel(name="m", grace=1.0),
-    ModelLeft(name="m", agreed=True),
+    ReleaseModel(name="m", grace=1.0),
+    ModelReleased(name="m", agreed=True),
 ]
 WHOLE = [msgspec.msgpack.encode(message) for message in MESSAGES]
 LENGTHS = st.integers(0, 300) | st.just(MAX_CONTROL_BYTES) | st.integers(0, 2**32 - 1)
@@ -95,7 +95,7 @@ def as_parent(line: bytes) -> Control | None:
 
 def as_child(line: bytes) -> Control | None:
     """What a child reads from its parent; None if it ends itself."""
-    child = object.__new__(ParentLine)  # its making would take this process's standard input
+    child = object.__new__(ParentConnection)  # its making would take this process's standard input
     child._file = io.BytesIO(line)
     try:
         return child.receive()

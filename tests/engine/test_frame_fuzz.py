@@ -21,13 +21,13 @@ from quire.core.messages import (
     AddRequest,
     EngineStats,
     EngineView,
+    GetEngineView,
     RequestDelta,
     RequestTiming,
     ResetPrefixCache,
     StepOutput,
     StepSummary,
     TokenLogprobs,
-    Watch,
 )
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.async_engine import AsyncEngine
@@ -70,7 +70,7 @@ STEP = StepOutput(
 )
 TO_ENGINE = [
     msgspec.msgpack.encode([message])
-    for message in (REQUEST, AbortRequests(request_ids=["a"]), ResetPrefixCache(), Watch())
+    for message in (REQUEST, AbortRequests(request_ids=["a"]), ResetPrefixCache(), GetEngineView())
 ]
 FROM_ENGINE = [msgspec.msgpack.encode(STEP)]
 

@@ -15,7 +15,7 @@ from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.engine.processes import process_supervisors, status_page
 from quire.engine.processes.control_channel import EngineStarted, StartEngine
-from quire.engine.processes.process_supervisors import EnginePlace, EngineSupervisor
+from quire.engine.processes.process_supervisors import EngineProcessSettings, EngineSupervisor
 from quire.engine.processes.status_page import StatusPage, create_page
 from quire.engine.startup.start_engine import start_engine
 from quire.kernels.cpu import native
@@ -76,7 +76,7 @@ def test_a_step_of_slow_layers_is_seen_to_go_on(
         slow_layers(monkeypatch, slowly)
     quantization = "fp8" if modules else "none"  # of which there are no compiled products
     config = EngineConfig.from_options(device="cpu", num_blocks=16, quantization=quantization)
-    core, _ = start_engine(config, writer.beat_within_step)
+    core, _ = start_engine(config, writer.heartbeat_within_step)
     core.handle(
         AddRequest(
             request_id="r",
@@ -135,7 +135,7 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
             for _ in range(beats):
                 clock.now += 0.9 * hang
                 await asyncio.sleep(hang / 5)  # the keeper looks twice as often
-                self.page.beat_within_step()
+                self.page.heartbeat_within_step()
                 self.num_beats += 1
             clock.now += 2 * hang
             await asyncio.Event().wait()
@@ -154,7 +154,7 @@ def test_the_keeper_lets_beats_go_on_and_ends_what_is_silent(
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
+        place = EngineProcessSettings(folder=tmp_path, number=0, first_epoch=0, hang=hang, log=log)
         keeper = EngineSupervisor("m", EngineConfig(), place, lambda _: None)
         task = asyncio.create_task(keeper.run())
         await ended.wait()

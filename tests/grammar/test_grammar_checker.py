@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError, OverloadedError
-from quire.grammar.grammar_checker import GrammarChecker, Here
+from quire.grammar.grammar_checker import GrammarChecker, InProcessValidator
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.grammar_subprocess import TOO_MUCH, GrammarSubprocess
@@ -41,7 +41,7 @@ def compiler(byte_compiler: GrammarCompiler) -> CountingCompiler:
 
 
 def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(Here(compiler))
+    checker = GrammarChecker(InProcessValidator(compiler))
     for _ in range(3):
         checker.check(StructuredOutputs(regex="ab"))
         with pytest.raises(InvalidRequestError) as caught:
@@ -54,7 +54,7 @@ def test_a_form_is_compiled_once_good_or_bad(compiler: CountingCompiler) -> None
 
 
 def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompiler) -> None:
-    checker = GrammarChecker(Here(byte_compiler))
+    checker = GrammarChecker(InProcessValidator(byte_compiler))
     for keyword in ('"not": {}', '"oneOf": [{"type": "object"}, {"minProperties": 0}]'):
         text = 'start: a b\na: %json {"type": "object"}\nb: %json {' + keyword + "}\n"
         wish = StructuredOutputs(grammar=text, field="tools", fields_of_lines={2: "x", 3: "y"})
@@ -64,14 +64,16 @@ def test_a_grammar_of_several_fields_names_the_one(byte_compiler: GrammarCompile
 
 
 def test_what_was_found_is_kept_within_bounds(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(Here(compiler), cache_bytes=1200)  # two entries of little text
+    checker = GrammarChecker(
+        InProcessValidator(compiler), cache_bytes=1200
+    )  # two entries of little text
     for pattern in ("a", "b", "a", "c", "a", "b"):
         checker.check(StructuredOutputs(regex=pattern))
     assert compiler.asked == ["a", "b", "c", "b"]
 
 
 def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> None:
-    checker = GrammarChecker(Here(compiler), seconds=0.05)
+    checker = GrammarChecker(InProcessValidator(compiler), seconds=0.05)
     slow = threading.Thread(target=checker.check, args=[StructuredOutputs(regex="slow")])
     slow.start()
     while not compiler.asked:
@@ -85,27 +87,27 @@ def test_a_form_that_gets_no_turn_may_come_again(compiler: CountingCompiler) -> 
 
 def test_slow_forms_hold_up_neither_known_ones_nor_helpers(compiler: CountingCompiler) -> None:
     """On an event loop, whose helper threads have other work to do."""
-    checker = GrammarChecker(Here(compiler), seconds=0.05)
+    checker = GrammarChecker(InProcessValidator(compiler), seconds=0.05)
 
     async def crowd() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        await checker.check_beside(StructuredOutputs(regex="a"))
-        slow = asyncio.create_task(checker.check_beside(StructuredOutputs(regex="slow")))
+        await checker.check_async(StructuredOutputs(regex="a"))
+        slow = asyncio.create_task(checker.check_async(StructuredOutputs(regex="slow")))
         others = [
-            asyncio.create_task(checker.check_beside(StructuredOutputs(regex=f"b{i}")))
+            asyncio.create_task(checker.check_async(StructuredOutputs(regex=f"b{i}")))
             for i in range(5)
         ]
         while "slow" not in compiler.asked:
             await asyncio.sleep(0.001)
         assert await asyncio.to_thread(lambda: 1) == 1
-        await checker.check_beside(StructuredOutputs(regex="a"))
+        await checker.check_async(StructuredOutputs(regex="a"))
         refused = await asyncio.gather(*others, return_exceptions=True)
         assert [type(error) for error in refused] == [OverloadedError] * 5
         compiler.go.set()
         await slow
         with pytest.raises(InvalidRequestError):
-            await checker.check_beside(StructuredOutputs(regex="("))
-        await checker.check_beside(StructuredOutputs(regex="b0"))
+            await checker.check_async(StructuredOutputs(regex="("))
+        await checker.check_async(StructuredOutputs(regex="b0"))
 
     asyncio.run(crowd())
     checker.close()
@@ -116,7 +118,7 @@ ENDLESS = {"allOf": [{"type": "string", "pattern": f"(.*{i}.{{99}})+"} for i in 
 
 
 @pytest.fixture
-def apart(
+def subprocess_validator(
     byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[GrammarSubprocess]:
     """One that waits long for its process: here the machine may well be busy with others."""
@@ -129,11 +131,11 @@ def apart(
 
 
 def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(
-    apart: GrammarSubprocess,
+    subprocess_validator: GrammarSubprocess,
 ) -> None:
-    checker = GrammarChecker(apart, seconds=0.4)
+    checker = GrammarChecker(subprocess_validator, seconds=0.4)
     checker.check(StructuredOutputs(regex="ab"))
-    first, begin = apart.pid, time.process_time()
+    first, begin = subprocess_validator.pid, time.process_time()
     assert first is not None
     for _ in range(2):  # the second time it is known
         with pytest.raises(InvalidRequestError, match=r"json: it takes more than 0.4 s"):
@@ -142,18 +144,18 @@ def test_a_form_that_takes_too_long_costs_its_process_and_nothing_else(
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     checker.check(StructuredOutputs(regex="abc"))
-    assert apart.pid not in (None, first)
+    assert subprocess_validator.pid not in (None, first)
     with pytest.raises(InvalidRequestError, match=r"regex: unclosed group"):
         checker.check(StructuredOutputs(regex="("))
 
 
 def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
-    apart: GrammarSubprocess, monkeypatch: pytest.MonkeyPatch
+    subprocess_validator: GrammarSubprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checker = GrammarChecker(apart, seconds=0.4)
+    checker = GrammarChecker(subprocess_validator, seconds=0.4)
     checker.check(StructuredOutputs(regex="a"))
-    assert apart.pid is not None
-    os.kill(apart.pid, signal.SIGSTOP)  # a machine that is busy with others
+    assert subprocess_validator.pid is not None
+    os.kill(subprocess_validator.pid, signal.SIGSTOP)  # a machine that is busy with others
     with monkeypatch.context() as patch:
         patch.setattr("quire.grammar.grammar_subprocess.BUSY_FACTOR", 2)
         with pytest.raises(OverloadedError, match="at the moment"):
@@ -161,21 +163,21 @@ def test_a_process_that_gets_no_turn_says_nothing_of_the_form(
     checker.check(StructuredOutputs(regex="ab"))
 
 
-def test_a_process_that_dies_is_replaced(apart: GrammarSubprocess) -> None:
-    assert apart.problem(StructuredOutputs(regex="a")) == ""
-    assert apart.pid is not None
-    os.kill(apart.pid, signal.SIGKILL)  # by somebody else, which says nothing of the form
+def test_a_process_that_dies_is_replaced(subprocess_validator: GrammarSubprocess) -> None:
+    assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == ""
+    assert subprocess_validator.pid is not None
+    os.kill(subprocess_validator.pid, signal.SIGKILL)  # from outside
     with pytest.raises(OverloadedError, match="at the moment"):
-        apart.problem(StructuredOutputs(regex="a"))
-    assert apart.problem(StructuredOutputs(regex="a")) == ""
-    os.kill(apart.pid, signal.SIGABRT)  # as when memory runs out
-    assert apart.problem(StructuredOutputs(regex="a")) == TOO_MUCH
+        subprocess_validator.find_problem(StructuredOutputs(regex="a"))
+    assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == ""
+    os.kill(subprocess_validator.pid, signal.SIGABRT)  # as when memory runs out
+    assert subprocess_validator.find_problem(StructuredOutputs(regex="a")) == TOO_MUCH
 
 
 def test_it_says_the_same_as_the_compiler_itself(
-    apart: GrammarSubprocess, byte_compiler: GrammarCompiler
+    subprocess_validator: GrammarSubprocess, byte_compiler: GrammarCompiler
 ) -> None:
-    here = Here(byte_compiler)
+    here = InProcessValidator(byte_compiler)
     for wish in (
         StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
         StructuredOutputs(json={"not": {}}),
@@ -184,12 +186,12 @@ def test_it_says_the_same_as_the_compiler_itself(
         StructuredOutputs(grammar="start: missing"),
         StructuredOutputs(json_object=True),
     ):
-        assert apart.problem(wish) == here.problem(wish)
+        assert subprocess_validator.find_problem(wish) == here.find_problem(wish)
 
 
-def test_a_process_without_a_parent_ends(apart: GrammarSubprocess) -> None:
-    apart.problem(StructuredOutputs(regex="a"))
-    child = apart._child
+def test_a_process_without_a_parent_ends(subprocess_validator: GrammarSubprocess) -> None:
+    subprocess_validator.find_problem(StructuredOutputs(regex="a"))
+    child = subprocess_validator._child
     assert child is not None
     assert child.stdin is not None
     child.stdin.close()

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import InvalidRequestError
-from quire.grammar.grammar_compiler import FORM_BYTES, GrammarCompiler
+from quire.grammar.grammar_compiler import GRAMMAR_BYTES, GrammarCompiler
 from quire.grammar.grammar_matcher import Matcher
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
 
 def allowed_ids(matcher: Matcher) -> list[int]:
-    allowed = np.frombuffer(matcher.allowed(), np.uint8)
+    allowed = np.frombuffer(matcher.token_bitmask(), np.uint8)
     return np.flatnonzero(np.unpackbits(allowed, bitorder="little")).tolist()
 
 
 def walk(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, longest: int = 400) -> str:
     """A random answer that keeps to the form, in a hurry to end."""
     answer: list[int] = []
-    while not matcher.is_whole:
+    while not matcher.is_terminated:
         ids = allowed_ids(matcher)
         assert ids, matcher.problem
         if tokenizer.eos_token_id in ids and (len(answer) > 20 or rng.random() < 0.3):
@@ -35,7 +35,7 @@ def walk(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, longest: in
         ids = [token_id for token_id in ids if token_id != tokenizer.eos_token_id]
         quotes = [i for i in ids if tokenizer.token_bytes(i) in (b'"', b"}", b"]")]
         answer.append(rng.choice(quotes if quotes and rng.random() < 0.5 else ids))
-        matcher.follow(answer)
+        matcher.advance_to(answer)
         assert len(answer) < longest, tokenizer.decode(answer)[:200]
     before = tokenizer.encode_inside("no")  # at the very start of a text a space may be dropped
     return tokenizer.decode([*before, *answer]).removeprefix("no")
@@ -172,7 +172,7 @@ def test_white_space_stands_where_the_wish_has_it(
         for place, token_id in enumerate(ids := byte_tokenizer.encode_inside(text)):
             if token_id not in allowed_ids(matcher):
                 return False
-            matcher.follow(ids[: place + 1])
+            matcher.advance_to(ids[: place + 1])
         return matcher.is_accepting
 
     assert {text for text in (COMPACT, SPACED, MIXED, LINES, WIDE) if is_taken(text)} == taken
@@ -275,8 +275,8 @@ def test_a_costly_form_costs_little_or_is_given_up(
             assert not ids
             return
         answer.append(rng.choice([i for i in ids if i != byte_tokenizer.eos_token_id]))
-        matcher.follow(answer)
-        if matcher.is_whole:
+        matcher.advance_to(answer)
+        if matcher.is_terminated:
             return
 
 
@@ -287,16 +287,16 @@ def test_a_second_request_copies_what_the_first_compiled(byte_tokenizer: Tokeniz
         made.append(1)
         return Vocabulary(byte_tokenizer, byte_tokenizer.vocab_size, [1])
 
-    compiler = GrammarCompiler(vocabulary, cache_bytes=2 * FORM_BYTES + 1000)
+    compiler = GrammarCompiler(vocabulary, cache_bytes=2 * GRAMMAR_BYTES + 1000)
     first = compiler.matcher(StructuredOutputs(regex="ab"))
-    first.follow([byte_tokenizer.encode("a")[0]])
+    first.advance_to([byte_tokenizer.encode("a")[0]])
     second = compiler.matcher(StructuredOutputs(regex="ab"))
     assert allowed_ids(first) == byte_tokenizer.encode("b")
     assert allowed_ids(second) == byte_tokenizer.encode("a")
     assert made == [1]
     for pattern in "cdef":
         compiler.matcher(StructuredOutputs(regex=pattern))
-    assert compiler.num_cached_bytes <= 2 * FORM_BYTES + 1000
+    assert compiler._matchers.num_bytes <= 2 * GRAMMAR_BYTES + 1000
 
 
 WORDS = ["aab", "ab", "abc", "abcc", "no", "yes", "ye", "noaa", "bcab"]
@@ -318,7 +318,7 @@ def test_the_tokens_allowed_are_all_that_lead_somewhere(
 
     def explore(answer: list[int], text: bytes) -> None:
         matcher = compiler.matcher(StructuredOutputs(choice=words))
-        matcher.follow(answer)
+        matcher.advance_to(answer)
         found = set(allowed_ids(matcher))
         expected = {
             token_id
@@ -333,7 +333,7 @@ def test_the_tokens_allowed_are_all_that_lead_somewhere(
             assert found
             assert found <= expected
         assert matcher.is_accepting == (text in spelled)
-        assert matcher.is_whole == (not expected)
+        assert matcher.is_terminated == (not expected)
         for token_id in found - ends:
             explore([*answer, token_id], text + pieces[token_id])
 
@@ -348,21 +348,21 @@ def test_a_matcher_may_start_in_the_middle(
     stepwise = byte_compiler.matcher(wish)
     for end in range(len(text) + 1):
         at_once = byte_compiler.matcher(wish)
-        at_once.follow(text[:end])
-        stepwise.follow(text[:end])
+        at_once.advance_to(text[:end])
+        stepwise.advance_to(text[:end])
         assert allowed_ids(at_once) == allowed_ids(stepwise)
         assert allowed_ids(at_once.copy()) == allowed_ids(stepwise)
-    assert at_once.is_whole
+    assert at_once.is_terminated
 
 
 def test_a_token_that_does_not_fit_ends_it(
     byte_compiler: GrammarCompiler, byte_tokenizer: Tokenizer
 ) -> None:
     matcher = byte_compiler.matcher(StructuredOutputs(regex="abc"))
-    matcher.follow(byte_tokenizer.encode("ax"))
+    matcher.advance_to(byte_tokenizer.encode("ax"))
     assert matcher.problem
     assert allowed_ids(matcher) == []
-    assert not matcher.is_whole
+    assert not matcher.is_terminated
     assert not matcher.is_accepting
 
 
@@ -377,11 +377,11 @@ def test_end_tokens_are_no_text_and_a_model_may_have_none(byte_tokenizer: Tokeni
     for compiler, end in ((with_letter, letter), (with_none, size)):
         matcher = compiler.matcher(wish)
         before = [i for i in allowed_ids(matcher) if i < size]
-        matcher.follow([other])
+        matcher.advance_to([other])
         assert end not in before
         assert end in allowed_ids(matcher)
-        matcher.follow([other, other])
-        assert matcher.is_whole
+        matcher.advance_to([other, other])
+        assert matcher.is_terminated
 
 
 def test_tokens_that_the_model_does_not_have_are_not_offered(tokenizer: Tokenizer) -> None:

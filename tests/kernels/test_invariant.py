@@ -135,7 +135,7 @@ def same(a: Tensor, b: Tensor) -> None:
 )
 def test_what_it_does_not_serve_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        EngineConfig.from_options(**options).settled("cpu")
+        EngineConfig.from_options(**options).resolved("cpu")
 
 
 def test_an_engine_without_a_model_refuses_it_too() -> None:

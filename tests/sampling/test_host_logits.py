@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.host_logits import History, HostLogits
-from quire.sampling.logits_processors import adjust_logits
+from quire.sampling.logits_processors import apply_logits_processors
 from quire.sampling.sampling_state import SamplingState
 
 VOCAB = 24
@@ -74,7 +74,9 @@ def adjust(batch: list, logits: torch.Tensor, rows: list[int], eos: list[int]) -
         num_tokens[row], num_prompt[row] = len(known), len(prompt)
     adjusted = logits.clone()
     history = History(token_ids, num_tokens, num_prompt)
-    adjust_logits(HostLogits(adjusted.numpy(), state, history), np.array(rows), state, history)
+    apply_logits_processors(
+        HostLogits(adjusted.numpy(), state, history), np.array(rows), state, history
+    )
     return adjusted
 
 

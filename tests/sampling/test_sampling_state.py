@@ -25,12 +25,12 @@ class AnyForm:
     """Lets everything through."""
 
     is_accepting = True
-    is_whole = False
+    is_terminated = False
 
-    def follow(self, answer: Sequence[int]) -> None:
+    def advance_to(self, answer: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def allowed(self) -> bytes:
+    def token_bitmask(self) -> bytes:
         return bytes([255] * 13)
 
 
@@ -69,12 +69,12 @@ def test_a_row_forgets_its_last_request() -> None:
     set_row(state, 1, EVERYTHING)
     set_row(state, 2, EVERYTHING)
     assert state.needs[1] == state.needs[2] == sum(Need) - Need.TOTAL_MASS
-    assert set(state.forms) == {1, 2}
+    assert set(state.grammars) == {1, 2}
     set_row(state, 1, SamplingParams(temperature=0.0))
     state.clear_row(2)
     state.clear_row(0)  # free rows may be cleared again
     assert not state.needs.any()
-    assert [state.bias, state.min_tokens, state.bad_words, state.forms] == [{}, {}, {}, {}]
+    assert [state.bias, state.min_tokens, state.bad_words, state.grammars] == [{}, {}, {}, {}]
 
 
 def test_numbers_are_gathered_by_row() -> None:

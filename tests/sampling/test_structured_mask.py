@@ -23,11 +23,11 @@ class WordMatcher:
         self.words = [list(word) for word in words]
         self.answer: list[int] = []
 
-    def follow(self, answer: Sequence[int]) -> None:
+    def advance_to(self, answer: Sequence[int]) -> None:
         assert list(answer[: len(self.answer)]) == self.answer
         self.answer = [int(token_id) for token_id in answer]
 
-    def allowed(self) -> bytes:
+    def token_bitmask(self) -> bytes:
         size = len(self.answer)
         flags = np.zeros(VOCAB - 4, np.uint8)  # the tokenizer knows fewer tokens than the model
         for word in self.words:
@@ -40,7 +40,7 @@ class WordMatcher:
         return self.answer in self.words
 
     @property
-    def is_whole(self) -> bool:
+    def is_terminated(self) -> bool:
         return (
             self.is_accepting and sum(w[: len(self.answer)] == self.answer for w in self.words) == 1
         )
@@ -67,7 +67,7 @@ def draw(
     num_tokens = np.array([1 + len(answer), 1])
     drawn = Sampler(state).sample(logits.numpy(), [0, 1], known, num_tokens, np.array([1, 1]))
     assert drawn.token_ids[1] == 7
-    assert not any((drawn.failed[1], drawn.exhausted[1], drawn.whole[1]))
+    assert not any((drawn.failed[1], drawn.exhausted[1], drawn.grammar_terminated[1]))
     return drawn
 
 
@@ -83,9 +83,9 @@ def test_the_best_allowed_token_is_drawn(answer: list[int], best: list[int], exp
 
 
 def test_an_answer_is_whole_when_nothing_can_follow() -> None:
-    assert draw(GREEDY, [], best=[4]).whole[0]
-    assert draw(GREEDY, [1, 2], best=[3]).whole[0]
-    assert not draw(GREEDY, [1], best=[2]).whole[0]
+    assert draw(GREEDY, [], best=[4]).grammar_terminated[0]
+    assert draw(GREEDY, [1, 2], best=[3]).grammar_terminated[0]
+    assert not draw(GREEDY, [1], best=[2]).grammar_terminated[0]
 
 
 def test_draws_keep_to_the_form() -> None:
@@ -119,7 +119,7 @@ def test_wishes_that_leave_nothing_are_exhausted() -> None:
     drawn = draw(params, [4], best=[1])  # whole, but too short
     assert drawn.exhausted[0]
     assert not drawn.failed[0]
-    assert not drawn.whole[0]
+    assert not drawn.grammar_terminated[0]
 
 
 def test_a_dead_end_is_exhausted() -> None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from quire.core.messages import EngineStats, EngineView
+from quire.core.messages import AddRequest, EngineStats, EngineView
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_limits import RequestLimits
 from quire.core.request_output import (
@@ -20,7 +20,7 @@ from quire.core.request_output import (
     RequestTimes,
 )
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import StopWhen
+from quire.engine.frontend.input_processor import StopWhen, errors_name_field
 from quire.engine.frontend.request_metrics import RequestMetrics
 from quire.errors import InvalidRequestError
 from quire.tokenizer.token_spelling import Pieces
@@ -137,7 +137,7 @@ class FakeEngine:
     failure: Exception = field(default_factory=lambda: RuntimeError("secret words"))
     is_alive: bool = True
     is_restarting: bool = False
-    silent_seconds: float = 0.0
+    seconds_since_heartbeat: float = 0.0
     last_work: float = 0.0
     info: FakeInfo = field(default_factory=FakeInfo)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
@@ -176,9 +176,12 @@ class FakeEngine:
         queue_timeout: float | None = None,
         stream: bool = True,  # noqa: ARG002
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        self.info.limits.check(ids, sampling)
+        message = AddRequest(request_id="r", prompt_token_ids=ids, sampling=sampling)
+        with errors_name_field(prompt_field):
+            self.info.limits.check(message)
         self.calls.append(
             {
                 "ids": ids,

@@ -17,11 +17,11 @@ from quire.engine.processes.control_channel import (
     Control,
     EngineDown,
     EngineUp,
-    LeaveModel,
     LoadModel,
-    ModelCondition,
-    ModelLeft,
+    ModelReleased,
     ModelState,
+    ModelStatus,
+    ReleaseModel,
     UnloadModel,
 )
 from quire.server.app import build_server
@@ -43,16 +43,14 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def condition(name: str, state: ModelState = "loaded", **fields: Any) -> ModelCondition:
-    return ModelCondition(
-        name=name, state=state, **({"at_start": True, "max_num_seqs": 8} | fields)
-    )
+def condition(name: str, state: ModelState = "loaded", **fields: Any) -> ModelStatus:
+    return ModelStatus(name=name, state=state, **({"at_start": True, "max_num_seqs": 8} | fields))
 
 
 class House:
     """Two models, `a` and `b`. parent: plays the other side when something is asked of it."""
 
-    def __init__(self, *conditions: ModelCondition, **settings: Any) -> None:
+    def __init__(self, *conditions: ModelStatus, **settings: Any) -> None:
         self.engines = {
             name: FakeEngine(script=f"I am {name}.", info=FakeInfo(model_name=name))
             for name in "ab"
@@ -252,7 +250,7 @@ def test_who_comes_while_a_model_leaves_waits_for_its_return() -> None:
 def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> None:
     house = House()
     house.engines["b"].delay = 0.01
-    order = LeaveModel(name="b", grace=grace)
+    order = ReleaseModel(name="b", grace=grace)
 
     async def both() -> Reply:
         body = BODIES["/v1/completions"] | {"model": "b"}
@@ -263,13 +261,13 @@ def test_a_model_in_use_leaves_only_when_it_must(grace: float, agreed: bool) -> 
         return await running
 
     assert text_of(run_leaping(both())) == "I am b."
-    assert house.asked == [ModelLeft(name="b", agreed=agreed)]
+    assert house.asked == [ModelReleased(name="b", agreed=agreed)]
 
 
 def test_a_model_that_nobody_uses_leaves_at_once() -> None:
     house = House()
-    asyncio.run(house.loader.leave(LeaveModel(name="b", grace=0.0)))
-    assert house.asked == [ModelLeft(name="b", agreed=True)]
+    asyncio.run(house.loader.leave(ReleaseModel(name="b", grace=0.0)))
+    assert house.asked == [ModelReleased(name="b", agreed=True)]
 
 
 # ---------------------------------------------------------------------- administrators

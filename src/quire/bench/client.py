@@ -18,7 +18,7 @@ MAX_LINE = 1 << 20  # bytes of one line, headers and events alike
 
 
 @dataclass(slots=True)
-class Exchange:
+class RequestResult:
     """A request and what came back. Times in seconds of one monotonic clock.
 
     first, last: when the first and the last token event came. gaps: between token events.
@@ -57,23 +57,23 @@ class HttpFailureError(Exception):
 
 async def stream_request(
     url: str, body: bytes, *, api_key: str | None = None, timeout: float = 120.0
-) -> Exchange:
+) -> RequestResult:
     """POST a body that asks for a stream with usage; a failure is a result, never raised.
 
     url: the whole endpoint, such as http://127.0.0.1:8000/v1/chat/completions.
     """
-    exchange = Exchange(time.perf_counter())
+    result = RequestResult(time.perf_counter())
     try:
         async with asyncio.timeout(timeout):
-            await _exchange(url, body, api_key, exchange)
+            await _send_request(url, body, api_key, result)
     except TimeoutError:
-        exchange.error = f"no answer within {timeout:g} s"
+        result.error = f"no answer within {timeout:g} s"
     except (OSError, EOFError, ValueError, HttpFailureError, msgspec.DecodeError) as error:
-        exchange.error = str(error) or type(error).__name__
-    return exchange
+        result.error = str(error) or type(error).__name__
+    return result
 
 
-async def _exchange(url: str, body: bytes, api_key: str | None, exchange: Exchange) -> None:
+async def _send_request(url: str, body: bytes, api_key: str | None, result: RequestResult) -> None:
     where = urlsplit(url)
     port = where.port or 80
     reader, writer = await asyncio.open_connection(where.hostname, port, limit=MAX_LINE)
@@ -89,7 +89,7 @@ async def _exchange(url: str, body: bytes, api_key: str | None, exchange: Exchan
         if status != 200:
             text = b"".join([chunk async for chunk in chunks])
             raise HttpFailureError(f"HTTP {status}: {text[:300].decode(errors='replace')}")
-        await _read_events(chunks, exchange)
+        await _read_events(chunks, result)
     finally:
         writer.close()
 
@@ -119,7 +119,7 @@ async def _read_chunks(
             yield data
 
 
-async def _read_events(chunks: AsyncIterator[bytes], exchange: Exchange) -> None:
+async def _read_events(chunks: AsyncIterator[bytes], result: RequestResult) -> None:
     """Take every server-sent event; the last one must be [DONE]."""
     rest, done = b"", False
     async for chunk in chunks:
@@ -128,20 +128,20 @@ async def _read_events(chunks: AsyncIterator[bytes], exchange: Exchange) -> None
             if event == b"data: [DONE]":
                 done = True
             elif event.startswith(b"data:"):
-                _take(msgspec.json.decode(event[5:]), exchange)
-    if not done and exchange.error is None:
-        exchange.error = "the stream ended without [DONE]"
+                _take(msgspec.json.decode(event[5:]), result)
+    if not done and result.error is None:
+        result.error = "the stream ended without [DONE]"
 
 
-def _take(event: dict[str, Any], exchange: Exchange) -> None:
+def _take(event: dict[str, Any], result: RequestResult) -> None:
     if "error" in event:
-        exchange.error = str(event["error"].get("message", event["error"]))
+        result.error = str(event["error"].get("message", event["error"]))
     for choice in event.get("choices", ()):
         part = choice.get("delta", choice)
         if "role" not in part and ("content" in part or "text" in part):
-            exchange.take_token_event(part.get("content") or part.get("text") or "")
+            result.take_token_event(part.get("content") or part.get("text") or "")
     if usage := event.get("usage"):
-        exchange.num_prompt_tokens = usage["prompt_tokens"]
-        exchange.num_tokens = usage["completion_tokens"]
+        result.num_prompt_tokens = usage["prompt_tokens"]
+        result.num_tokens = usage["completion_tokens"]
         details = usage.get("prompt_tokens_details") or {}
-        exchange.num_cached_tokens = details.get("cached_tokens") or 0
+        result.num_cached_tokens = details.get("cached_tokens") or 0

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from quire.bench.client import Exchange
+from quire.bench.client import RequestResult
 from quire.bench.load import closed_loop
 from quire.bench.local_server import local_server
 from quire.bench.report import Summary, summarize, table
@@ -50,7 +50,7 @@ class DemoResult:
     """What was asked, what came back, and what it amounts to."""
 
     examples: list[Example]
-    exchanges: list[Exchange]
+    exchanges: list[RequestResult]
     summary: Summary
 
     @property
@@ -165,23 +165,23 @@ def _body(example: Example) -> bytes:
     )
 
 
-def _is_exact(example: Example, exchange: Exchange) -> bool:
+def _is_exact(example: Example, exchange: RequestResult) -> bool:
     return example.expected is not None and exchange.text.strip() == example.expected.strip()
 
 
-def _count_exact(pairs: Iterable[tuple[Example, Exchange]]) -> tuple[int, int]:
+def _count_exact(pairs: Iterable[tuple[Example, RequestResult]]) -> tuple[int, int]:
     """How many answers are exactly as expected, and how many examples expect one."""
     known = [_is_exact(*pair) for pair in pairs if pair[0].expected is not None]
     return sum(known), len(known)
 
 
-def _heading(task: str, pairs: Sequence[tuple[Example, Exchange]]) -> str:
+def _heading(task: str, pairs: Sequence[tuple[Example, RequestResult]]) -> str:
     num_exact, num_known = _count_exact(pairs)
     title = task.replace("_", " ")
     return f"{title}: {num_exact} of {num_known} exactly as expected" if num_known else title
 
 
-def _answer_line(example: Example, exchange: Exchange) -> Text:
+def _answer_line(example: Example, exchange: RequestResult) -> Text:
     line = Text("  ")
     if exchange.error is not None:
         line.append("✗ ", "red")
@@ -212,6 +212,6 @@ class _Progress:
     def __exit__(self, *details: Any) -> None:
         self._bar.__exit__(*details)
 
-    def count(self, exchange: Exchange) -> None:
+    def count(self, exchange: RequestResult) -> None:
         self._num_tokens += exchange.num_tokens
         self._bar.update(self._task, advance=1, tokens=self._num_tokens)

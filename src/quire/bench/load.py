@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from quire.bench.client import Exchange, stream_request
+from quire.bench.client import RequestResult, stream_request
 
 
 async def closed_loop(
     url: str,
     bodies: Sequence[bytes],
     concurrency: int,
-    on_done: Callable[[Exchange], None] = lambda _: None,
+    on_done: Callable[[RequestResult], None] = lambda _: None,
     api_key: str | None = None,
-) -> list[Exchange]:
+) -> list[RequestResult]:
     """Send every body, at most `concurrency` at once; results in the order of the bodies."""
     waiting = iter(enumerate(bodies))
-    done: dict[int, Exchange] = {}
+    done: dict[int, RequestResult] = {}
 
     async def lane() -> None:
         for place, body in waiting:

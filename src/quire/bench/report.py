@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from quire.bench.client import Exchange
+from quire.bench.client import RequestResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Summary:
     prefix_cache_hit_rate: float
 
 
-def summarize(exchanges: Sequence[Exchange]) -> Summary:
+def summarize(exchanges: Sequence[RequestResult]) -> Summary:
     """Figures of the requests that succeeded, and how many failed."""
     whole = [exchange for exchange in exchanges if exchange.error is None]
     ends = [exchange.last for exchange in whole if exchange.last is not None]

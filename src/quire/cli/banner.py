@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.server.settings import ServerSettings
 from quire.version import __version__
 

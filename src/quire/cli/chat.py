@@ -104,7 +104,7 @@ class Chat:
             if word.startswith("/"):
                 self._command(word, rest.strip())
             elif word:
-                self._exchange(line.strip())
+                self._send_request(line.strip())
         return 1 if self._num_failures else 0
 
     def _command(self, word: str, rest: str) -> None:
@@ -122,7 +122,7 @@ class Chat:
         self._system = system
         self.messages = [{"role": "system", "content": system}] if system else []
 
-    def _exchange(self, text: str) -> None:
+    def _send_request(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
         try:

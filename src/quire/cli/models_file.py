@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.cli.options import human_int
 from quire.config import EngineConfig, iter_options
-from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.errors import ConfigError, FileError, UserError
 from quire.options import Option
 
@@ -36,7 +36,7 @@ _NAMED = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(_OPTIONS, key=len, reverse=
 _FIELDS = ("name", "load", *(name for name in _OPTIONS if name != "served_model_name"))
 
 
-def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelPlan]:
+def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelSpec]:
     """The models of a file. common: engine options, load: the default, for those without own.
 
     Raises ConfigError that names the file, the line and the field.
@@ -97,7 +97,7 @@ class _File:
             found[name] = value
         return found
 
-    def plan(self, node: yaml.Node, where: str, common: Mapping[str, Any], load: str) -> ModelPlan:
+    def plan(self, node: yaml.Node, where: str, common: Mapping[str, Any], load: str) -> ModelSpec:
         import yaml
 
         if not isinstance(node, yaml.MappingNode):
@@ -122,7 +122,7 @@ class _File:
             config = EngineConfig.from_options(**{**common, **values, "served_model_name": name})
         except ConfigError as error:
             raise explain(error) from None
-        return ModelPlan(name=name, config=config, at_start=load == "at_start", explain=explain)
+        return ModelSpec(name=name, config=config, at_start=load == "at_start", explain=explain)
 
     def value(self, name: str, node: yaml.Node, where: str) -> Any:
         """A scalar; numbers of bytes may be written as on the command line."""
@@ -141,7 +141,7 @@ class _File:
                 raise self.wrong(node.start_mark, f"{where}.{name}: {error}") from None
         return value
 
-    def check_names(self, plans: list[ModelPlan], nodes: list[yaml.Node]) -> None:
+    def check_names(self, plans: list[ModelSpec], nodes: list[yaml.Node]) -> None:
         seen: set[str] = set()
         for plan, node in zip(plans, nodes, strict=True):
             if plan.name in seen:

@@ -25,9 +25,9 @@ from quire.cli.options import (
     engine_options,
 )
 from quire.config import EngineConfig
-from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import Fleet, FleetSettings
-from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
+from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
 from quire.options import options_of
@@ -114,7 +114,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
     return ServerSettings(**given)
 
 
-def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelPlan]:
+def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelSpec]:
     """The models to serve, by whichever way they were given. Raises ConfigError."""
     given = vars(args)
     ways = [name for name in ("model", "models", "config") if name in given]
@@ -139,9 +139,9 @@ def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[Mode
     return plans
 
 
-def _plan(config: EngineConfig, settings: ServerSettings) -> ModelPlan:
+def _plan(config: EngineConfig, settings: ServerSettings) -> ModelSpec:
     name = config.model.public_name
-    return ModelPlan(name=name, config=config, at_start=settings.model_load == "at_start")
+    return ModelSpec(name=name, config=config, at_start=settings.model_load == "at_start")
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def _log_options(settings: ServerSettings) -> LogOptions:
 
 
 async def _serve(
-    plans: Sequence[ModelPlan],
+    plans: Sequence[ModelSpec],
     settings: ServerSettings,
     listener: socket.socket,
     admin: socket.socket | None,
@@ -173,7 +173,7 @@ async def _serve(
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    processes = SupervisorSettings(
+    processes = ServerSupervisorSettings(
         worker_module="quire.server.worker",
         worker_settings=msgspec.msgpack.encode(settings),
         num_workers=settings.api_server_count,
@@ -183,7 +183,7 @@ async def _serve(
     limits = FleetSettings(
         memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
     )
-    async with Supervisor(processes, listener, admin) as supervisor:
+    async with ServerSupervisor(processes, listener, admin) as supervisor:
         fleet = Fleet(supervisor, plans, limits)
 
         async def work() -> None:

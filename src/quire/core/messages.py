@@ -50,11 +50,11 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
     """Let no request find what others have computed before this message."""
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+class GetEngineView(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     """Somebody looks: the next step's output brings one EngineView, work or no work."""
 
 
-EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | Watch
+EngineMessage = AddRequest | AbortRequests | ResetPrefixCache | GetEngineView
 
 
 class ErrorKind(enum.StrEnum):
@@ -107,7 +107,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_token_id: int | None = None
-    whole: bool = False
+    grammar_terminated: bool = False
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.ENGINE
     timing: RequestTiming | None = None
@@ -128,7 +128,7 @@ class RequestDelta(msgspec.Struct, kw_only=True, array_like=True):
     def _end_as(self, later: RequestDelta) -> None:
         self.finish_reason = later.finish_reason
         self.stop_token_id = later.stop_token_id
-        self.whole = later.whole
+        self.grammar_terminated = later.grammar_terminated
         self.error = later.error
         self.error_kind = later.error_kind
         self.embedding = later.embedding

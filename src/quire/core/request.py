@@ -44,10 +44,10 @@ class Request:
         "bad_words_ids",
         "block_hashes",
         "cache_salt",
+        "defers_deltas",
         "due",
         "end_token_ids",
         "eos_token_ids",
-        "is_quiet",
         "max_total_tokens",
         "min_total_tokens",
         "num_cached_tokens",
@@ -57,6 +57,7 @@ class Request:
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "pending_delta",
         "pooling",
         "priority",
         "queued",
@@ -64,7 +65,6 @@ class Request:
         "sampling",
         "status",
         "token_ids",
-        "untold",
     )
 
     def __init__(
@@ -94,9 +94,9 @@ class Request:
         self.end_token_ids = frozenset(wishes.stop_token_ids)
         if not wishes.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
-        self.is_quiet = not message.stream  # its caller waits for the end
+        self.defers_deltas = not message.stream  # its caller waits for the end
         # then what comes behind the first token is told with the last; None before the first
-        self.untold: RequestDelta | None = None
+        self.pending_delta: RequestDelta | None = None
         self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet

@@ -1,4 +1,9 @@
-"""What requests an engine can take at all, checked before any work is spent on them. No torch."""
+"""The limits of an engine on single requests, and the one check of them. No torch.
+
+The front checks a request before any work is spent on it, so that its caller gets HTTP 400 at once;
+the engine core checks it again, because messages come from other processes. Both call
+`RequestLimits.check`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +18,16 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ContextLengthError, invalid_value
 
-MAX_CHARS_PER_TOKEN = 64  # a token rarely stands for more
+MAX_CHARS_PER_TOKEN = 64  # tokens are rarely longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestLimits:
-    """What the engine can take at all; known once it is loaded.
+    """The largest request that an engine can run; known once it is loaded.
 
-    max_kv_tokens: tokens that the whole KV cache holds. honours_priority: whether requests may ask
-    to be run before others. hidden_size: numbers in an embedding. generates: whether the model can
-    draw tokens, and not only make embeddings.
+    max_kv_tokens: tokens that the KV cache holds. honours_priority: whether requests may have a
+    priority. hidden_size: dimensions of an embedding. generates: whether the model can generate
+    text, and not only embeddings.
     """
 
     max_model_len: int
@@ -33,11 +38,19 @@ class RequestLimits:
     hidden_size: int = 0
     generates: bool = True
 
-    def check(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
-        """Refuse what can never run.
+    def check(self, message: AddRequest) -> None:
+        """Refuse a request that can never run.
 
         Raises InvalidRequestError or ContextLengthError with the numbers and the fix.
         """
+        if message.pooling is None:
+            self._check_generation(message.prompt_token_ids, message.sampling)
+        else:
+            self.check_embedding(message.prompt_token_ids, message.pooling)
+        if message.output_token_ids:
+            self._check_continuation(message)
+
+    def _check_generation(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
         if not self.generates:
             raise invalid_value(
                 "model",
@@ -49,10 +62,10 @@ class RequestLimits:
             self._check_token_ids("stop_token_ids", sampling.stop_token_ids)
         if sampling.logit_bias:
             self._check_token_ids("logit_bias", list(sampling.logit_bias))
-        self.check_fit(len(prompt_token_ids), sampling)
+        self._check_fit(len(prompt_token_ids), sampling)
 
-    def check_fit(self, prompt: int, sampling: SamplingParams) -> None:
-        """Refuse more tokens than can ever be held. prompt: how many. Raises ContextLengthError."""
+    def _check_fit(self, prompt: int, sampling: SamplingParams) -> None:
+        """Refuse more tokens than the context or the KV cache holds. prompt: number of tokens."""
         wanted = sampling.max_tokens
         # the last token of the answer is never fed back, so it needs no slot in the KV cache
         answer = max(1, sampling.min_tokens) if wanted is None else wanted
@@ -71,7 +84,7 @@ class RequestLimits:
             )
 
     def check_embedding(self, prompt_token_ids: list[int], pooling: PoolingParams) -> None:
-        """Refuse an embedding that can never be made. Raises as `check` does."""
+        """Refuse a prompt that can never be embedded. Raises as `check` does."""
         self._check_prompt(prompt_token_ids)
         longest = min(self.max_model_len, self.max_kv_tokens)
         if len(prompt_token_ids) > longest:
@@ -87,7 +100,7 @@ class RequestLimits:
             )
 
     def check_chars(self, num_chars: int, param: str = "prompt") -> None:
-        """Refuse absurdly long text before any work is spent on it. Raises ContextLengthError."""
+        """Refuse text that is far too long before it is encoded. Raises ContextLengthError."""
         if num_chars > MAX_CHARS_PER_TOKEN * self.max_model_len:
             raise ContextLengthError(
                 f"{param}: {num_chars} characters cannot fit a context of {self.max_model_len} "
@@ -95,14 +108,14 @@ class RequestLimits:
                 param=param,
             )
 
-    def check_continuation(self, message: AddRequest) -> None:
-        """Refuse an answer so far that no engine can have given. Raises InvalidRequestError."""
-        begun, wanted = len(message.output_token_ids), message.sampling.max_tokens
+    def _check_continuation(self, message: AddRequest) -> None:
+        """Refuse output tokens so far that no engine can have drawn for this request."""
+        num_output, wanted = len(message.output_token_ids), message.sampling.max_tokens
         self._check_token_ids("output_token_ids", message.output_token_ids)
-        room = self.max_model_len - len(message.prompt_token_ids)
-        if begun >= (room if wanted is None else min(room, wanted)):
+        most = self.max_model_len - len(message.prompt_token_ids)
+        if num_output >= (most if wanted is None else min(most, wanted)):
             raise invalid_value(
-                "output_token_ids", f"{begun} tokens leave nothing to answer; send fewer"
+                "output_token_ids", f"{num_output} tokens leave nothing to generate; send fewer"
             )
 
     def _check_prompt(self, token_ids: list[int]) -> None:
@@ -111,7 +124,7 @@ class RequestLimits:
         self._check_token_ids("prompt", token_ids)
 
     def _check_token_ids(self, field: str, token_ids: list[int]) -> None:
-        try:  # one pass at the speed of C; whatever is wrong is looked for when something is
+        try:  # one fast pass; what is wrong is found out only if something is
             msgspec.convert(token_ids, _ids_below(self.vocab_size))
             return
         except msgspec.ValidationError:
@@ -127,5 +140,5 @@ class RequestLimits:
 
 @cache
 def _ids_below(vocab_size: int) -> Any:
-    """The type of such a list."""
+    """The type of a list of token ids below `vocab_size`."""
     return list[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)]]

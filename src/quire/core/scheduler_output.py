@@ -72,7 +72,7 @@ class SampleResult(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     failed: bool = False
     exhausted: bool = False
-    whole: bool = False
+    grammar_terminated: bool = False
     embedding: bytes | None = None
 
 

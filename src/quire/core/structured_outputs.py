@@ -61,13 +61,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise self.wrong(f"{' and '.join(given) or 'nothing'} given; give one of {_LISTED}")
+            raise self.invalid(f"{' and '.join(given) or 'nothing'} given; give one of {_LISTED}")
         match self.kind:
             case "choice":
                 self._check_choice()
             case "json_object":
                 if self.json_object is not True:
-                    raise self.wrong("it is not true; give true, or leave it out")
+                    raise self.invalid("it is not true; give true, or leave it out")
             case _:
                 self._check_text()
         self._check_style()
@@ -96,16 +96,16 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         given = [name for name in KINDS if getattr(self, name) is not None]
         return f"structured_outputs.{given[0]}" if len(given) == 1 else "structured_outputs"
 
-    def wrong(self, problem: str) -> InvalidRequestError:
+    def invalid(self, problem: str) -> InvalidRequestError:
         """A refusal. problem: what is wrong and how to mend it."""
         return invalid_value(self.name, problem)
 
-    def wrong_somewhere(self, problem: str) -> InvalidRequestError:
+    def invalid_at_line(self, problem: str) -> InvalidRequestError:
         """A refusal in the compiler's words, which may begin with where it is in a grammar."""
         at = _AT_LINE.match(problem)
         field = (self.fields_of_lines or {}).get(int(at[1])) if at else None
         if at is None or field is None:
-            return self.wrong(problem)
+            return self.invalid(problem)
         return invalid_value(field, problem[at.end() :])
 
     def _check_text(self) -> None:
@@ -114,56 +114,56 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         text, limit = getattr(self, self.kind), _MAX_BYTES[self.kind]
         if not isinstance(text, str):
             kinds = "a string or an object" if self.kind == "json" else "a string"
-            raise self.wrong(f"{type(text).__name__} is not {kinds}; give one")
+            raise self.invalid(f"{type(text).__name__} is not {kinds}; give one")
         self._check_size([text], limit)
 
     def _as_text(self, schema: dict[str, Any]) -> str:
         try:
             return msgspec.json.encode(schema).decode()
         except (TypeError, ValueError, RecursionError):
-            raise self.wrong("it cannot be written as JSON; give a plain JSON schema") from None
+            raise self.invalid("it cannot be written as JSON; give a plain JSON schema") from None
 
     def _check_style(self) -> None:
         for name in ("disable_any_whitespace", "whitespace_pattern"):
             if getattr(self, name) and self.kind not in ("json", "json_object"):
-                raise self._wrong_beside(name, "only JSON has such white space; leave it out")
+                raise self._invalid_option(name, "only JSON has such white space; leave it out")
         if self.disable_any_whitespace not in (None, False, True):
-            raise self._wrong_beside("disable_any_whitespace", "it is no truth value; give true")
+            raise self._invalid_option("disable_any_whitespace", "it is no truth value; give true")
         pattern = self.whitespace_pattern
         if pattern is None:
             return
         if self.disable_any_whitespace:
             problem = "disable_any_whitespace leaves no white space; give one of them"
-            raise self._wrong_beside("whitespace_pattern", problem)
+            raise self._invalid_option("whitespace_pattern", problem)
         if not (
             isinstance(pattern, str)
             and len(pattern) <= MAX_WHITESPACE_CHARS
             and re.match(WHITESPACE_PATTERN, pattern)
         ):
             problem = r"no expression of white space alone; give one such as [ \n]{0,20}"
-            raise self._wrong_beside("whitespace_pattern", problem)
+            raise self._invalid_option("whitespace_pattern", problem)
 
-    def _wrong_beside(self, name: str, problem: str) -> InvalidRequestError:
+    def _invalid_option(self, name: str, problem: str) -> InvalidRequestError:
         """A refusal of a field that goes with the form's own."""
         return invalid_value(self.name.removesuffix(self.kind) + name, problem)
 
     def _check_choice(self) -> None:
         choice = self.choice
         if not isinstance(choice, list) or not all(isinstance(text, str) for text in choice):
-            raise self.wrong("it is not a list of strings; give one")
+            raise self.invalid("it is not a list of strings; give one")
         if not 1 <= len(choice) <= MAX_CHOICES:
-            raise self.wrong(f"{len(choice)} choices; give 1 to {MAX_CHOICES}")
+            raise self.invalid(f"{len(choice)} choices; give 1 to {MAX_CHOICES}")
         if not all(choice):
-            raise self.wrong("an empty string cannot be chosen; leave it out")
+            raise self.invalid("an empty string cannot be chosen; leave it out")
         self._check_size(choice, MAX_CHOICES_BYTES)
 
     def _check_size(self, texts: list[str], limit: int) -> None:
         try:
             size = sum(len(text.encode()) for text in texts)
         except UnicodeEncodeError:
-            raise self.wrong("half a surrogate pair is in it; give Unicode text") from None
+            raise self.invalid("half a surrogate pair is in it; give Unicode text") from None
         if not 1 <= size <= limit:
-            raise self.wrong(f"{size} bytes; give 1 to {limit}")
+            raise self.invalid(f"{size} bytes; give 1 to {limit}")
 
 
 _LISTED = f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"

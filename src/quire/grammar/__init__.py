@@ -1,1 +1,4 @@
-"""From a wish for a form to what knows, token by token, which tokens keep to it. No torch."""
+"""Structured outputs: compiles JSON schemas, regular expressions and grammars to token masks.
+
+No torch.
+"""

@@ -1,6 +1,6 @@
-"""A cache that is bounded by bytes: the entry that was used longest ago goes first.
+"""A least-recently-used cache whose size is bounded in bytes. Thread-safe.
 
-Safe to use from several threads. It does not know what it holds, nor how large that is.
+The caller says how large each entry is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ V = TypeVar("V")
 
 
 class ByteBoundedCache(Generic[K, V]):
-    """Entries with their sizes, `max_bytes` in all; what is larger by itself is not kept."""
+    """Entries of at most `max_bytes` together; an entry that is larger alone is not stored."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -26,7 +26,7 @@ class ByteBoundedCache(Generic[K, V]):
         return len(self._entries)
 
     def get(self, key: K) -> V | None:
-        """The entry, which is now the one used last; None if there is none."""
+        """The entry, marked as most recently used; None if there is none."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -34,15 +34,15 @@ class ByteBoundedCache(Generic[K, V]):
             return self._entries[key][0]
 
     def put(self, key: K, value: V, num_bytes: int) -> None:
-        """Keep an entry of this size, and drop old ones until all fit."""
+        """Store an entry of this size; evicts the least recently used ones until all fit."""
         with self._lock:
             if key in self._entries:
-                self._drop(key)
+                self._evict(key)
             self._entries[key] = (value, num_bytes)
             self.num_bytes += num_bytes
             while self.num_bytes > self.max_bytes:
-                self._drop(next(iter(self._entries)))
+                self._evict(next(iter(self._entries)))
 
-    def _drop(self, key: K) -> None:
+    def _evict(self, key: K) -> None:
         _, num_bytes = self._entries.pop(key)
         self.num_bytes -= num_bytes

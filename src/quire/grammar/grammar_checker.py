@@ -1,6 +1,6 @@
-"""Whether a form can be compiled, found out in the front before the engine hears of it.
+"""Checks in the front that structured outputs can be compiled, before the engine gets the request.
 
-Owns the memory of what was found, and the turns of those who ask.
+Owns the cache of results and the order of the callers.
 """
 
 from __future__ import annotations
@@ -13,108 +13,111 @@ from typing import Protocol
 from quire.core.structured_outputs import StructuredOutputs
 from quire.errors import OverloadedError
 from quire.grammar.byte_bounded_cache import ByteBoundedCache
-from quire.grammar.grammar_compiler import Compiler, problem_with
+from quire.grammar.grammar_compiler import Compiler, compile_problem
 
-CHECK_SECONDS = 2.0  # most forms take milliseconds; nearly all that pass the bounds, a second
+CHECK_SECONDS = 2.0  # most grammars take milliseconds, nearly all within the limits a second
 DEFAULT_CACHE_BYTES = 4 << 20
-_ENTRY_BYTES = 512  # of an entry, besides the form's text
+_ENTRY_BYTES = 512  # of an entry, besides the grammar's text
 
 
-class Judge(Protocol):
-    """Who knows what is wrong with a form."""
+class GrammarValidator(Protocol):
+    """Finds out whether structured outputs can be compiled."""
 
-    def problem(self, wish: StructuredOutputs) -> str:
-        """What is wrong with it; empty if nothing is. Raises TimeoutError or OverloadedError."""
+    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
+        """Why they cannot be compiled; empty if they can.
+
+        Raises TimeoutError or OverloadedError.
+        """
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Free resources."""
 
 
-class Here:
-    """Compiles forms in the caller's thread, however long it takes: for callers who wait anyway."""
+class InProcessValidator:
+    """Compiles in the caller's thread without a time limit: for callers that are trusted."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
 
-    def problem(self, wish: StructuredOutputs) -> str:
-        """What is wrong with it; empty if nothing is."""
-        return problem_with(wish, self._compiler)
+    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
+        """Why they cannot be compiled; empty if they can."""
+        return compile_problem(structured_outputs, self._compiler)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing."""
 
 
 class GrammarChecker:
-    """Tells whether a form is taken; knows the answer for those it was asked before.
+    """Validates structured outputs and caches the results.
 
-    seconds: that the judge gives a form, and a caller its turn.
+    seconds: the time limit for one compilation, and for waiting for earlier ones.
     """
 
     def __init__(
         self,
-        judge: Judge,
+        validator: GrammarValidator,
         *,
         seconds: float = CHECK_SECONDS,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
-        self._judge = judge
+        self._validator = validator
         self._seconds = seconds
-        self._turn = threading.Lock()
-        # on event loops callers take turns there; then one thread does, which has no other work
-        self._line = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "quire-forms")
-        self._found: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
+        self._lock = threading.Lock()
+        # callers on an event loop queue there, and one thread compiles for them
+        self._async_lock = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "quire-grammar-check")
+        self._problems: ByteBoundedCache[tuple[str, str, str | None], str] = ByteBoundedCache(
             cache_bytes
         )
 
-    def check(self, wish: StructuredOutputs) -> None:
-        """Raises InvalidRequestError that names the wish's field and what is wrong with it.
+    def check(self, structured_outputs: StructuredOutputs) -> None:
+        """Raise InvalidRequestError, naming field and reason, if they cannot be compiled.
 
-        OverloadedError: so many others are being compiled that it did not get its turn. It blocks
-        its caller: on an event loop, see `check_beside`.
+        Raises OverloadedError if too many others are being compiled. Blocks the caller; on an event
+        loop use `check_async`.
         """
-        key = wish.key
-        problem = self._found.get(key)
+        key = structured_outputs.key
+        problem = self._problems.get(key)
         if problem is None:
-            problem = self._problem(wish)
-            self._found.put(key, problem, _ENTRY_BYTES + len(wish.text))
+            problem = self._problem(structured_outputs)
+            self._problems.put(key, problem, _ENTRY_BYTES + len(structured_outputs.text))
         if problem:
-            raise wish.wrong_somewhere(problem)
+            raise structured_outputs.invalid_at_line(problem)
 
-    async def check_beside(self, wish: StructuredOutputs) -> None:
-        """The same beside an event loop. A form that is known waits for nobody."""
-        if self._found.get(wish.key) is not None:
-            self.check(wish)
+    async def check_async(self, structured_outputs: StructuredOutputs) -> None:
+        """`check` for an event loop: compiles in a thread; a cached result is used at once."""
+        if self._problems.get(structured_outputs.key) is not None:
+            self.check(structured_outputs)
             return
         try:
             async with asyncio.timeout(self._seconds):
-                await self._line.acquire()
+                await self._async_lock.acquire()
         except TimeoutError:
-            raise _no_turn(wish) from None
+            raise _overloaded(structured_outputs) from None
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self.check, wish)
+            await loop.run_in_executor(self._thread, self.check, structured_outputs)
         finally:
-            self._line.release()
+            self._async_lock.release()
 
     def close(self) -> None:
-        """Let go of the judge; waits for a form that is being compiled."""
+        """Close the validator, after the compilation in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        with self._turn:
-            self._judge.close()
+        with self._lock:
+            self._validator.close()
 
-    def _problem(self, wish: StructuredOutputs) -> str:
-        """What is wrong with it, or nothing."""
-        if not self._turn.acquire(timeout=self._seconds):
-            raise _no_turn(wish)
+    def _problem(self, structured_outputs: StructuredOutputs) -> str:
+        """Why they cannot be compiled; empty if they can."""
+        if not self._lock.acquire(timeout=self._seconds):
+            raise _overloaded(structured_outputs)
         try:
-            return self._judge.problem(wish)
+            return self._validator.find_problem(structured_outputs)
         except TimeoutError:
             return f"it takes more than {self._seconds:g} s to compile; make it simpler"
         finally:
-            self._turn.release()
+            self._lock.release()
 
 
-def _no_turn(wish: StructuredOutputs) -> OverloadedError:
-    text = f"{wish.name}: too many forms are being compiled; send it again later"
+def _overloaded(structured_outputs: StructuredOutputs) -> OverloadedError:
+    text = f"{structured_outputs.name}: too many grammars are being compiled; send it again later"
     return OverloadedError(text)

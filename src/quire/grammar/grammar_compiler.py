@@ -1,7 +1,7 @@
-"""From a wish for a form to a matcher, within bounds of size, depth and work.
+"""Compiles structured outputs to grammar matchers, within limits of size, depth and work.
 
-Owns how each kind of wish becomes the library's grammar, what may be spent on it, and the words
-for what is wrong. Compiled forms are kept, so that the next request with the same one only copies.
+Owns the translation of each kind of structured output to llguidance, the limits, and the error
+messages. Compiled grammars are cached: another request with the same one copies the matcher.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 DEFAULT_CACHE_BYTES = 64 << 20
-# What a compiled form takes, measured: a sum that does not depend on it, and a share that does.
-FORM_BYTES = 256 << 10
-FORM_BYTES_PER_BYTE = 64
+# Memory of a compiled grammar, measured: a constant, and a multiple of its text.
+GRAMMAR_BYTES = 256 << 10
+GRAMMAR_BYTES_PER_BYTE = 64
 
 MAX_REASON_CHARS = 300
 MAX_GBNF_CHARS = 8 << 10
@@ -33,66 +33,64 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 _ONE_OF = "two of its schemas may hold at once; use anyOf, or tell them apart by a required const"
 
-# A schema cannot change what is JSON, nor have keywords passed over that are not understood.
+# Unknown keywords are errors, and a schema cannot change what JSON is.
 _JSON_OPTIONS: JsonCompileOptions = {"coerce_one_of": False, "lenient": False}
 
 
-class Spelling(Protocol):
-    """What the library's own object for a vocabulary is made of."""
+class VocabularyProtocol(Protocol):
+    """A vocabulary that llguidance's tokenizer object can be built from."""
 
     def build(self) -> LLTokenizer:
-        """The library's own object."""
+        """llguidance's tokenizer object."""
 
 
 class Compiler(Protocol):
-    """What makes matchers."""
+    """Compiles structured outputs to matchers."""
 
-    def matcher(self, wish: StructuredOutputs) -> Matcher:
+    def matcher(self, structured_outputs: StructuredOutputs) -> Matcher:
         """A matcher at the beginning of an answer. Raises InvalidRequestError."""
 
 
-def problem_with(wish: StructuredOutputs, compiler: Compiler) -> str:
-    """Why a form is not taken, without its field's name; empty if it is."""
+def compile_problem(structured_outputs: StructuredOutputs, compiler: Compiler) -> str:
+    """Why structured outputs cannot be compiled, without the field's name; empty if they can."""
     try:
-        compiler.matcher(wish)
+        compiler.matcher(structured_outputs)
     except InvalidRequestError as error:
-        return str(error).removeprefix(f"{wish.name}: ")
+        return str(error).removeprefix(f"{structured_outputs.name}: ")
     return ""
 
 
 class GrammarCompiler:
-    """Makes matchers for one vocabulary; safe to use from several threads.
+    """Compiles grammars for one vocabulary. Thread-safe.
 
-    vocabulary: called once, when the first form is compiled.
+    vocabulary: called once, when the first grammar is compiled.
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Spelling], *, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self,
+        vocabulary: Callable[[], VocabularyProtocol],
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         self._load = vocabulary
         self._loaded: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._forms: ByteBoundedCache[tuple[str, str, str | None], Matcher] = ByteBoundedCache(
+        self._matchers: ByteBoundedCache[tuple[str, str, str | None], Matcher] = ByteBoundedCache(
             cache_bytes
         )
 
-    def matcher(self, wish: StructuredOutputs) -> Matcher:
+    def matcher(self, structured_outputs: StructuredOutputs) -> Matcher:
         """A matcher at the beginning of an answer.
 
-        Raises InvalidRequestError, which names the wish's field and what is wrong with it.
+        Raises InvalidRequestError, which names the field and what is wrong with it.
         """
-        key = wish.key
-        form = self._forms.get(key)
-        if form is None:
-            form = _compile(wish, self._tokenizer())
-            size = FORM_BYTES + FORM_BYTES_PER_BYTE * len(wish.text)
-            self._forms.put(key, form, size)
-        return form.copy()
-
-    @property
-    def num_cached_bytes(self) -> int:
-        """What the kept forms take, as far as can be told."""
-        return self._forms.num_bytes
+        key = structured_outputs.key
+        matcher = self._matchers.get(key)
+        if matcher is None:
+            matcher = _compile(structured_outputs, self._tokenizer())
+            size = GRAMMAR_BYTES + GRAMMAR_BYTES_PER_BYTE * len(structured_outputs.text)
+            self._matchers.put(key, matcher, size)
+        return matcher.copy()
 
     def _tokenizer(self) -> LLTokenizer:
         with self._loading:
@@ -101,23 +99,25 @@ class GrammarCompiler:
             return self._loaded
 
 
-def _compile(wish: StructuredOutputs, tokenizer: LLTokenizer) -> Matcher:
+def _compile(structured_outputs: StructuredOutputs, tokenizer: LLTokenizer) -> Matcher:
     from llguidance import LLMatcher
 
     try:
-        state = LLMatcher(tokenizer, _grammar(wish), log_level=0, limits=_limits())
+        state = LLMatcher(
+            tokenizer, _to_llguidance(structured_outputs), log_level=0, limits=_limits()
+        )
     except (OverBoundsError, ValueError) as error:
-        raise wish.wrong(str(error)) from None
-    form = Matcher(state)
-    if form.problem is None and not any(form.allowed()):
-        raise wish.wrong("no text has this form; loosen it")
-    if form.problem is not None:
-        raise _refusal(wish, form.problem)
-    return form
+        raise structured_outputs.invalid(str(error)) from None
+    matcher = Matcher(state)
+    if matcher.problem is None and not any(matcher.token_bitmask()):
+        raise structured_outputs.invalid("no text matches it; loosen it")
+    if matcher.problem is not None:
+        raise _refusal(structured_outputs, matcher.problem)
+    return matcher
 
 
 def _limits() -> LLParserLimits:
-    """The library's own bounds: on the work for one token, and on what a form may grow to."""
+    """llguidance's own limits: on the work for one token and on the size of the automaton."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -132,34 +132,40 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _grammar(wish: StructuredOutputs) -> str:
-    """The wish in the library's terms. Raises OverBoundsError or ValueError."""
+def _to_llguidance(structured_outputs: StructuredOutputs) -> str:
+    """The grammar in llguidance's form. Raises OverBoundsError or ValueError."""
     from llguidance import LLMatcher
 
-    match wish.kind:
+    match structured_outputs.kind:
         case "json":
-            check_schema(wish.text)
-            return _json_grammar(wish, wish.text)
+            check_schema(structured_outputs.text)
+            return _json_grammar(structured_outputs, structured_outputs.text)
         case "json_object":
-            return _json_grammar(wish, '{"type":"object"}')
+            return _json_grammar(structured_outputs, '{"type":"object"}')
         case "regex":
-            return LLMatcher.grammar_from_regex(wish.text)
+            return LLMatcher.grammar_from_regex(structured_outputs.text)
         case "choice":
-            return LLMatcher.grammar_from_regex("|".join(map(_literally, wish.choice or ())))
-    lark = _from_gbnf(wish.text) if _GBNF_RULE.search(wish.text) else wish.text
+            return LLMatcher.grammar_from_regex(
+                "|".join(map(_literally, structured_outputs.choice or ()))
+            )
+    lark = (
+        _from_gbnf(structured_outputs.text)
+        if _GBNF_RULE.search(structured_outputs.text)
+        else structured_outputs.text
+    )
     check_embedded_schemas(lark)
     return LLMatcher.grammar_from_lark(lark)
 
 
-def _json_grammar(wish: StructuredOutputs, schema: str) -> str:
+def _json_grammar(structured_outputs: StructuredOutputs, schema: str) -> str:
     from llguidance import LLMatcher
 
-    options: JsonCompileOptions = {**_JSON_OPTIONS, **json_style(wish)}  # type: ignore[typeddict-item]
+    options: JsonCompileOptions = {**_JSON_OPTIONS, **json_style(structured_outputs)}  # type: ignore[typeddict-item]
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 def _from_gbnf(text: str) -> str:
-    """The same grammar in Lark. The library's translator is in Python, and slow for long texts."""
+    """A GBNF grammar translated to Lark. llguidance's translator is slow for long texts."""
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(text) > MAX_GBNF_CHARS:
@@ -169,24 +175,24 @@ def _from_gbnf(text: str) -> str:
         return gbnf_to_lark(text)
     except RecursionError:
         raise OverBoundsError("nested too deeply; flatten it") from None
-    except Exception as error:  # the library raises the bare class
+    except Exception as error:  # llguidance raises plain Exception
         reason = str(error)[:MAX_REASON_CHARS]
         raise OverBoundsError(f"not a GBNF grammar ({reason}); mend it") from None
 
 
 def _literally(text: str) -> str:
-    """A regular expression that matches this text alone."""
+    """A regular expression that matches exactly this text."""
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in text)
 
 
-def _refusal(wish: StructuredOutputs, problem: str) -> InvalidRequestError:
-    """The library's words, without the drawing of where it is."""
+def _refusal(structured_outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
+    """An InvalidRequestError with llguidance's message, without its drawing of the position."""
     lines = [line.strip() for line in problem.splitlines()]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (causes or [lines[0]])[0].removesuffix(" <non-verbose/>")
-    if "coerce_one_of" in reason:  # an option of the library, which callers do not have
+    if "coerce_one_of" in reason:  # an option of llguidance, which callers cannot set
         where = reason[: reason.index(": ") + 2] if reason.startswith("at ") else ""
-        return wish.wrong(f"{where}oneOf: {_ONE_OF}")
+        return structured_outputs.invalid(f"{where}oneOf: {_ONE_OF}")
     if len(reason) > MAX_REASON_CHARS:
         reason = reason[: MAX_REASON_CHARS - 1] + "…"
-    return wish.wrong(f"{reason}; mend it")
+    return structured_outputs.invalid(f"{reason}; mend it")

@@ -1,4 +1,4 @@
-"""Where one answer stands in its form: which tokens may come next, and whether it is whole."""
+"""The grammar state of one answer: which tokens may come next, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -8,52 +8,53 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_WHOLE = ("NoExtension", "NoExtensionBias", "EndOfSentence")
+_TERMINATED = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 
 
 class Matcher:
-    """Follows one answer. `state` is the library's, and belongs to this matcher alone.
+    """One answer's position in its compiled grammar.
 
-    A token that the form does not let through, and a form that becomes too costly to follow, end
-    it: from then on no token is allowed, and `problem` says why.
+    state: llguidance's matcher, owned by this one. After a token that the grammar does not allow,
+    or once the grammar becomes too costly to advance, no token is allowed any more and `problem`
+    says why.
     """
 
     def __init__(self, state: LLMatcher) -> None:
         self._state = state
-        self._num_taken = 0
+        self._num_accepted = 0
 
     def copy(self) -> Matcher:
-        """Another matcher at the same place; both share what the library has worked out."""
+        """A matcher in the same state; both share the automaton that llguidance has computed."""
         copied = Matcher(self._state.deep_copy())
-        copied._num_taken = self._num_taken
+        copied._num_accepted = self._num_accepted
         return copied
 
-    def follow(self, answer: Sequence[int]) -> None:
-        """Take those of the answer's tokens [N] that it has not taken yet."""
-        rest = [int(token_id) for token_id in answer[self._num_taken :]]
-        self._num_taken += len(rest)
+    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+        """Accept those of the output tokens [N] that it has not accepted yet."""
+        rest = [int(token_id) for token_id in output_token_ids[self._num_accepted :]]
+        self._num_accepted += len(rest)
         if rest:
             self._state.consume_tokens(rest)
 
-    def allowed(self) -> bytes:
-        """The tokens that may come next, one bit for each id, the lowest first: N / 8 bytes.
+    def token_bitmask(self) -> bytes:
+        """The tokens that may come next: one bit per token id, lowest first, N / 8 bytes.
 
-        End tokens are among them where the answer is whole.
+        End tokens are among them where the answer is complete.
         """
         mask = self._state.compute_bitmask()
         return mask if self.problem is None else bytes(len(mask))
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the answer has its form if it ends here."""
+        """Whether the answer is complete if it ends here."""
         return self._state.is_accepting()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the answer has its form, and nothing can follow."""
-        return self._state.is_stopped() and self._state.stop_reason() in _WHOLE
+    def is_terminated(self) -> bool:
+        """Whether the answer is complete and no token can follow."""
+        return self._state.is_stopped() and self._state.stop_reason() in _TERMINATED
 
     @property
     def problem(self) -> str | None:
-        """Why no token is allowed any more, if so."""
+        """Why no token is allowed any more; None if the grammar goes on."""
         return self._state.get_error() if self._state.is_error() else None

@@ -1,7 +1,7 @@
-"""Compiling forms in a process of its own, which can be killed: the side that asks.
+"""Runs grammar compilation in a subprocess that can be killed (the parent's side).
 
-The library bounds its own work in most places but not in all, and a thread inside it cannot be
-stopped. Owns the child process and the limit on its time; what a form means is the compiler's.
+llguidance bounds its own work in most places but not in all, and a thread inside it cannot be
+stopped. Owns the child process (grammar_worker.py) and its time limit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from quire.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0  # for the process to be there, on however busy a machine
-BUSY_FACTOR = 4  # so many times longer may a form take on a machine that is busy with others
+START_SECONDS = 60.0  # for the process to start, on a busy machine
+BUSY_FACTOR = 4  # wall-clock limit as a multiple of the limit on processor time
 LENGTH_BYTES = 4
-NOT_NOW = "forms cannot be compiled at the moment; send it again later"
+NOT_NOW = "grammars cannot be compiled at the moment; send it again later"
 TOO_MUCH = "it takes too much memory to compile; make it simpler"
 
 
-class SentVocabulary(msgspec.Struct, frozen=True):
-    """What the child is told first: the vocabulary, and after how long to give itself up.
+class VocabularyMessage(msgspec.Struct, frozen=True):
+    """The first frame to the child: the vocabulary and its time limit.
 
-    seconds: of work on one form; the child dies of itself if nobody kills it after twice that.
+    seconds: of processor time for one grammar; the child ends itself after twice as many.
     """
 
     tokens: list[bytes]
@@ -43,10 +43,10 @@ class SentVocabulary(msgspec.Struct, frozen=True):
 
 
 class GrammarSubprocess:
-    """Asks a child process what is wrong with forms; one caller at a time.
+    """Validates structured outputs in a child process, one caller at a time.
 
-    vocabulary: called when a process is started, which is when there is something to ask.
-    seconds: of the child's work on one form.
+    vocabulary: called when a process is started, which is before the first check.
+    seconds: the limit on the child's processor time for one grammar.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], seconds: float) -> None:
@@ -56,22 +56,22 @@ class GrammarSubprocess:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id, if there is one."""
+        """The child's process id; None while there is none."""
         return None if self._child is None else self._child.pid
 
-    def problem(self, wish: StructuredOutputs) -> str:
-        """What is wrong with a form; empty if nothing is.
+    def find_problem(self, structured_outputs: StructuredOutputs) -> str:
+        """Why they cannot be compiled; empty if they can.
 
-        Raises TimeoutError if that takes too long, OverloadedError where no process can be had.
+        Raises TimeoutError if that takes too long, OverloadedError if no process can be started.
         """
         child = self._child or self._start()
         try:
-            _send(child, msgspec.msgpack.encode(wish))
+            _send(child, msgspec.msgpack.encode(structured_outputs))
             answer = self._answer(child)
         except (EOFError, BrokenPipeError):
             status = child.wait()
             self.close()
-            if status == -signal.SIGKILL:  # from outside, whatever the form was
+            if status == -signal.SIGKILL:  # killed from outside, not because of the grammar
                 raise OverloadedError(NOT_NOW) from None
             return TOO_MUCH
         except BaseException:
@@ -80,7 +80,7 @@ class GrammarSubprocess:
         return answer.decode()
 
     def close(self) -> None:
-        """Kill the child, whatever it does; the next question starts another."""
+        """Kill the child; the next check starts another."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -90,23 +90,27 @@ class GrammarSubprocess:
                 pipe.close()
 
     def _answer(self, child: subprocess.Popen[bytes]) -> bytes:
-        """Raises TimeoutError if the child works for too long, OverloadedError if it cannot."""
-        begun = _worked_seconds(child.pid)
+        """The child's reply.
+
+        Raises TimeoutError after too much processor time, OverloadedError if the machine gave it
+        too little.
+        """
+        started = _worked_seconds(child.pid)
         last = time.monotonic() + BUSY_FACTOR * self._seconds
         left = self._seconds
         while True:
             try:
                 return _receive(child, left)
             except TimeoutError:
-                left = begun + self._seconds - _worked_seconds(child.pid)
+                left = started + self._seconds - _worked_seconds(child.pid)
                 if left <= 0.0:
                     raise
-                if time.monotonic() > last:  # which says nothing of the form
+                if time.monotonic() > last:  # says nothing about the grammar
                     raise OverloadedError(NOT_NOW) from None
 
     def _start(self) -> subprocess.Popen[bytes]:
         known = self._vocabulary()
-        told = SentVocabulary(
+        message = VocabularyMessage(
             known.tokens, known.special_token_ids, known.eos_token_ids, self._seconds
         )
         child = self._child = subprocess.Popen(
@@ -114,20 +118,20 @@ class GrammarSubprocess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            process_group=0,  # Ctrl-C is for the parent alone to handle
+            process_group=0,  # only the parent handles Ctrl-C
         )
         try:
-            _send(child, msgspec.msgpack.encode(told))
+            _send(child, msgspec.msgpack.encode(message))
             _receive(child, START_SECONDS)
         except (TimeoutError, EOFError, BrokenPipeError):
             self.close()
-            logger.error("the process that compiles forms could not be started")
+            logger.error("the grammar subprocess could not be started")
             raise OverloadedError(NOT_NOW) from None
         return child
 
 
 def _worked_seconds(pid: int) -> float:
-    """The processor time that a process has had, in steps of some milliseconds."""
+    """Processor seconds that a process has used; the resolution is some milliseconds."""
     with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -141,7 +145,7 @@ def _send(child: subprocess.Popen[bytes], frame: bytes) -> None:
 
 
 def _receive(child: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """The next frame; waits so long for its beginning. Raises TimeoutError or EOFError."""
+    """The next frame; `seconds`: to wait for its beginning. Raises TimeoutError or EOFError."""
     assert child.stdout is not None
     poller = select.poll()  # select() itself knows no file descriptors above 1023
     poller.register(child.stdout, select.POLLIN)
@@ -151,7 +155,7 @@ def _receive(child: subprocess.Popen[bytes], seconds: float) -> bytes:
 
 
 def read_frame(read: Callable[[int], bytes | None]) -> bytes:
-    """One frame: its length, and so many bytes. Raises EOFError."""
+    """One frame: a length, then as many bytes. Raises EOFError."""
 
     def exactly(count: int) -> bytes:
         data = b""

@@ -1,8 +1,7 @@
-"""Compiling forms in a process of its own: `python -m quire.grammar.grammar_worker`, started by
-grammar_subprocess.py.
+"""The main function of the grammar subprocess, which grammar_subprocess.py starts.
 
-Told a vocabulary and then forms, on stdin; says on stdout what is wrong with each. Owns nothing
-that would be missed: it is killed when a form takes too long.
+Reads a vocabulary and then structured outputs from stdin; writes the problem of each, or an empty
+frame, to stdout. It has no state worth saving: it is killed when a compilation takes too long.
 """
 
 from __future__ import annotations
@@ -15,43 +14,44 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.core.structured_outputs import StructuredOutputs
-from quire.grammar.grammar_compiler import GrammarCompiler, problem_with
-from quire.grammar.grammar_subprocess import LENGTH_BYTES, SentVocabulary, read_frame
+from quire.grammar.grammar_compiler import GrammarCompiler, compile_problem
+from quire.grammar.grammar_subprocess import LENGTH_BYTES, VocabularyMessage, read_frame
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MEMORY_BYTES = 1 << 30  # that forms may take, besides what is there before
+MEMORY_BYTES = 1 << 30  # for grammars, besides what the process has at its start
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answer requests until stdin ends."""
     out = os.dup(1)
-    os.dup2(2, 1)  # what a library may print is no answer
-    known = msgspec.msgpack.decode(_read(), type=SentVocabulary)
-    compiler = GrammarCompiler(lambda: Spelled(known), cache_bytes=0)
+    os.dup2(2, 1)  # what libraries print must not reach the frames on stdout
+    known = msgspec.msgpack.decode(_read(), type=VocabularyMessage)
+    compiler = GrammarCompiler(lambda: SubprocessVocabulary(known), cache_bytes=0)
     compiler.matcher(StructuredOutputs(regex="a"))
     _bound_memory()
     _write(out, b"")
     while True:
         try:
-            wish = msgspec.msgpack.decode(_read(), type=StructuredOutputs)
+            structured_outputs = msgspec.msgpack.decode(_read(), type=StructuredOutputs)
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_PROF, 2 * known.seconds)  # an orphan ends, too
-        answer = problem_with(wish, compiler)
+        signal.setitimer(
+            signal.ITIMER_PROF, 2 * known.seconds
+        )  # ends this process if its parent has died
+        answer = compile_problem(structured_outputs, compiler)
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         _write(out, answer.encode())
 
 
-class Spelled:
-    """The vocabulary as the grammar library wants it. How a forced text is split matters to no
-    check, so the longest tokens are taken."""
+class SubprocessVocabulary:
+    """The vocabulary as llguidance reads it, split greedily: checks do not depend on the split."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, known: SentVocabulary) -> None:
+    def __init__(self, known: VocabularyMessage) -> None:
         self.tokens = known.tokens
         self.special_token_ids = known.special_token_ids
         self.eos_token_ids = known.eos_token_ids
@@ -59,15 +59,15 @@ class Spelled:
         self._greedy: LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """A text as tokens."""
+        """The token ids of a text, longest tokens first."""
         assert self._greedy is not None
         return self._greedy.greedy_tokenize(text)
 
     def build(self) -> LLTokenizer:
-        """The library's own object."""
+        """llguidance's tokenizer object."""
         from llguidance import LLTokenizer
 
-        # the stubs want a class of the library, which it never asks for
+        # the type stubs ask for a class that llguidance does not need
         made = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
         self._greedy = made
         return made

@@ -1,7 +1,7 @@
-"""How JSON is laid out where it has a form: the white space between its parts.
+"""White space in JSON that is constrained by a schema, as options for llguidance.
 
-A model that may write any white space may write a lot of it, so one space after a comma or a colon
-is all there is unless a caller wishes otherwise. The terms are the grammar library's.
+By default at most one space is allowed after a comma or a colon: a model that may write any white
+space may write a lot of it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ _USUAL = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator"
 _NONE = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 
 
-def json_style(wish: StructuredOutputs) -> dict[str, Any]:
-    """The options for a wish of the kind json or json_object."""
-    if wish.disable_any_whitespace:
+def json_style(structured_outputs: StructuredOutputs) -> dict[str, Any]:
+    """llguidance's JSON options for structured outputs of the kind json or json_object."""
+    if structured_outputs.disable_any_whitespace:
         return _NONE
-    if wish.whitespace_pattern is not None:
-        return {**_NONE, "whitespace_flexible": True, "whitespace_pattern": wish.whitespace_pattern}
+    if structured_outputs.whitespace_pattern is not None:
+        return {
+            **_NONE,
+            "whitespace_flexible": True,
+            "whitespace_pattern": structured_outputs.whitespace_pattern,
+        }
     return _USUAL

@@ -1,7 +1,7 @@
-"""What a JSON schema may cost, checked before anything understands it.
+"""Limits on the size and depth of a JSON schema, checked before it is compiled.
 
-The grammar library bounds its own work well, except for `multipleOf`, whose automaton has a state
-for each remainder. Which keywords mean what is the library's knowledge.
+llguidance bounds its own work well, except for `multipleOf`, whose automaton has a state for each
+remainder. What keywords mean is left to llguidance.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-MAX_DEPTH = 64  # objects and lists in one another
-MAX_NODES = 10_000  # values in all, those of enums included
+MAX_DEPTH = 64  # nested objects and lists
+MAX_NODES = 10_000  # values, those of enums included
 MAX_PATTERN_CHARS = 4096  # of one pattern
 MAX_MULTIPLES = 20_000  # of all multipleOf together, each without its decimal point
 
@@ -21,7 +21,7 @@ _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
 class OverBoundsError(ValueError):
-    """Why a schema is not taken, and how to mend it."""
+    """A schema exceeds a limit; the message says which and how to fix it."""
 
 
 def check_schema(text: str) -> None:
@@ -43,7 +43,7 @@ def check_embedded_schemas(grammar: str) -> None:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object with all its members, those of equal names included."""
+    """A JSON object as (name, value) pairs, duplicate names included."""
 
 
 def _as_over_bounds(error: Exception) -> OverBoundsError:
@@ -61,10 +61,10 @@ def _check(schema: Any) -> None:
     if not isinstance(schema, _Pairs):
         raise OverBoundsError("it is not an object; give a JSON schema")
     multiples = 0
-    for place, (name, value, depth) in enumerate(_walk(schema)):
+    for index, (name, value, depth) in enumerate(_walk(schema)):
         if depth > MAX_DEPTH:
             raise OverBoundsError(f"nested more than {MAX_DEPTH} deep; flatten it")
-        if place >= MAX_NODES:
+        if index >= MAX_NODES:
             raise OverBoundsError(f"more than {MAX_NODES} values in all; make it smaller")
         if name == "pattern" and isinstance(value, str) and len(value) > MAX_PATTERN_CHARS:
             raise OverBoundsError(f"pattern: over {MAX_PATTERN_CHARS} characters; shorten it")
@@ -76,7 +76,7 @@ def _check(schema: Any) -> None:
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:
-    """Every value with the name of the member that it is ("" in a list) and its depth."""
+    """Every value with its member name ("" in a list) and its depth."""
     rest = [("", schema, 0)]
     while rest:
         name, value, depth = rest.pop()
@@ -88,7 +88,7 @@ def _walk(schema: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def _without_point(value: Any) -> int:
-    """2.50 → 25: how many remainders there are. What is no number is refused by the library."""
+    """The number of remainders of a multipleOf: 2.50 → 25. Non-numbers count 0 (refused later)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
     digits = Decimal(str(value))

@@ -1,6 +1,6 @@
-"""A model's tokens as the grammar library wants them.
+"""A model's vocabulary as llguidance reads it.
 
-The bytes are the detokenizer's, so that what a grammar lets through is what the caller reads.
+The bytes of tokens are the detokenizer's, so a grammar constrains exactly what the caller reads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """Token id → bytes, and which tokens are no text.
+    """The bytes of each token id, and which tokens are special.
 
-    vocab_size: of the model, which draws no higher ids. eos_token_ids: they end an answer wherever
-    its form is whole; one that no model draws is added where there is none. `tokens`,
-    `special_token_ids`, `eos_token_id` and `bos_token_id` are read by the library, and the
-    object itself is called to split a text that the grammar forces.
+    vocab_size: the model's. eos_token_ids: allowed wherever the answer is complete; if there are
+    none, one is added that no model draws. llguidance reads `tokens`, `special_token_ids`,
+    `eos_token_id` and `bos_token_id`, and calls the object to split text that the grammar forces.
     """
 
     is_tokenizer_wrapper = True
@@ -40,7 +39,7 @@ class Vocabulary:
         self._greedy: LLTokenizer | None = None
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens that the model would use for a text inside another."""
+        """The token ids of a text that follows other text."""
         token_ids = self._tokenizer.encode_inside(text)
         if max(token_ids, default=0) < self.size:
             spelled = b"".join(map(self._tokenizer.token_bytes, token_ids))
@@ -50,10 +49,10 @@ class Vocabulary:
         return self._greedy.greedy_tokenize(text)
 
     def build(self) -> LLTokenizer:
-        """The library's own object. Takes about 3 microseconds for each token."""
+        """llguidance's tokenizer object. Takes about 3 microseconds per token."""
         from llguidance import LLTokenizer
 
-        # the stubs want a class of the library, which it never asks for
+        # the type stubs ask for a class that llguidance does not need
         made = LLTokenizer(self, eos_token=self.eos_token_ids)  # type: ignore[arg-type]
         self._greedy = made
         return made

@@ -45,7 +45,7 @@ class InFlightPrefixes:
         self._waiters.setdefault(last, []).append(request)
         return True
 
-    def settle(self, block_hash: bytes) -> None:
+    def mark_registered(self, block_hash: bytes) -> None:
         """The hash is registered, by whomever: its claim ends."""
         if self._owner_of.pop(block_hash, None) is not None:
             self._ready += self._waiters.pop(block_hash, ())
@@ -54,7 +54,7 @@ class InFlightPrefixes:
         """The request has left the batch: all its claims end."""
         for block_hash in self._claims.pop(request_id, ()):
             if self._owner_of.get(block_hash) == request_id:
-                self.settle(block_hash)
+                self.mark_registered(block_hash)
 
     def withdraw_all(self) -> None:
         """End all claims."""

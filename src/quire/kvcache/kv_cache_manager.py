@@ -174,7 +174,7 @@ class KVCacheManager:
         hashes = self._hashes(request)
         for index in range(table.num_registered, num_full):
             self.pool.register(table.block_ids[index], hashes[index])
-            self._in_flight.settle(hashes[index])
+            self._in_flight.mark_registered(hashes[index])
         table.num_registered = num_full
 
     def free(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Logits → token: what requests wish, the exact draw, and the report of probabilities."""
+"""Sampling on the host and on a device: logits processors, the exact draw, log-probabilities."""
 
 from quire.sampling.sampler import Sampler, SamplerOutput
 from quire.sampling.sampling_state import SamplingState

@@ -19,8 +19,13 @@ from quire.kernels.dispatch import Kernels
 from quire.kernels.reference_step import MOST_COUNTED
 from quire.sampling.device_logits import DeviceLogits, on_device
 from quire.sampling.host_logits import History
-from quire.sampling.logits_processors import adjust_logits
-from quire.sampling.sampling_state import CHANGES_LOGITS, PENALTIES, READS_ANSWER, SamplingState
+from quire.sampling.logits_processors import apply_logits_processors
+from quire.sampling.sampling_state import (
+    CHANGES_LOGITS,
+    PENALTIES,
+    READS_OUTPUT_TOKENS,
+    SamplingState,
+)
 
 DRAWN, FAILED, EXHAUSTED = 0, 1, 2  # what came of a draw
 
@@ -52,7 +57,7 @@ class DeviceLogitsProcessors:
 
     def read_answers(self, rows: Ints) -> bool:
         """Whether the host has to know all tokens of some of these rows before a draw."""
-        return bool((self._state.needs[rows] & READS_ANSWER).any())
+        return bool((self._state.needs[rows] & READS_OUTPUT_TOKENS).any())
 
     def enter(self, rows: Sequence[int], history: History) -> None:
         """Count the known tokens of rows that were set, where that will be needed."""
@@ -76,7 +81,7 @@ class DeviceLogitsProcessors:
         and DRAWN, FAILED or EXHAUSTED, see `SamplerOutput`.
         """
         lost = ~raw.amax(dim=1).isfinite()
-        adjust_logits(DeviceLogits(raw, self._penalise), rows, self._state, history)
+        apply_logits_processors(DeviceLogits(raw, self._penalise), rows, self._state, history)
         # each in memory of its own: kernels are compiled for addresses that are multiples of 16
         own = on_device(rows.astype(np.int32), raw)
         positions = on_device(history.num_tokens[rows].astype(np.int32), raw)
@@ -114,7 +119,7 @@ class DeviceLogitsProcessors:
 
 def _count(history: History, row: int, vocab_size: int) -> npt.NDArray[np.int16]:
     """A row of the table: see `reference_step.penalise`."""
-    answer = np.bincount(history.answer(row), minlength=vocab_size)
+    answer = np.bincount(history.output(row), minlength=vocab_size)
     counts = np.minimum(answer, MOST_COUNTED).astype(np.int16)
     counts[history.prompt(row)] |= -0x8000
     return counts

@@ -1,10 +1,10 @@
-"""One uniform number → one token, by inverting the cumulative distribution.
+"""Draws a token from one uniform number, by inverting the cumulative distribution.
 
-Owns temperature, the filters and the draw. The order is vLLM's: temperature; then min-p, which
-keeps tokens of at least that share of the most probable one's probability; then top-k; then top-p,
-which keeps the smallest set of most probable tokens whose mass reaches its share of what min-p and
-top-k left. All three keep a head of the ranked tokens, never less than one, so that only the head
-has to be found. A token without probability is never drawn.
+Owns temperature, min-p, top-k, top-p and the draw. The order is vLLM's: temperature; then min-p,
+which keeps tokens of at least that share of the most probable one's probability; then top-k; then
+top-p, which keeps the smallest set of most probable tokens whose mass reaches its share of what
+min-p and top-k left. All three keep the first tokens of the ranking, at least one, so only these
+have to be found. A token of probability zero is never drawn.
 
 Weights and masses are integers, as `quire.kernels.sampling_math` makes them: what is drawn does not
 depend on how a sum is cut, and the sampler on the GPU draws the same.
@@ -30,9 +30,9 @@ _UNKNOWN = -1  # mass
 
 
 def draw_any(rows: Rows, params: RowParams, uniforms: Floats) -> Ints:
-    """Draw from the whole vocabulary, one number in [0, 1) for each row [N]: token ids [N].
+    """Token ids [N] drawn from the whole vocabulary. uniforms: one number in [0, 1) per row [N].
 
-    In the order of token ids: first a block by the blocks' masses, then a token in it.
+    Cumulates in the order of token ids: picks a block by the blocks' masses, then a token in it.
     """
     masses = rows.masses(params.temperature)
     cumulative = masses.cumsum(axis=1)
@@ -40,18 +40,18 @@ def draw_any(rows: Rows, params: RowParams, uniforms: Floats) -> Ints:
     block = _first_above(cumulative, target)
     weights, _ = _weights(rows.open(block[:, None]), rows.peaks, params)
     before: Ints = _at(cumulative, block) - _at(masses, block)
-    place = _first_above(weights.cumsum(axis=1), target - before)
-    return block * BLOCK + place
+    index = _first_above(weights.cumsum(axis=1), target - before)
+    return block * BLOCK + index
 
 
 def draw_filtered(
     rows: Rows, params: RowParams, totals: Ints, uniforms: Floats, width: int = BLOCK
 ) -> Ints:
-    """Draw from what the filters keep, one number in [0, 1) for each row [N]: token ids [N].
+    """Token ids [N] drawn from what top-k, top-p and min-p keep. uniforms: in [0, 1), one per row.
 
-    In descending order of logits, of equals the lowest ids first. totals: mass of the whole
-    vocabulary [N], -1 where top-k or min-p make it irrelevant. width: how many tokens are ranked;
-    where more are kept, it is done again with a longer ranking.
+    Cumulates in descending order of logits, ties by ascending id. totals: mass of the whole
+    vocabulary [N], -1 where top-k or min-p make it irrelevant. width: number of tokens ranked;
+    rows that keep more are drawn again with a longer ranking.
     """
     width = min(width, rows.logits.shape[1])
     ids, logits = ranked(rows, width)
@@ -70,7 +70,7 @@ def draw_filtered(
 
 
 def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints) -> Ints:
-    """How many of the W ranked tokens the filters keep: [N]; more than W: more than are ranked.
+    """The number of tokens that the filters keep: [N]; more than W means more than are ranked.
 
     depth [N, W]: halvings, in ascending order; cumulative: the running sum of the weights.
     """
@@ -83,14 +83,14 @@ def _count_kept(depth: Logits, cumulative: Ints, params: RowParams, totals: Ints
 
 
 def _needed(mass: Ints, top_p: Floats) -> Ints:
-    """The least that is at least the share top_p of a mass: [N]."""
+    """The smallest integer mass that reaches the share top_p of a mass: [N]."""
     cut = np.where(top_p < 1.0, top_p, 0.0)
     whole, rest = sampling_math.share_of(np.maximum(mass, 0), sampling_math.share_bits(cut))
     return np.where(top_p < 1.0, whole + (rest > 0), mass)
 
 
 def _weights(logits: Logits, peaks: Logits, params: RowParams) -> tuple[Ints, Logits]:
-    """[N, W] logits as weights and as halvings from the row's peak."""
+    """Integer weights and halvings below the row's peak, of logits [N, W]."""
     depth = sampling_math.halvings(
         logits, peaks[:, None], sampling_math.slope(params.temperature)[:, None]
     )
@@ -98,17 +98,17 @@ def _weights(logits: Logits, peaks: Logits, params: RowParams) -> tuple[Ints, Lo
 
 
 def _first_above(cumulative: Ints, target: Ints) -> Ints:
-    """The first place [N] where the running sum [N, W] exceeds the target: a token with weight."""
+    """The first index [N] where the running sum [N, W] exceeds the target: a token with weight."""
     return _count(cumulative <= target[:, None])
 
 
 def _count(flags: Flags) -> Ints:
-    """How many are true in each row: [N, W] → [N]."""
+    """The number of true flags in each row: [N, W] → [N]."""
     counts: Ints = np.count_nonzero(flags, axis=1)
     return counts
 
 
-def _at(values: npt.NDArray[_Scalar], place: Ints) -> npt.NDArray[_Scalar]:
+def _at(values: npt.NDArray[_Scalar], index: Ints) -> npt.NDArray[_Scalar]:
     """One value of each row: [N, W], [N] → [N]."""
-    found: npt.NDArray[_Scalar] = np.take_along_axis(values, place[:, None], axis=1)[:, 0]
+    found: npt.NDArray[_Scalar] = np.take_along_axis(values, index[:, None], axis=1)[:, 0]
     return found

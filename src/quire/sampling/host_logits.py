@@ -1,7 +1,7 @@
-"""Logits on the host, as wishes change them there: biases, bans, and penalties by known tokens.
+"""Logits processing on the host: biases, bans, and repetition, presence and frequency penalties.
 
-Owns the arithmetic of these changes; does not own which rows want them, nor in which order: see
-logits_processors.py. Only the logits of tokens that are named are touched.
+Owns the arithmetic. Which rows use a processor, and in which order, is in logits_processors.py.
+Only the logits of the named tokens are touched.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from quire.sampling.sampling_state import Need, SamplingState
 class History(NamedTuple):
     """The known tokens of the running requests, by row of the sampling state.
 
-    token_ids: int32 [R, max_len]; num_tokens, num_prompt_tokens: [R], how many of them are known
-    and how many of these are the prompt.
+    token_ids: int32 [R, max_len]; num_tokens [R]: known tokens; num_prompt_tokens [R]: those of
+    the prompt among them.
     """
 
     token_ids: Tokens
@@ -28,22 +28,22 @@ class History(NamedTuple):
     num_prompt_tokens: npt.NDArray[np.integer]
 
     def known(self, row: int) -> Tokens:
-        """Prompt and answer so far."""
+        """Prompt and output tokens of a row."""
         return self.token_ids[row, : self.num_tokens[row]]
 
     def prompt(self, row: int) -> Tokens:
-        """The prompt."""
+        """The prompt tokens of a row."""
         return self.token_ids[row, : self.num_prompt_tokens[row]]
 
-    def answer(self, row: int) -> Tokens:
-        """The answer so far."""
+    def output(self, row: int) -> Tokens:
+        """The output tokens of a row."""
         return self.token_ids[row, self.num_prompt_tokens[row] : self.num_tokens[row]]
 
 
-def flat_index(places: Ints, token_ids: Sequence[npt.NDArray[np.integer]], size: int) -> Ints:
-    """The tokens of each of these rows [U] as indices into flattened logits [S, size]."""
+def flat_index(samples: Ints, token_ids: Sequence[npt.NDArray[np.integer]], size: int) -> Ints:
+    """Indices into flattened logits [S, size] of each sample's token ids. samples: rows [U]."""
     return np.concatenate(
-        [ids + place * size for place, ids in zip(places.tolist(), token_ids, strict=True)]
+        [ids + sample * size for sample, ids in zip(samples.tolist(), token_ids, strict=True)]
     )
 
 
@@ -63,29 +63,32 @@ class HostLogits:
         return size
 
     def add(self, index: Ints, values: Logits) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._flat[index] += values
 
     def ban(self, index: Ints) -> None:
-        """See `MutableLogits`."""
+        """As in `MutableLogits`."""
         self._flat[index] = -np.inf
 
-    def ban_flagged(self, place: int, banned: Flags) -> None:
-        """See `MutableLogits`."""
-        np.putmask(self._values[place], banned, -np.inf)
+    def ban_flagged(self, sample: int, banned: Flags) -> None:
+        """As in `MutableLogits`."""
+        np.putmask(self._values[sample], banned, -np.inf)
 
-    def penalise(self, places: Ints, rows: Ints) -> None:
-        """See `MutableLogits`."""
+    def penalise(self, samples: Ints, rows: Ints) -> None:
+        """As in `MutableLogits`."""
         needs = self._state.needs[rows]
-        for need, apply in ((Need.REPETITION, self._repeat), (Need.PRESENCE, self._present)):
+        for need, apply in (
+            (Need.REPETITION, self._penalise_repetition),
+            (Need.PRESENCE, self._penalise_presence),
+        ):
             users = np.flatnonzero(needs & need)
             if len(users):
-                apply(places[users], rows[users])
+                apply(samples[users], rows[users])
 
-    def _repeat(self, places: Ints, rows: Ints) -> None:
-        """x / r where x > 0, else x * r, for tokens in prompt or answer (CTRL paper, 4.1)."""
+    def _penalise_repetition(self, samples: Ints, rows: Ints) -> None:
+        """Repetition penalty: x / r if x > 0, else x * r, for known tokens (CTRL paper, 4.1)."""
         known = [self._history.known(row) for row in rows.tolist()]
-        index = flat_index(places, known, self.size)
+        index = flat_index(samples, known, self.size)
         penalties = self._state.gather(rows).repetition_penalty.astype(np.float32)
         penalty = np.repeat(penalties, [len(ids) for ids in known])
         values = self._flat[index]
@@ -93,10 +96,10 @@ class HostLogits:
         with np.errstate(over="ignore"):  # to infinity, as everywhere
             self._flat[index] = np.where(values > 0, values / penalty, values * penalty)
 
-    def _present(self, places: Ints, rows: Ints) -> None:
-        """x - frequency * count - presence, for tokens in the answer (OpenAI's definition)."""
-        answers = [self._history.answer(row) for row in rows.tolist()]
-        index, counts = np.unique(flat_index(places, answers, self.size), return_counts=True)
-        params = self._state.gather(rows[np.searchsorted(places, index // self.size)])
+    def _penalise_presence(self, samples: Ints, rows: Ints) -> None:
+        """Presence and frequency penalties: x - frequency * count - presence, for output tokens."""
+        outputs = [self._history.output(row) for row in rows.tolist()]
+        index, counts = np.unique(flat_index(samples, outputs, self.size), return_counts=True)
+        params = self._state.gather(rows[np.searchsorted(samples, index // self.size)])
         penalty = (params.frequency_penalty * counts + params.presence_penalty).astype(np.float32)
         self.add(index, -penalty)

@@ -1,9 +1,8 @@
-"""What a request's own tokens and wishes do to its logits, before anything is drawn.
+"""Logits processors: what sampling params change in the logits before a token is drawn.
 
-Owns the order of logit_bias, the repetition, presence and frequency penalties, min_tokens, bad
-words and forms; does not own temperature and the filters, nor where logits are: host_logits.py has
-them on the host, device_logits.py on a device. Each feature costs the rows that use it and no
-others.
+Owns their order: logit_bias, the repetition, presence and frequency penalties, min_tokens, bad
+words, structured outputs. Temperature, top-k, top-p and min-p belong to the draw (draw.py). The
+arithmetic is in host_logits.py and device_logits.py. Rows that use no processor cost nothing.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ from quire.sampling.sampling_state import PENALTIES, Need, SamplingState
 
 
 class MutableLogits(Protocol):
-    """Logits [S, P] of some rows. An index is one into all of them as a flat list, unique."""
+    """Logits [S, P] of S samples. An `index` holds unique indices into the flattened logits."""
 
     @property
     def size(self) -> int:
-        """P."""
+        """The padded vocabulary size P."""
 
     def add(self, index: Ints, values: Logits) -> None:
         """Add values [N] to these logits [N]."""
 
     def ban(self, index: Ints) -> None:
-        """Make these logits [N] minus infinity."""
+        """Set these logits [N] to minus infinity."""
 
-    def ban_flagged(self, place: int, banned: Flags) -> None:
-        """Make those of one row minus infinity for which the flag [P] is set."""
+    def ban_flagged(self, sample: int, banned: Flags) -> None:
+        """Set the logits of one sample to minus infinity where the flag [P] is set."""
 
-    def penalise(self, places: Ints, rows: Ints) -> None:
-        """Apply the three penalties to places [U], whose rows of the state are `rows` [U]."""
+    def penalise(self, samples: Ints, rows: Ints) -> None:
+        """Apply the three penalties to samples [U], which are rows [U] of the sampling state."""
 
 
-def adjust_logits(
+def apply_logits_processors(
     logits: MutableLogits, rows: Ints, state: SamplingState, history: History
 ) -> None:
-    """Change the logits of `rows` [S] in place."""
+    """Apply all logits processors to the logits of `rows` [S], in place."""
     needs = state.needs[rows]
-    for need, apply in _STEPS:
-        places = np.flatnonzero(needs & need)
-        if len(places):
-            apply(logits, _Users(places, rows[places], state, history))
+    for need, apply in _PROCESSORS:
+        samples = np.flatnonzero(needs & need)
+        if len(samples):
+            apply(logits, _Users(samples, rows[samples], state, history))
 
 
 class _Users(NamedTuple):
-    """The rows of a batch that use a feature: their places in it [U], their table rows [U]."""
+    """The samples [U] that use a processor, and their rows [U] in the sampling state."""
 
-    places: Ints
+    samples: Ints
     rows: Ints
     state: SamplingState
     history: History
@@ -59,37 +58,37 @@ class _Users(NamedTuple):
 
 def _add_bias(logits: MutableLogits, users: _Users) -> None:
     biases = [users.state.bias[row] for row in users.rows.tolist()]
-    index = flat_index(users.places, [bias.token_ids for bias in biases], logits.size)
+    index = flat_index(users.samples, [bias.token_ids for bias in biases], logits.size)
     logits.add(index, np.concatenate([bias.values for bias in biases]))
 
 
 def _penalise(logits: MutableLogits, users: _Users) -> None:
-    logits.penalise(users.places, users.rows)
+    logits.penalise(users.samples, users.rows)
 
 
 def _ban_ends(logits: MutableLogits, users: _Users) -> None:
-    """Ban the tokens that would end an answer which is still too short."""
-    wishes, answer = users.state.min_tokens, users.history.answer
-    banned = [wishes[row].banned(len(answer(row))) for row in users.rows.tolist()]
-    logits.ban(flat_index(users.places, banned, logits.size))
+    """min_tokens: ban end and stop tokens while the answer is too short."""
+    min_tokens, output = users.state.min_tokens, users.history.output
+    banned = [min_tokens[row].banned(len(output(row))) for row in users.rows.tolist()]
+    logits.ban(flat_index(users.samples, banned, logits.size))
 
 
 def _ban_words(logits: MutableLogits, users: _Users) -> None:
-    wishes, answer = users.state.bad_words, users.history.answer
-    banned = [wishes[row].banned(answer(row)) for row in users.rows.tolist()]
-    logits.ban(flat_index(users.places, banned, logits.size))
+    bad_words, output = users.state.bad_words, users.history.output
+    banned = [bad_words[row].banned(output(row)) for row in users.rows.tolist()]
+    logits.ban(flat_index(users.samples, banned, logits.size))
 
 
-def _keep_to_form(logits: MutableLogits, users: _Users) -> None:
-    for place, row in zip(users.places.tolist(), users.rows.tolist(), strict=True):
-        form = users.state.forms[row]
-        logits.ban_flagged(place, form.banned(users.history.answer(row), logits.size))
+def _apply_grammar(logits: MutableLogits, users: _Users) -> None:
+    for sample, row in zip(users.samples.tolist(), users.rows.tolist(), strict=True):
+        grammar = users.state.grammars[row]
+        logits.ban_flagged(sample, grammar.banned(users.history.output(row), logits.size))
 
 
-_STEPS = (
+_PROCESSORS = (
     (int(Need.LOGIT_BIAS), _add_bias),
     (PENALTIES, _penalise),
     (int(Need.MIN_TOKENS), _ban_ends),
     (int(Need.BAD_WORDS), _ban_words),
-    (int(Need.FORM), _keep_to_form),
+    (int(Need.GRAMMAR), _apply_grammar),
 )

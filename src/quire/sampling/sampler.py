@@ -1,8 +1,8 @@
-"""From logits to tokens, for all rows of a step.
+"""The host's sampler: from logits to one token for each row of a step.
 
-Owns the order of things (check, adjust, draw, report) and which rows go which way; does not own
-what happens there: see wishes, draw and logprobs. A row's result is bitwise the same whatever
-the other rows are: each function below works row by row, and rows are only grouped for speed.
+Owns the order (check, logits processors, draw, log-probabilities) and the grouping of rows. The
+work is in logits_processors.py, draw.py and token_logprobs.py. A row's result is bitwise the same
+whatever the other rows are: rows are only grouped for speed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from quire.kernels.cpu import row_ops as kernels
 from quire.sampling.draw import draw_any, draw_filtered
 from quire.sampling.host_logits import History, HostLogits
 from quire.sampling.logit_blocks import Rows
-from quire.sampling.logits_processors import adjust_logits
+from quire.sampling.logits_processors import apply_logits_processors
 from quire.sampling.philox import uniforms
 from quire.sampling.ranking import highest
 from quire.sampling.sampling_state import CHANGES_LOGITS, Need, RowParams, SamplingState
+from quire.sampling.structured_mask import advance_grammars
 from quire.sampling.token_logprobs import prompt_logprobs, token_logprobs
 
 __all__ = ["Sampler", "SamplerOutput", "prompt_logprobs"]
@@ -34,19 +35,19 @@ _TOP_P = int(Need.RANDOM | Need.FILTER | Need.TOTAL_MASS)
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """The outcome of each row, in the order asked.
+    """The result of each row, in the order of the rows given.
 
-    failed: the model's logits held NaN or +inf, or nothing but -inf. exhausted: the row's wishes
-    made such logits of sound ones, as a ban on every token does. In both cases the token id means
-    nothing. logprobs: for rows that asked and have a token. whole: the row's form lets nothing
-    follow the token.
+    failed: the model's logits held NaN or +inf, or only -inf. exhausted: logits processors made
+    finite logits so, for example by banning every token. In both cases the token id is meaningless.
+    logprobs: for rows that asked for them and have a token. grammar_terminated: the row's grammar
+    lets no token follow.
     """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
     failed: list[bool]
     exhausted: list[bool]
-    whole: list[bool]
+    grammar_terminated: list[bool]
 
 
 class Sampler:
@@ -63,22 +64,21 @@ class Sampler:
         num_tokens: npt.NDArray[np.integer],
         num_prompt_tokens: npt.NDArray[np.integer],
     ) -> SamplerOutput:
-        """Draw one token for each of `rows` [S] from float32 logits [S, V], which are used up.
+        """Draw one token for each of `rows` [S] from float32 logits [S, V], which are overwritten.
 
         token_ids [R, max_len], num_tokens [R], num_prompt_tokens [R]: the known tokens of all
-        rows; the token drawn will stand at position num_tokens[row]. Its random number depends on
-        the row's seed and this position alone. Greedy rows take the highest logit, of equals the
-        lowest id.
+        rows; the drawn token's position is num_tokens[row]. Its random number depends only on the
+        row's seed and this position. Greedy rows take the highest logit, ties the lowest id.
         """
         index = np.array(rows, np.int64)
         if not self._state.needs[index].any():
             return _greedy(logits)
         asked = np.flatnonzero(self._state.needs[index] & Need.LOGPROBS)
-        # a copy, as wishes change the logits in place
+        # a copy, as logits processors change them in place
         raw = logits[asked] if len(asked) else None
         history = History(token_ids, num_tokens, num_prompt_tokens)
         batch = Rows.of(logits)
-        # Peaks tell it all: NaN and +inf go through to them, and -inf is left if nothing else is.
+        # NaN and +inf reach the maximum, and -inf is the maximum only of rows with nothing else.
         failed = ~np.isfinite(batch.peaks)
         self._adjust(batch, index, history)
         lost = ~np.isfinite(batch.peaks) | failed
@@ -89,37 +89,30 @@ class Sampler:
             found = token_logprobs(raw, drawn[asked].tolist(), counts)
             for i, logprobs in zip(asked, found, strict=True):
                 report[i] = None if lost[i] else logprobs
+        sound = ~lost
+        terminated = advance_grammars(
+            self._state.grammars, index[sound].tolist(), drawn[sound].tolist(), history.output
+        )
         return SamplerOutput(
             token_ids=drawn.tolist(),
             logprobs=report,
             failed=failed.tolist(),
             exhausted=(lost & ~failed).tolist(),
-            whole=self._end_forms(index, drawn, lost, history),
+            grammar_terminated=[row in terminated for row in rows],
         )
 
-    def _end_forms(self, index: Ints, drawn: Ints, lost: Flags, history: History) -> list[bool]:
-        """Tell the rows' forms what was drawn; which of them let nothing follow."""
-        whole = [False] * len(index)
-        if not self._state.forms:
-            return whole
-        for place, row in enumerate(index.tolist()):
-            form = self._state.forms.get(row)
-            if form is not None and not lost[place]:
-                whole[place] = form.is_whole_with(history.answer(row), int(drawn[place]))
-        return whole
-
     def _adjust(self, batch: Rows, index: Ints, history: History) -> None:
-        """Apply the rows' wishes to the logits in place, and look again at what they changed."""
+        """Apply the rows' logits processors in place, and refresh the maxima of changed rows."""
         changed = np.flatnonzero(self._state.needs[index] & CHANGES_LOGITS)
         if len(changed):
             logits = HostLogits(batch.logits, self._state, history)
-            adjust_logits(logits, index, self._state, history)
+            apply_logits_processors(logits, index, self._state, history)
             batch.refresh(changed)
 
     def _draw(
         self, batch: Rows, index: Ints, lost: Flags, num_tokens: npt.NDArray[np.integer]
     ) -> Ints:
-        """One token for each row; rows that need the same are drawn together."""
+        """Token ids [S]; rows with the same kind of draw are drawn together."""
         kinds = np.where(lost, _GREEDY, self._state.needs[index] & _TOP_P)
         drawn = np.empty(len(index), np.int64)
         numbers = np.empty(0)
@@ -138,7 +131,7 @@ class Sampler:
 
 
 def _greedy(logits: Logits) -> SamplerOutput:
-    """Of rows that wish nothing: one look at the logits does for all."""
+    """Plain greedy sampling of all rows: one pass over the logits."""
     ids, peaks = kernels.highest(np.ascontiguousarray(logits))
     nothing = [False] * len(logits)
     return SamplerOutput(
@@ -146,7 +139,7 @@ def _greedy(logits: Logits) -> SamplerOutput:
         logprobs=[None] * len(logits),
         failed=(~np.isfinite(peaks)).tolist(),
         exhausted=nothing,
-        whole=nothing,
+        grammar_terminated=nothing,
     )
 
 

@@ -1,7 +1,7 @@
-"""The sampling wishes of all running requests: a table with one row for each. No torch.
+"""Sampling params of all running requests: one table row per request. No torch.
 
-Owns where a wish is stored, and the note of which features each row needs, by which a step skips
-all that its rows do not use. Does not own what a wish means: see penalties and draw.
+Owns where a parameter is stored, and the flags of what each row needs, by which a step skips what
+its rows do not use. What parameters mean is in logits_processors.py and draw.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from quire.array_types import Floats, Ints, Logits
 from quire.core.sampling_params import SamplingParams
 from quire.sampling.bad_words import BadWords
-from quire.sampling.structured_mask import Form, Matcher
+from quire.sampling.structured_mask import GrammarConstraint, Matcher
 
 
 class Need(enum.IntFlag):
-    """What a row asks of the sampler; a greedy row without wishes needs nothing."""
+    """Flags of what a row needs of the sampler; 0 for plain greedy sampling."""
 
     RANDOM = 1
     FILTER = 2  # top-k, top-p or min-p
@@ -29,17 +29,19 @@ class Need(enum.IntFlag):
     MIN_TOKENS = 64
     BAD_WORDS = 128
     LOGPROBS = 256
-    FORM = 512
+    GRAMMAR = 512
 
 
-# plain numbers: each operation of a flag's type looks its members up
+# plain integers: operations of IntFlag are slow
 PENALTIES = int(Need.REPETITION | Need.PRESENCE)
-READS_ANSWER = int(Need.BAD_WORDS | Need.FORM)  # tokens, not only how many there are of each
-CHANGES_LOGITS = int(Need.LOGIT_BIAS | Need.MIN_TOKENS) | PENALTIES | READS_ANSWER
+READS_OUTPUT_TOKENS = int(
+    Need.BAD_WORDS | Need.GRAMMAR
+)  # the tokens in order, not only their counts
+CHANGES_LOGITS = int(Need.LOGIT_BIAS | Need.MIN_TOKENS) | PENALTIES | READS_OUTPUT_TOKENS
 
 
 class RowParams(NamedTuple):
-    """The numbers of some rows, each float64 [N]. top_k: the vocabulary's size where it is off."""
+    """Numeric sampling params of N rows, each float64 [N]. top_k: vocabulary size if off."""
 
     temperature: Floats
     top_k: Floats
@@ -50,25 +52,25 @@ class RowParams(NamedTuple):
     repetition_penalty: Floats
 
     def select(self, index: Ints) -> RowParams:
-        """Some of these rows."""
+        """The parameters of some of these rows."""
         return RowParams(*(values[index] for values in self))
 
 
 class Bias(NamedTuple):
-    """Addends of one row's logits: int64 [N] ids, float32 [N] values."""
+    """logit_bias of one row: int64 [N] token ids, float32 [N] addends."""
 
     token_ids: Ints
     values: Logits
 
 
 class MinTokens(NamedTuple):
-    """The tokens that end an answer, int64 [N], and how long it must be before they may."""
+    """The tokens that end an answer, int64 [N], and the length before which they are banned."""
 
     length: int
     token_ids: Ints
 
     def banned(self, answer_length: int) -> Ints:
-        """The tokens that may not come next."""
+        """The token ids that may not come next."""
         return self.token_ids if answer_length < self.length else self.token_ids[:0]
 
 
@@ -76,7 +78,8 @@ class SamplingState:
     """One row per running request. Setting and clearing a row changes nothing else.
 
     needs: Need flags of each row, int16 [R]; seeds: int64 [R]; num_logprobs: int64 [R], read only
-    where LOGPROBS is set; bias, min_tokens, bad_words, forms: by row, only for rows that use them.
+    where LOGPROBS is set; bias, min_tokens, bad_words, grammars: by row, only for rows that use
+    them.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -87,7 +90,7 @@ class SamplingState:
         self.bias: dict[int, Bias] = {}
         self.min_tokens: dict[int, MinTokens] = {}
         self.bad_words: dict[int, BadWords] = {}
-        self.forms: dict[int, Form] = {}
+        self.grammars: dict[int, GrammarConstraint] = {}
         self._numbers = np.zeros((len(RowParams._fields), max_num_seqs))
 
     def set_row(
@@ -100,7 +103,7 @@ class SamplingState:
         bad_words_ids: list[list[int]],
         matcher: Matcher | None = None,
     ) -> None:
-        """Give the row to a request. seed: 64 bits, signed or not. matcher: of its form."""
+        """Set the row of a request. seed: 64 bits, signed or not. matcher: of its grammar."""
         self.clear_row(row)
         top_k = min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size
         self._numbers[:, row] = (  # in the order of RowParams
@@ -119,11 +122,13 @@ class SamplingState:
             self.bad_words[row] = BadWords(bad_words_ids)
         if matcher is not None:
             stops = np.array(sampling.stop_token_ids, np.int64)
-            barred = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
-            self.forms[row] = Form(matcher, stop_token_ids=stops, barred=barred)
-        self.needs[row] = self._needs(row, sampling, top_k)
+            banned_ids = np.array(eos_token_ids if sampling.ignore_eos else [], np.int64)
+            self.grammars[row] = GrammarConstraint(
+                matcher, stop_token_ids=stops, banned_ids=banned_ids
+            )
+        self.needs[row] = self._needs_of(row, sampling, top_k)
 
-    def _needs(self, row: int, sampling: SamplingParams, top_k: int) -> int:
+    def _needs_of(self, row: int, sampling: SamplingParams, top_k: int) -> int:
         draws = not sampling.is_greedy
         cuts_tail = top_k < self.vocab_size or sampling.min_p > 0.0
         asked = (
@@ -136,16 +141,16 @@ class SamplingState:
             (Need.MIN_TOKENS, row in self.min_tokens),
             (Need.BAD_WORDS, row in self.bad_words),
             (Need.LOGPROBS, sampling.logprobs is not None),
-            (Need.FORM, row in self.forms),
+            (Need.GRAMMAR, row in self.grammars),
         )
         return sum(need for need, is_asked in asked if is_asked)
 
     def clear_row(self, row: int) -> None:
-        """Take the row back."""
+        """Clear the row of a request that has left the batch."""
         self.needs[row] = 0
-        for ragged in (self.bias, self.min_tokens, self.bad_words, self.forms):
+        for ragged in (self.bias, self.min_tokens, self.bad_words, self.grammars):
             ragged.pop(row, None)
 
     def gather(self, rows: Ints) -> RowParams:
-        """The numbers of these rows [N]."""
+        """The numeric params of these rows [N]."""
         return RowParams(*self._numbers[:, rows])

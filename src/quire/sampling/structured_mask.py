@@ -1,12 +1,12 @@
-"""What a request's form lets come next, as flags over its logits.
+"""The token mask of a request with structured outputs: which tokens its grammar bans next.
 
-Owns how the form goes together with the other ways in which an answer ends; does not own what a
-form means (the grammar room's matcher knows), nor the logits.
+Owns how a grammar combines with stop tokens and ignored end tokens. The grammar itself is followed
+by a matcher (quire.grammar).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,49 +15,68 @@ from quire.array_types import Flags, Ints, Tokens
 
 
 class Matcher(Protocol):
-    """Where one answer stands in its form."""
+    """One answer's position in its grammar."""
 
-    def follow(self, answer: Sequence[int]) -> None:
-        """Take those of the answer's tokens [N] that it has not taken yet."""
+    def advance_to(self, output_token_ids: Sequence[int]) -> None:
+        """Accept those of the output tokens [N] that it has not accepted yet."""
 
-    def allowed(self) -> bytes:
-        """The tokens that may come next, one bit for each id, the lowest first."""
+    def token_bitmask(self) -> bytes:
+        """The tokens that may come next, one bit per token id, lowest first."""
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the answer has its form if it ends here."""
+        """Whether the answer is complete if it ends here."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the answer has its form, and nothing can follow."""
+    def is_terminated(self) -> bool:
+        """Whether the answer is complete and no token can follow."""
 
 
-class Form:
-    """The form of one row.
+class GrammarConstraint:
+    """The grammar of one row's structured output.
 
-    stop_token_ids end the answer as the model's own end tokens do: wherever the form is whole,
-    besides where the form has them as text. barred: end tokens that are to be ignored; such an
-    answer ends when nothing but they could follow.
+    stop_token_ids: allowed wherever the answer is complete, as the model's end tokens are, and
+    where the grammar has them as text. banned_ids: end tokens to ignore (ignore_eos); such an
+    answer ends when nothing else could follow.
     """
 
-    def __init__(self, matcher: Matcher, *, stop_token_ids: Ints, barred: Ints) -> None:
+    def __init__(self, matcher: Matcher, *, stop_token_ids: Ints, banned_ids: Ints) -> None:
         self._matcher = matcher
         self._stops = stop_token_ids
-        self._barred = barred
+        self._banned_ids = banned_ids
 
-    def banned(self, answer: Tokens, size: int) -> Flags:
-        """Which of `size` tokens may not follow the answer so far [N]."""
-        self._matcher.follow(answer)  # type: ignore[arg-type]
-        allowed = np.frombuffer(self._matcher.allowed(), np.uint8)
+    def banned(self, output: Tokens, size: int) -> Flags:
+        """Flags [size] of the tokens that may not follow the output tokens [N]."""
+        self._matcher.advance_to(output)  # type: ignore[arg-type]
+        allowed = np.frombuffer(self._matcher.token_bitmask(), np.uint8)
         bits = np.unpackbits(allowed, bitorder="little")[:size]
-        banned = np.ones(size, np.bool_)  # what the tokenizer does not know as well
+        banned = np.ones(size, np.bool_)  # ids without a token as well
         np.equal(bits, 0, out=banned[: len(bits)])
         if len(self._stops) and self._matcher.is_accepting:
             banned[self._stops] = False
-        banned[self._barred] = True
+        banned[self._banned_ids] = True
         return banned
 
-    def is_whole_with(self, answer: Tokens, token_id: int) -> bool:
-        """Take one more token; whether the form lets nothing follow it."""
-        self._matcher.follow([*answer.tolist(), token_id])
-        return self._matcher.is_whole
+    def accept_token(self, output: Tokens, token_id: int) -> bool:
+        """Accept a token drawn after the output tokens [N]; returns whether none can follow."""
+        self._matcher.advance_to([*output.tolist(), token_id])
+        return self._matcher.is_terminated
+
+
+def advance_grammars(
+    grammars: Mapping[int, GrammarConstraint],
+    rows: list[int],
+    token_ids: list[int],
+    output_of: Callable[[int], Tokens],
+) -> set[int]:
+    """Accept the tokens drawn for these rows; returns the rows whose grammar lets no token follow.
+
+    output_of: the output tokens of a row before the one drawn.
+    """
+    if not grammars:
+        return set()
+    return {
+        row
+        for row, token_id in zip(rows, token_ids, strict=True)
+        if row in grammars and grammars[row].accept_token(output_of(row), token_id)
+    }

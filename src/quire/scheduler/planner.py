@@ -21,9 +21,9 @@ from quire.core.request import Request, RequestStatus
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.prefill_chunks import Chunks
-from quire.scheduler.scheduler_batch import Batch, is_spared
+from quire.scheduler.scheduler_batch import Batch, is_preemption_exempt
 from quire.scheduler.step_plan import StepPlan
-from quire.scheduler.waiting_queue import Place
+from quire.scheduler.waiting_queue import QueuePosition
 
 # Prompt tokens, in token budgets, of the requests that one step may send to wait for a prefix:
 # hashing them takes time that running requests would wait, too.
@@ -160,7 +160,7 @@ class Planner:
     # ------------------------------------------------------------------ entering the batch
 
     def _admit(
-        self, step: StepPlan, prompts: list[Request], before: Place | None = None
+        self, step: StepPlan, prompts: list[Request], before: QueuePosition | None = None
     ) -> list[Request]:
         """Start waiting requests, in their order, while there is room; returns them.
 
@@ -193,7 +193,7 @@ class Planner:
         """Tokens to compute for a request that enters with these blocks of its prefix."""
         return request.num_tokens - len(hits) * self._kv.block_size
 
-    def _next_entrant(self, step: StepPlan, before: Place | None) -> Request | None:
+    def _next_entrant(self, step: StepPlan, before: QueuePosition | None) -> Request | None:
         """The first in line, if anybody may enter now."""
         is_full = len(self._batch.running) >= self._config.max_num_seqs
         if step.is_closed or step.patience <= 0 or is_full:
@@ -209,7 +209,9 @@ class Planner:
         promised: blocks that running requests lack for their prompts. Besides them, each running
         request is left a block to grow into. Alone, every request fits (RequestLimits).
         """
-        wanted = request.max_total_tokens - 1 if is_spared(request) else request.num_tokens
+        wanted = (
+            request.max_total_tokens - 1 if is_preemption_exempt(request) else request.num_tokens
+        )
         num_running = len(self._batch.running)
         num_needed = self._kv.num_blocks_for(wanted) - len(hits) + promised + num_running
         return not num_running or num_needed <= self._kv.num_available_beside(hits)

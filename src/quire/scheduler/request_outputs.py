@@ -44,12 +44,16 @@ def delivered(
 
     With a finish_reason it is the request's last delta.
     """
-    reason, token_id, untold = None, result.token_id, request.untold
+    reason, token_id, pending_delta = None, result.token_id, request.pending_delta
     if entry.samples:
         assert token_id is not None, "a request was due a token and got none"
         reason = request.append(token_id)
-        if untold is not None and reason is None and not (result.whole or result.logprobs):
-            untold.token_ids.append(token_id)  # as mostly; no delta is made for it
+        if (
+            pending_delta is not None
+            and reason is None
+            and not (result.grammar_terminated or result.logprobs)
+        ):
+            pending_delta.token_ids.append(token_id)  # as mostly; no delta is made for it
             return None
     delta = RequestDelta(request_id=request.request_id, num_cached_tokens=request.num_cached_tokens)
     if result.prompt_logprobs:  # a recomputation gives again what was told before
@@ -59,19 +63,19 @@ def delivered(
     if token_id is not None:
         _tell_token(request, token_id, reason, result, delta)
     delta = _behind_the_untold(request, delta)
-    if delta is untold and delta.finish_reason is None:
+    if delta is pending_delta and delta.finish_reason is None:
         return None
-    if request.is_quiet and token_id is not None:
-        request.untold = RequestDelta(request_id=request.request_id)
+    if request.defers_deltas and token_id is not None:
+        request.pending_delta = RequestDelta(request_id=request.request_id)
     return delta
 
 
 def _behind_the_untold(request: Request, delta: RequestDelta) -> RequestDelta:
     """What has waited to be told, and this."""
-    if request.untold is None:
+    if request.pending_delta is None:
         return delta
-    request.untold.join(delta)
-    return request.untold
+    request.pending_delta.join(delta)
+    return request.pending_delta
 
 
 def _tell_token(
@@ -85,11 +89,11 @@ def _tell_token(
     delta.token_ids = [token_id]
     if result.logprobs is not None:
         delta.logprobs = [result.logprobs]
-    if result.whole and reason is not FinishReason.STOP:
-        reason, delta.whole = FinishReason.STOP, True
+    if result.grammar_terminated and reason is not FinishReason.STOP:
+        reason, delta.grammar_terminated = FinishReason.STOP, True
     if reason is None:
         return
     delta.finish_reason = reason.value
-    is_stop = reason is FinishReason.STOP and not delta.whole
+    is_stop = reason is FinishReason.STOP and not delta.grammar_terminated
     if is_stop and token_id in request.sampling.stop_token_ids:
         delta.stop_token_id = token_id

@@ -20,7 +20,7 @@ from quire.scheduler.waiting_queue import WaitingQueue
 MAX_PREEMPTIONS = 4
 
 
-def is_spared(request: Request) -> bool:
+def is_preemption_exempt(request: Request) -> bool:
     """Whether it was preempted so often that it must not be any more."""
     return request.num_preemptions >= MAX_PREEMPTIONS
 
@@ -75,7 +75,11 @@ class Batch:
         """
         request = self.waiting.pop()
         num_cached = len(hits) * self._kv.block_size
-        num_slots = request.max_total_tokens - 1 if is_spared(request) else num_cached + num_tokens
+        num_slots = (
+            request.max_total_tokens - 1
+            if is_preemption_exempt(request)
+            else num_cached + num_tokens
+        )
         block_ids = self._kv.admit(request, hits, num_slots)
         assert block_ids is not None, "a request that fits by RequestLimits does not fit"
         if request.status is RequestStatus.WAITING:
@@ -96,7 +100,7 @@ class Batch:
 
         The first in line is taken last, and alone it always fits, so somebody always advances.
         """
-        candidates = (r for r in self.running.values() if not is_spared(r))
+        candidates = (r for r in self.running.values() if not is_preemption_exempt(r))
         request = max(candidates, key=self.waiting.key)
         step.is_closed = True
         step.take_back(request)

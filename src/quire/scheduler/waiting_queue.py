@@ -10,13 +10,13 @@ from typing import Literal
 
 from quire.core.request import Request
 
-Place = tuple[int, float, int]
+QueuePosition = tuple[int, float, int]
 """A place in line, the smaller the sooner: priority, when it is due, arrival."""
 
 
 @dataclass(order=True, slots=True)
 class _Entry:
-    key: Place
+    key: QueuePosition
     number: int  # of the push: requests are never compared
     request: Request | None = field(compare=False)  # None once it has been removed
 
@@ -38,7 +38,7 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def key(self, request: Request) -> Place:
+    def key(self, request: Request) -> QueuePosition:
         """The request's place in line."""
         return (request.priority if self._by_priority else 0, request.due, request.arrival)
 

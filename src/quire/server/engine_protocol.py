@@ -119,6 +119,7 @@ class GenerateProtocol(Protocol):
         request_id: str | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream what is new of the answers; closing the generator aborts the request.
@@ -135,6 +136,7 @@ class GenerateProtocol(Protocol):
         *,
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> RequestOutput:
         """The whole answers; cancelling aborts the request. Raises as `generate` does."""
@@ -185,7 +187,7 @@ class EngineProtocol(GenerateProtocol, Protocol):
         """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
 
     @property
-    def silent_seconds(self) -> float:
+    def seconds_since_heartbeat(self) -> float:
         """Seconds since its last sign of life; 0 while it is being restarted."""
 
     async def reset_prefix_cache(self) -> None:

@@ -15,10 +15,10 @@ import msgspec
 
 from quire.engine.processes.control_channel import (
     Control,
-    LeaveModel,
     LoadModel,
-    ModelCondition,
-    ModelLeft,
+    ModelReleased,
+    ModelStatus,
+    ReleaseModel,
     UnloadModel,
 )
 from quire.errors import ModelNotLoadedError, OverloadedError
@@ -38,7 +38,7 @@ class ModelLoader:
     ) -> None:
         self.models = models
         self._send_control = send
-        self._readers: dict[str, set[asyncio.Queue[ModelCondition]]] = {}
+        self._readers: dict[str, set[asyncio.Queue[ModelStatus]]] = {}
 
     # ------------------------------------------------------------------ for requests
 
@@ -75,9 +75,9 @@ class ModelLoader:
                 is_requested = condition.state != "unloaded"  # else it had to be unloaded first
 
     @contextmanager
-    def _conditions_of(self, name: str) -> Iterator[asyncio.Queue[ModelCondition]]:
+    def _conditions_of(self, name: str) -> Iterator[asyncio.Queue[ModelStatus]]:
         """A queue of the model's conditions from now on, in order."""
-        queue: asyncio.Queue[ModelCondition] = asyncio.Queue()
+        queue: asyncio.Queue[ModelStatus] = asyncio.Queue()
         readers = self._readers.setdefault(name, set())
         readers.add(queue)
         try:
@@ -105,19 +105,19 @@ class ModelLoader:
         )
         self._send(UnloadModel(name=name, grace=0.0), name)
 
-    def set_condition(self, condition: ModelCondition) -> None:
+    def set_condition(self, condition: ModelStatus) -> None:
         """Update a model's state and wake the requests that wait for it."""
         self.models.set_condition(condition)
         self._wake(condition)
 
-    async def leave(self, order: LeaveModel) -> None:
+    async def leave(self, order: ReleaseModel) -> None:
         """Wait for a model's running requests and report to the parent whether it may unload."""
         entry = self.models.entry(order.name)
         agreed = bool(order.grace) or entry.admission.in_flight.num_own_answers == 0
         await _until_idle(entry, order.grace)
-        self._send(ModelLeft(name=order.name, agreed=agreed), order.name)
+        self._send(ModelReleased(name=order.name, agreed=agreed), order.name)
 
-    def _wake(self, condition: ModelCondition) -> None:
+    def _wake(self, condition: ModelStatus) -> None:
         for queue in self._readers.get(condition.name, ()):
             queue.put_nowait(condition)
 

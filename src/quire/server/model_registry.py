@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quire.engine.processes.control_channel import ModelCondition
+from quire.engine.processes.control_channel import ModelStatus
 from quire.errors import ModelNotFoundError, ModelNotLoadedError
 from quire.server.admission.admission_control import Admission, Capacity
 from quire.server.admission.in_flight import InFlightCounter, local_counters
@@ -36,7 +36,7 @@ class ModelEntry:
     loaded.
     """
 
-    def __init__(self, condition: ModelCondition, admission: Admission) -> None:
+    def __init__(self, condition: ModelStatus, admission: Admission) -> None:
         self.condition = condition
         self.admission = admission
         self.model: RegisteredModel | None = None
@@ -73,7 +73,7 @@ class ModelRegistry:
 
     def __init__(
         self,
-        conditions: Sequence[ModelCondition],
+        conditions: Sequence[ModelStatus],
         settings: ServerSettings,
         make_counters: Callable[[int], list[InFlightCounter]] = local_counters,
     ) -> None:
@@ -100,7 +100,7 @@ class ModelRegistry:
         """A registry of one model that is loaded and stays."""
         info = engine.info
         seqs = info.limits.max_num_seqs
-        condition = ModelCondition(
+        condition = ModelStatus(
             name=info.model_name, state="loaded", at_start=True, max_num_seqs=seqs
         )
         models = cls([condition], settings)
@@ -157,7 +157,7 @@ class ModelRegistry:
             on_engine(engine)
         self.set_condition(entry.condition)
 
-    def set_condition(self, condition: ModelCondition) -> None:
+    def set_condition(self, condition: ModelStatus) -> None:
         """Update a model's state, as the parent process reports it."""
         entry = self._entries[condition.name]
         entry.condition = condition
@@ -181,7 +181,7 @@ class ModelRegistry:
             if entry.model is not None:
                 await entry.model.engine.close()
 
-    def _capacity(self, condition: ModelCondition, max_kv_tokens: int | None = None) -> Capacity:
+    def _capacity(self, condition: ModelStatus, max_kv_tokens: int | None = None) -> Capacity:
         """The capacity of one model. Tokens are counted once the size of the KV cache is known."""
         tokens = self._settings.max_queued_tokens
         return Capacity(

@@ -21,15 +21,15 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
-from quire.background import step_back
+from quire.background import lower_priority
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import (
     Control,
     EngineDown,
     EngineUp,
-    LeaveModel,
-    ModelCondition,
-    ParentLine,
+    ModelStatus,
+    ParentConnection,
+    ReleaseModel,
     StartFailed,
     StartWorker,
     WorkerReady,
@@ -58,7 +58,7 @@ CONNECT_SECONDS = 10.0  # for engines that run already, and their tokenizers
 def main() -> None:
     """Serve until the parent process sends SIGTERM."""
     signal.signal(signal.SIGTERM, _exit)  # also what uvicorn raises again once it has shut down
-    line = ParentLine()
+    line = ParentConnection()
     start = line.receive()
     assert isinstance(start, StartWorker)
     configure_logging(start.log)
@@ -69,14 +69,14 @@ def main() -> None:
             line.send(StartFailed.by(error))
 
 
-async def _serve(line: ParentLine, start: StartWorker) -> None:
+async def _serve(line: ParentConnection, start: StartWorker) -> None:
     settings = msgspec.msgpack.decode(start.settings, type=ServerSettings)
     row, folder = int(start.client.partition(".")[0]), Path(start.metrics_folder)
     make_counters = partial(shared_counters, folder / "in_flight", row, settings.api_server_count)
     models = ModelRegistry(start.models, settings, make_counters)
     frontends = EngineFrontends(start.client, line.send, ModelLoader(models, line.send))
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "quire-worker", step_back))
+    loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "quire-worker", lower_priority))
     line.follow(lambda message: _call(loop, frontends, message))
     app = build_server(frontends.loader, settings, folder)
     admin = None if start.admin is None else socket.socket(fileno=start.admin)
@@ -99,7 +99,7 @@ async def _connect_engines(frontends: EngineFrontends) -> None:
             await frontends.connected.wait()
 
 
-async def _report_ready(frontends: EngineFrontends, line: ParentLine) -> None:
+async def _report_ready(frontends: EngineFrontends, line: ParentConnection) -> None:
     await frontends.connected.wait()
     gc.collect()
     gc.freeze()  # what exists now stays: full collections need not scan it
@@ -137,9 +137,9 @@ class EngineFrontends:
             case EngineDown() if message.name in self._links:
                 link = self._links[message.name]
                 link.engine_died(will_return=message.will_return, why=message.why)
-            case ModelCondition():
+            case ModelStatus():
                 self.loader.set_condition(message)
-            case LeaveModel():
+            case ReleaseModel():
                 self.run_task(self.loader.leave(message))
 
     def _engine_up(self, up: EngineUp) -> None:

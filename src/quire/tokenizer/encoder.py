@@ -29,7 +29,7 @@ class Encoder:
         ids: list[int] = encoding.ids
         return ids
 
-    def as_prose(self, text: str) -> str:
+    def escape_control_tokens(self, text: str) -> str:
         """The text with each control token's name broken behind its first character."""
         if self._control.search(text) is None:  # which is quicker than to replace nothing
             return text

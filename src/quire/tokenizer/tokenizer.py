@@ -112,12 +112,12 @@ class Tokenizer:
         Raises InvalidRequestError (param "prompt") for what is no Unicode text.
         """
         check_text(text, "prompt")
-        text = text if parse_special else self._encoder.as_prose(text)
+        text = text if parse_special else self._encoder.escape_control_tokens(text)
         return self._encoder.ids(text, add_special_tokens=add_special_tokens)
 
     def encode_inside(self, text: str) -> list[int]:
         """Token ids of a text that follows other text; names of control tokens are plain text."""
-        return self._encoder.inner_ids(self._encoder.as_prose(text))
+        return self._encoder.inner_ids(self._encoder.escape_control_tokens(text))
 
     def bad_words_ids(self, words: Iterable[str]) -> list[list[int]]:
         """Each word as token ids, as it is spelled inside a text with and without a space before.
@@ -262,7 +262,7 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             options=template_kwargs,
-            map_text=self._encoder.as_prose,
+            map_text=self._encoder.escape_control_tokens,
         )
 
     def encode_prompt(self, prompt: str) -> list[int]:

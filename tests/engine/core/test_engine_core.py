@@ -11,9 +11,9 @@ from quire.core.messages import (
     AbortRequests,
     AddRequest,
     ErrorKind,
+    GetEngineView,
     RequestDelta,
     ResetPrefixCache,
-    Watch,
 )
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, Schedul
 from quire.core.structured_outputs import StructuredOutputs
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.executor import Executor, UniprocExecutor
-from quire.engine.core.grammar_matchers import Grammars
+from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.grammar.grammar_matcher import Matcher
 from quire.kvcache.block_pool import BlockState
@@ -67,7 +67,7 @@ class LateExecutor(UniprocExecutor):
 
 
 def make_core(
-    executor_type: type = UniprocExecutor, grammars: Grammars | None = None
+    executor_type: type = UniprocExecutor, grammars: GrammarMatchers | None = None
 ) -> tuple[EngineCore, CountingRunner]:
     runner = CountingRunner()
     executor: Executor = executor_type(runner)
@@ -224,7 +224,7 @@ class TestLoop:
 
 def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None:
     core, _ = make_core()
-    core.handle(Watch())
+    core.handle(GetEngineView())
     assert core.has_work
     view = core.step().view
     assert view is not None
@@ -232,7 +232,7 @@ def test_a_view_comes_once_for_each_watch_whether_there_is_work_or_not() -> None
     assert not core.has_work
     add(core, "a")
     assert core.step().view is None
-    core.handle(Watch())
+    core.handle(GetEngineView())
     view = core.step().view
     assert view is not None
     assert set(view.block_states) == {BlockState.FREE, BlockState.USED}
@@ -278,7 +278,7 @@ class SlowCompiler:
 @pytest.mark.parametrize("begun", [[], [7]])
 def test_who_waits_for_a_matcher_waits_and_is_given_up_like_others(begun: list[int]) -> None:
     compiler = SlowCompiler()
-    core, _ = make_core(grammars=Grammars(compiler))
+    core, _ = make_core(grammars=GrammarMatchers(compiler))
     form = StructuredOutputs(regex="a")
     message = AddRequest(
         request_id="a",

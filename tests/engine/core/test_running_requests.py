@@ -37,4 +37,4 @@ def test_scores_of_a_prompt_hold_up_its_own_steps_alone(
         request_id="a", start=start, num_tokens=num_tokens, new_block_ids=[], samples=True
     )
     order = StepOrder([entry], np.array(rows), np.array([0, num_tokens]))
-    assert running.reads_hidden(order) is wanted
+    assert running.needs_hidden_states(order) is wanted

@@ -17,15 +17,15 @@ def part(text: str, *, finished: bool = False) -> RequestOutput:
 
 
 async def turns(
-    *news: RequestOutput | EngineError, whole: bool = False
+    *outputs: RequestOutput | EngineError, final_only: bool = False
 ) -> tuple[list[bool], asyncio.Task[RequestOutput]]:
-    """Whether the reader still waits after each piece of news, and the reader."""
-    mailbox = OutputQueue(asyncio.get_running_loop(), whole=whole)
-    reader = asyncio.create_task(mailbox.take())
+    """Whether the reader still waits after each output, and the reader."""
+    queue = OutputQueue(asyncio.get_running_loop(), final_only=final_only)
+    reader = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     waits = []
-    for item in news:
-        mailbox.put(item)
+    for item in outputs:
+        queue.put(item)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waits.append(not reader.done())
@@ -39,15 +39,15 @@ def test_a_stream_is_told_each_part() -> None:
 
 
 def test_a_whole_answer_wakes_its_caller_once() -> None:
-    news = part("a"), part("b"), part("c", finished=True)
-    waits, reader = asyncio.run(turns(*news, whole=True))
+    outputs = part("a"), part("b"), part("c", finished=True)
+    waits, reader = asyncio.run(turns(*outputs, final_only=True))
     assert waits == [True, True, False]
     assert reader.result().outputs[0].text == "abc"
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_failure_is_told_at_once(whole: bool) -> None:
-    waits, reader = asyncio.run(turns(EngineError("dead"), whole=whole))
+@pytest.mark.parametrize("final_only", [False, True])
+def test_a_failure_is_told_at_once(final_only: bool) -> None:
+    waits, reader = asyncio.run(turns(EngineError("dead"), final_only=final_only))
     assert waits == [False]
     with pytest.raises(EngineError):
         reader.result()
@@ -55,9 +55,9 @@ def test_a_failure_is_told_at_once(whole: bool) -> None:
 
 def test_what_came_before_anybody_read_is_joined() -> None:
     async def late() -> str:
-        mailbox = OutputQueue(asyncio.get_running_loop())
-        mailbox.put(part("a"))
-        mailbox.put(part("b"))
-        return (await mailbox.take()).outputs[0].text
+        queue = OutputQueue(asyncio.get_running_loop())
+        queue.put(part("a"))
+        queue.put(part("b"))
+        return (await queue.take()).outputs[0].text
 
     assert asyncio.run(late()) == "ab"

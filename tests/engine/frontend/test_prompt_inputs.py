@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.input_processor import told_of
-from quire.engine.frontend.prompt_inputs import one_for_each, read_conversations, read_prompts
+from quire.engine.frontend.input_processor import errors_name_field
+from quire.engine.frontend.prompt_inputs import (
+    expand_sampling_params,
+    read_conversations,
+    read_prompts,
+)
 from quire.errors import ContextLengthError, InvalidRequestError
 
 USER = {"role": "user", "content": "hi"}
@@ -67,8 +71,8 @@ def test_conversations(given: Any, read: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        (USER, r"messages: one message is no list; put it into one: \[message\]"),
-        ("hello", r"messages: text is no conversation; give a list of messages, such as"),
+        (USER, r"messages: one message is not a list; give \[message\]"),
+        ("hello", r"messages: text is not a conversation; give a list of messages, such as"),
         (None, "messages: NoneType is not a conversation; give a list of messages, such as"),
         (5, "messages: int is not a conversation; give a list"),
         ([[USER], "hi"], r"messages\[1\]: str is neither a message nor a list of messages; give"),
@@ -83,14 +87,14 @@ def test_wrong_conversations(given: Any, problem: str) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"n": 1}, r"sampling_params: dict is no SamplingParams; give SamplingParams\(\.\.\.\)"),
-        ([SamplingParams(), None], r"sampling_params\[1\]: NoneType is no SamplingParams; give"),
+        ({"n": 1}, r"sampling_params: dict is not a SamplingParams; give SamplingParams\(\.\.\.\)"),
+        ([SamplingParams(), None], r"sampling_params\[1\]: NoneType is not a SamplingParams; give"),
         ([SamplingParams()], "sampling_params: 1 given for 2 prompts; give one, or one each"),
     ],
 )
 def test_wrong_wishes(given: Any, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
-        one_for_each(given, 2)
+        expand_sampling_params(given, 2)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +109,11 @@ def test_wrong_wishes(given: Any, problem: str) -> None:
 def test_errors_name_the_argument_and_the_entry(
     field: str, place: int, count: int, told: str
 ) -> None:
-    with pytest.raises(ContextLengthError) as caught, told_of(field, place, count):
+    with pytest.raises(ContextLengthError) as caught, errors_name_field(field, place, count):
         raise ContextLengthError("prompt: 9 tokens; shorten the prompt")
     assert (str(caught.value), caught.value.param) == (told, field)
 
 
 def test_errors_about_other_fields_stay() -> None:
-    with pytest.raises(InvalidRequestError, match=r"^n: wrong$"), told_of("prompt", 1, 2):
+    with pytest.raises(InvalidRequestError, match=r"^n: wrong$"), errors_name_field("prompt", 1, 2):
         raise InvalidRequestError("n: wrong", param="n")

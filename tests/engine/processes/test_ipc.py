@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.config import EngineConfig
-from quire.core.messages import AbortRequests, AddRequest, EngineMessage, StepOutput, Watch
+from quire.core.messages import AbortRequests, AddRequest, EngineMessage, GetEngineView, StepOutput
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.frontend.engine_info import EngineInfo
 from quire.engine.processes import ipc
 from quire.engine.processes.control_channel import Control, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
@@ -240,7 +240,7 @@ def test_streams_go_on_in_the_next_engine(tmp_path: Path, caplog: pytest.LogCapt
 
     with caplog.at_level(logging.INFO, "quire.engine.frontend.request_tracker"):
         run(tmp_path, scenario)
-    assert "4 unfinished answers go on in it" in caplog.text
+    assert "4 unfinished answers continue in it" in caplog.text
 
 
 def test_a_request_that_was_there_at_two_deaths_is_given_up(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_an_answer_too_long_to_go_on_fails_alone(
         front.lose()
         monkeypatch.setattr(ipc, "MAX_FRAME_BYTES", 4000)
         front.restart()
-        with pytest.raises(EngineError, match="too large to go on"):
+        with pytest.raises(EngineError, match="too large to continue"):
             async for _ in stream:
                 pass
         assert [len(tokens(await task)) for task in short] == [300, 300]
@@ -308,7 +308,7 @@ def test_an_engine_that_is_gone_before_it_is_met_again(tmp_path: Path) -> None:
         front.lose()
         with pytest.raises(FileNotFoundError):
             front.link.engine_returned(front.server.info, "ipc://gone", str(tmp_path / "gone"))
-        assert front.link.silent_seconds >= 0.0  # of the one before
+        assert front.link.seconds_since_heartbeat >= 0.0  # of the one before
         front.link.engine_died(will_return=True)  # no second death of what ran in the first
         await asyncio.sleep(0.01)
         assert not stream.done()
@@ -357,7 +357,7 @@ def test_a_view_waits_for_a_client_that_does_not_read(
         sent.append(step)
         return outcomes.pop(0)
 
-    arrived = [[(b"front", [Watch()])], []]
+    arrived = [[(b"front", [GetEngineView()])], []]
     monkeypatch.setattr(engine.socket, "receive", lambda _patience: arrived.pop(0))
     monkeypatch.setattr(engine.socket, "send", send)
     engine.process.turn(0.0)

@@ -12,23 +12,23 @@ import pytest
 from test_process_supervisors import INFO
 
 from quire.config import EngineConfig
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
     Control,
-    LeaveModel,
     LoadModel,
-    ModelCondition,
-    ModelLeft,
+    ModelReleased,
+    ModelStatus,
+    ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.fleet_model import ModelPlan
+from quire.engine.processes.fleet_model import ModelSpec
 from quire.engine.processes.model_fleet import Fleet, FleetSettings
-from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
+from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
 
 MIB = 1 << 20
-SETTINGS = SupervisorSettings(
+SETTINGS = ServerSupervisorSettings(
     worker_module="none",
     worker_settings=b"",
     num_workers=0,
@@ -39,15 +39,15 @@ SETTINGS = SupervisorSettings(
 
 def plan(
     name: str, model: str = "quire-tiny", *, at_start: bool = True, tokenizer: str | None = None
-) -> ModelPlan:
+) -> ModelSpec:
     config = EngineConfig.from_options(model=model, tokenizer=tokenizer, load_format="null")
-    return ModelPlan(name=name, config=config, at_start=at_start)
+    return ModelSpec(name=name, config=config, at_start=at_start)
 
 
-def start(*plans: ModelPlan, limit: int | None) -> None:
+def start(*plans: ModelSpec, limit: int | None) -> None:
     async def run() -> None:
         with socket.socket() as listener:
-            async with Supervisor(SETTINGS, listener) as supervisor:
+            async with ServerSupervisor(SETTINGS, listener) as supervisor:
                 await Fleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
 
     asyncio.run(run())
@@ -69,7 +69,7 @@ def start(*plans: ModelPlan, limit: int | None) -> None:
     ],
 )
 def test_what_cannot_be_is_told_at_the_start(
-    plans: list[ModelPlan], limit: int, failure: type[QuireError], problem: str
+    plans: list[ModelSpec], limit: int, failure: type[QuireError], problem: str
 ) -> None:
     with pytest.raises(failure, match=problem):
         start(*plans, limit=limit)
@@ -96,18 +96,18 @@ class Deathbed:
         self._on_end = on_end
         return object()
 
-    async def until_started(self, _keeper: object) -> EngineInfo:
+    async def wait_until_started(self, _keeper: object) -> EngineInfo:
         return INFO
 
     async def stop_engine(self, name: str, _why: str) -> None:
         raise KeyError(name)  # as the supervisor does with one that it does not have
 
-    def tell_workers(self, news: Control) -> None:
-        if isinstance(news, ModelCondition):
+    def broadcast(self, news: Control) -> None:
+        if isinstance(news, ModelStatus):
             self.states.append(news.state)
-        if isinstance(news, LeaveModel):
+        if isinstance(news, ReleaseModel):
             self._on_end(EngineError("it died again and again"))
-            self.fleet.on_message("0", ModelLeft(name=news.name, agreed=False))
+            self.fleet.on_message("0", ModelReleased(name=news.name, agreed=False))
 
 
 @pytest.mark.parametrize("grace", [0.0, 1.0])
@@ -115,7 +115,7 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
     async def run() -> list[str]:
         parent = Deathbed()
         plans = [plan("a", at_start=False), plan("b", at_start=False)]
-        parent.fleet = Fleet(cast(Supervisor, parent), plans, FleetSettings())
+        parent.fleet = Fleet(cast(ServerSupervisor, parent), plans, FleetSettings())
         model = parent.fleet._models["a"]
         await parent.fleet._measure(model)
         parent.fleet.on_message("0", LoadModel(name="a"))

@@ -1,4 +1,4 @@
-"""When an engine that dies is started again, and when the keeper gives up."""
+"""When an engine that dies is started again, and when the supervisor gives up."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import process_supervisors
 from quire.engine.processes.control_channel import EngineDown, EngineStarted, EngineUp, StartEngine
-from quire.engine.processes.process_supervisors import MAX_DEATHS, EnginePlace, EngineSupervisor
+from quire.engine.processes.process_supervisors import (
+    MAX_DEATHS,
+    EngineProcessSettings,
+    EngineSupervisor,
+)
+from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.engine.processes.status_page import StatusPage
-from quire.engine.processes.supervisor import Supervisor, SupervisorSettings
 from quire.errors import EngineError
 from quire.logs import LogOptions
 
@@ -82,15 +86,15 @@ def test_an_engine_that_is_of_no_use_is_given_up(
 
     async def keep() -> None:
         log = LogOptions(level="info", format="text")
-        place = EnginePlace(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
+        place = EngineProcessSettings(folder=tmp_path, number=0, first_epoch=0, hang=0, log=log)
 
         def note(message: EngineUp | EngineDown) -> None:
             news.append(message)
             if isinstance(message, EngineDown):
-                last_used.append(keeper.last_used)
+                last_used.append(supervisor.last_used)
 
-        keeper = EngineSupervisor("m", EngineConfig(), place, note)
-        await keeper.run()
+        supervisor = EngineSupervisor("m", EngineConfig(), place, note)
+        await supervisor.run()
 
     monkeypatch.setattr(process_supervisors.Child, "spawn", spawn)
     monkeypatch.setattr(process_supervisors, "BACKOFF_SECONDS", (0.0,) * MAX_DEATHS)
@@ -113,14 +117,14 @@ def test_an_engine_that_is_stopped_leaves_no_files(
         return Mortal(first, num_steps=1, seconds=60.0)
 
     async def load_and_unload() -> tuple[int, int]:
-        settings = SupervisorSettings(
+        settings = ServerSupervisorSettings(
             worker_module="", worker_settings=b"", num_workers=0, hang_timeout=0.0,
             log=LogOptions(level="info", format="text"),
         )  # fmt: skip
         with socket.socket() as listener:
-            async with Supervisor(settings, listener) as supervisor:
-                keeper = supervisor.start_engine("m", EngineConfig(), supervisor.give_up)
-                await supervisor.until_started(keeper)
+            async with ServerSupervisor(settings, listener) as supervisor:
+                engine = supervisor.start_engine("m", EngineConfig(), supervisor.give_up)
+                await supervisor.wait_until_started(engine)
                 folder = supervisor._folder
                 while_there = len(list(folder.glob("engine-*")))
                 await supervisor.stop_engine("m", "it is over")

@@ -40,7 +40,7 @@ def test_readers_see_beats_and_their_age(path: Path, monkeypatch: pytest.MonkeyP
     writer.heartbeat(4, has_work=False)
     assert (reader.has_work, reader.age(), reader.last_work) == (False, 0.0, 1.0)
     now += 10**9
-    writer.beat_within_step()
+    writer.heartbeat_within_step()
     assert (reader.num_steps, reader.age(), reader.last_work) == (4, 0.0, 7.0)
 
 
@@ -51,14 +51,14 @@ def test_readers_cannot_write(path: Path) -> None:
 
 def test_it_tells_who_had_begun_also_after_the_writer_is_gone(path: Path) -> None:
     reader, writer = StatusPage(path), StatusPage(path, writable=True)
-    writer.note_begun(["a", "b"])
+    writer.record_started(["a", "b"])
     writer.close()
-    assert reader.has_begun(["a", "b", "c"]) == {"a", "b"}
+    assert reader.find_started(["a", "b", "c"]) == {"a", "b"}
 
 
 def test_the_ring_keeps_the_latest(path: Path) -> None:
     page = StatusPage(path, writable=True)
-    page.note_begun(f"request-{number}" for number in range(RING_WORDS + 10))
+    page.record_started(f"request-{number}" for number in range(RING_WORDS + 10))
     latest = [f"request-{number}" for number in range(10, RING_WORDS + 10)]
-    assert page.has_begun(latest) == set(latest)
-    assert len(page.has_begun(f"request-{number}" for number in range(10))) <= 1
+    assert page.find_started(latest) == set(latest)
+    assert len(page.find_started(f"request-{number}" for number in range(10))) <= 1

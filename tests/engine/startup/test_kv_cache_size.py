@@ -14,13 +14,14 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
+from quire.engine.core.device_errors import out_of_memory_message
 from quire.engine.core.executor import UniprocExecutor
 from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup import backend, gpu_backend, torch_start
 from quire.engine.startup.gpu_backend import measured_bytes, run_largest_step
 from quire.engine.startup.kv_cache_size import choose_num_blocks
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
-from quire.engine.startup.out_of_memory import describe_step, fitting_kv, fitting_step
+from quire.engine.startup.out_of_memory import fitting_kv, fitting_step
 from quire.engine.startup.resolved_config import resolve
 from quire.engine.startup.start_engine import start_engine
 from quire.errors import ConfigError
@@ -96,7 +97,7 @@ def blocks(**options: Any) -> int:
 
 def test_a_gpus_cache_gets_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, free=3800 * MIB, total=4000 * MIB, peak=130 * MIB, kept=30 * MIB)
-    config = EngineConfig.from_options(model="quire-tiny-draft").settled("cuda")
+    config = EngineConfig.from_options(model="quire-tiny-draft").resolved("cuda")
     graphs = graph_bytes(config, MODEL_CONFIG, 4) + token_count_bytes(config, MODEL_CONFIG)
     code = CODE_BYTES // MIB  # of kernels that are not loaded yet
     assert blocks() == 3600 - 200 - 100 - code - -(-graphs // MIB)
@@ -147,13 +148,13 @@ def test_memory_that_runs_out_at_the_start_names_the_setting(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_only_a_gpus_settings_are_named_where_its_memory_ran_out(device: str) -> None:
-    config = EngineConfig.from_options().settled(device)
+    config = EngineConfig.from_options().resolved(device)
     for around in (fitting_step(config), fitting_kv(config, 5)):
         with pytest.raises(ConfigError) as told, around:
             raise MemoryError
         assert ("gpu_memory_utilization" in str(told.value)) == (device == "cuda")
     failure = torch.OutOfMemoryError("CUDA") if device == "cuda" else MemoryError()
-    assert ("gpu_memory_utilization" in str(describe_step(failure))) == (device == "cuda")
+    assert ("gpu_memory_utilization" in str(out_of_memory_message(failure))) == (device == "cuda")
 
 
 def test_other_failures_at_the_start_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_a_budget_that_was_asked_for_stays() -> None:
         ({"enable_chunked_prefill": False, "max_model_len": 2000}, 2048),
     ):
         asked = EngineConfig.from_options(**options)
-        found = with_token_budget(asked.settled("cpu"), asked, slow)
+        found = with_token_budget(asked.resolved("cpu"), asked, slow)
         assert found.scheduler.max_num_batched_tokens == budget
 
 

@@ -22,8 +22,8 @@ def statuses(app: Starlette) -> tuple[int, int, int]:
     ("state", "expected"),
     [
         ({}, (200, 200, 200)),
-        ({"silent_seconds": 30.0}, (200, 200, 200)),  # a slow layer
-        ({"silent_seconds": 61.0}, (503, 503, 503)),
+        ({"seconds_since_heartbeat": 30.0}, (200, 200, 200)),  # a slow layer
+        ({"seconds_since_heartbeat": 61.0}, (503, 503, 503)),
         ({"is_alive": False}, (503, 503, 503)),
         ({"is_alive": False, "is_restarting": True}, (200, 200, 503)),
     ],

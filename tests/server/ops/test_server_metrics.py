@@ -19,7 +19,7 @@ from quire.core.histogram import STEP_TOKEN_BOUNDS, Histogram, HistogramData
 from quire.core.messages import EngineStats
 from quire.core.sampling_params import SamplingParams
 from quire.engine.frontend.request_metrics import RequestMetrics
-from quire.engine.processes.control_channel import ModelCondition
+from quire.engine.processes.control_channel import ModelStatus
 from quire.server.app import build_app
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.metric_snapshots import SnapshotFolder
@@ -201,7 +201,7 @@ def test_models_that_are_loaded_and_their_memory(app: Starlette) -> None:
     """Loaded by their states alone, so that one without a process has a series, too."""
     states = ("unloaded", "loading", "loaded", "unloading")
     models = [
-        ModelCondition(name=state, state=state, at_start=False, max_num_seqs=1, num_bytes=7)
+        ModelStatus(name=state, state=state, at_start=False, max_num_seqs=1, num_bytes=7)
         for state in states
     ]
     text = expose(Metrics().total(), None, "", models)[0].decode()

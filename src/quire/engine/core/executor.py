@@ -1,4 +1,7 @@
-"""Who runs a plan. One process here; other executors will send the same plan to more ranks."""
+"""Executors run scheduled steps: at once, or with a second one launched behind the first.
+
+One process per model so far; an executor for several ranks would send the same plan to each.
+"""
 
 from __future__ import annotations
 
@@ -12,85 +15,85 @@ Step = TypeVar("Step")
 
 
 class Runner(Protocol):
-    """What an executor needs of a model runner."""
+    """A model runner that computes a step before it returns."""
 
     def run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step to its end. Changes the batch and the KV cache."""
 
 
 class LaunchingRunner(Protocol[Step]):
-    """A model runner that need not wait for its device."""
+    """A model runner that launches steps on a device without waiting for them."""
 
     def launch(self, plan: SchedulerOutput) -> Step:
-        """Start a step behind those that were started before."""
+        """Launch a step behind those launched before."""
 
     def collect(self, step: Step) -> ModelRunnerOutput:
-        """Wait for the outcome of a step; called in the order of the launches."""
+        """Wait for a step's result; called in the order of the launches."""
 
     def record(self) -> None:
-        """Record what steps replay, before the first of them."""
+        """Capture the graphs that steps replay; called once, before the first step."""
 
 
 class Outcome(Protocol):
-    """A step that was started."""
+    """The future result of a step that was started."""
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for its end; raises what went wrong in it."""
+        """Wait for the step and return its result. Raises the step's error."""
 
 
 class Executor(Protocol):
-    """Starts steps. The engine keeps up to `max_in_flight` of them unanswered.
+    """Starts steps. The engine keeps at most `max_in_flight` of them without a result.
 
-    step_sizes: numbers of tokens, ascending, to which steps with parts of prompts are padded; none
-    if they are not.
+    step_sizes: the numbers of tokens, ascending, to which steps with prompt chunks are padded;
+    empty if they are not padded.
     """
 
     max_in_flight: int
     step_sizes: Sequence[int]
 
-    def get_ready(self) -> None:
-        """Do what is left to do before the first step, once kernels are compiled."""
+    def warm_up(self) -> None:
+        """Prepare for the first step, once kernels are compiled: captures graphs."""
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
-        """Start a step; steps run in the order of these calls. Never raises: see the outcome."""
+        """Start a step; steps run in the order of these calls. Errors are raised by the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that came to its end."""
+    """The outcome of a step that has ended."""
 
     output: ModelRunnerOutput
 
     def result(self) -> ModelRunnerOutput:
-        """What it gave."""
+        """The step's result."""
         return self.output
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A step that could not be run."""
+    """The outcome of a step that raised an error."""
 
     failure: Exception
 
     def result(self) -> ModelRunnerOutput:
-        """Raise why."""
+        """Raise the step's error."""
         raise self.failure
 
 
 @dataclass(frozen=True, slots=True)
 class Launched(Generic[Step]):
-    """A step that runs on a device."""
+    """The outcome of a step that runs on a device."""
 
     runner: LaunchingRunner[Step]
     step: Step
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for the device."""
+        """Wait for the device; returns the step's result."""
         return self.runner.collect(self.step)
 
 
 class UniprocExecutor:
-    """Runs each step at once in the caller's thread: on a CPU there is nothing to overlap with."""
+    """Runs each step in the caller's thread: on a CPU there is nothing to overlap with."""
 
     max_in_flight = 1
     step_sizes: Sequence[int] = ()
@@ -98,19 +101,19 @@ class UniprocExecutor:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def get_ready(self) -> None:
-        """Nothing is."""
+    def warm_up(self) -> None:
+        """Does nothing: there are no graphs to capture."""
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
-        """Run the step; its failure is kept in the outcome."""
+        """Run the step; returns its result or its error as an outcome."""
         try:
             return Done(self._runner.run(plan))
-        except Exception as failure:  # a step may fail in any way; the engine has to outlive it
+        except Exception as failure:  # any error of a step; the engine must outlive it
             return Failed(failure)
 
 
 class OverlappedExecutor(Generic[Step]):
-    """Launches a step while the one before it still runs. step_sizes: see `Executor`."""
+    """Launches a step while the one before it still runs on the device."""
 
     max_in_flight = 2
 
@@ -118,12 +121,12 @@ class OverlappedExecutor(Generic[Step]):
         self._runner = runner
         self.step_sizes = step_sizes
 
-    def get_ready(self) -> None:
-        """Record steps."""
+    def warm_up(self) -> None:
+        """Capture the graphs that steps replay."""
         self._runner.record()
 
     def execute(self, plan: SchedulerOutput) -> Outcome:
-        """Launch the step; a failure, then or later, is kept in the outcome."""
+        """Launch the step; an error, at once or later, is raised by the outcome."""
         try:
             return Launched(self._runner, self._runner.launch(plan))
         except Exception as failure:  # as above

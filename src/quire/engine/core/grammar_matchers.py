@@ -1,7 +1,7 @@
-"""Matchers for the requests that need one, made beside the engine's loop.
+"""Grammar matchers of the requests with structured outputs, compiled in threads beside the loop.
 
-Owns the way of a request from its arrival until its matcher is there, and the matcher until the
-request has ended; it outlives preemptions. Requests that wait here hold nobody up.
+Owns a request from its arrival until its grammar is compiled, and the matcher until the request
+has ended; matchers outlive preemptions. Requests that wait here delay no others.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ logger = logging.getLogger(__name__)
 _NUM_THREADS = 2
 
 
-class Grammars(Mapping[str, Matcher]):
-    """The matchers that are ready, by request id; None as a compiler takes no such request."""
+class GrammarMatchers(Mapping[str, Matcher]):
+    """The compiled matchers by request id.
+
+    compiler: None refuses every request with structured outputs.
+    """
 
     def __init__(self, compiler: Compiler | None) -> None:
         self._compiler = compiler
@@ -41,69 +44,75 @@ class Grammars(Mapping[str, Matcher]):
 
     @property
     def num_pending(self) -> int:
-        """Requests whose matcher is not ready yet."""
+        """The number of requests whose grammar is still being compiled."""
         return len(self._pending)
 
-    def open(self, request: Request, wish: StructuredOutputs) -> None:
-        """Begin to make a request's matcher. Raises InvalidRequestError if that cannot be."""
+    def start_compiling(self, request: Request, structured_outputs: StructuredOutputs) -> None:
+        """Start to compile a request's grammar. Raises InvalidRequestError."""
         if self._compiler is None:
-            raise wish.wrong("this engine has no tokenizer to keep to it; leave it out")
+            raise structured_outputs.invalid(
+                "this engine has no tokenizer, which it needs; leave it out"
+            )
         if request.request_id in self._pending or request.request_id in self._ready:
             raise invalid_value(
                 "request_id",
                 f"{request.request_id!r} is running already; give each request its own",
             )
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-matcher")
-        answer = request.token_ids[request.num_prompt_tokens :]
-        attempt = self._pool.submit(_make, self._compiler, wish, answer)
-        self._pending[request.request_id] = (request, attempt)
+            self._pool = ThreadPoolExecutor(_NUM_THREADS, "quire-grammar")
+        output_token_ids = request.token_ids[request.num_prompt_tokens :]
+        future = self._pool.submit(
+            _new_matcher, self._compiler, structured_outputs, output_token_ids
+        )
+        self._pending[request.request_id] = (request, future)
 
-    def take_settled(self, patience: float) -> list[tuple[Request, Exception | None]]:
-        """Requests whose matcher is ready, or why it cannot be.
+    def take_compiled(self, timeout: float) -> list[tuple[Request, Exception | None]]:
+        """Requests whose compilation has ended since the last call, with the error if it failed.
 
-        patience: seconds to wait where there would be none.
+        timeout: seconds to wait for the first one.
         """
-        attempts = [attempt for _, attempt in self._pending.values()]
-        if attempts and patience:
-            wait(attempts, patience, FIRST_COMPLETED)
-        settled = [(r, attempt) for r, attempt in self._pending.values() if attempt.done()]
-        for request, attempt in settled:
+        futures = [future for _, future in self._pending.values()]
+        if futures and timeout:
+            wait(futures, timeout, FIRST_COMPLETED)
+        done = [(request, future) for request, future in self._pending.values() if future.done()]
+        for request, future in done:
             del self._pending[request.request_id]
-            if attempt.exception() is None:
-                self._ready[request.request_id] = attempt.result()
-        return [(request, _failure(attempt)) for request, attempt in settled]
+            if future.exception() is None:
+                self._ready[request.request_id] = future.result()
+        return [(request, _failure(future)) for request, future in done]
 
-    def withdraw(self, request_ids: Iterable[str], *, begun: bool = True) -> list[str]:
-        """Forget those of the requests that are not ready; returns them.
+    def cancel(self, request_ids: Iterable[str], *, include_started: bool = True) -> list[str]:
+        """Drop those of the requests that are still being compiled; returns their ids.
 
-        begun: also those of whose answer the caller has a part, which another engine computed.
+        include_started: also requests that another engine process has begun to answer.
         """
         found = [
             request_id
             for request_id in request_ids
             if (pending := self._pending.get(request_id)) is not None
-            and (begun or pending[0].num_output_tokens == 0)
+            and (include_started or pending[0].num_output_tokens == 0)
         ]
         for request_id in found:
             self._pending.pop(request_id)[1].cancel()
         return found
 
-    def close(self, request_id: str) -> None:
-        """Forget an ended request's matcher, if it has one."""
+    def remove(self, request_id: str) -> None:
+        """Drop the matcher of a request that has ended, if it has one."""
         self._ready.pop(request_id, None)
 
 
-def _make(compiler: Compiler, wish: StructuredOutputs, answer: list[int]) -> Matcher:
-    """A matcher behind the answer so far, which another engine may have begun."""
-    matcher = compiler.matcher(wish)
-    matcher.follow(answer)
+def _new_matcher(
+    compiler: Compiler, structured_outputs: StructuredOutputs, output_token_ids: list[int]
+) -> Matcher:
+    """A matcher that has accepted the output tokens so far, which another engine may have drawn."""
+    matcher = compiler.matcher(structured_outputs)
+    matcher.advance_to(output_token_ids)
     return matcher
 
 
-def _failure(attempt: Future[Matcher]) -> Exception | None:
-    failure = attempt.exception()
+def _failure(future: Future[Matcher]) -> Exception | None:
+    failure = future.exception()
     if failure is None or isinstance(failure, InvalidRequestError):
         return failure
-    logger.error("a matcher could not be made", exc_info=failure)
-    return RuntimeError("the form of this answer could not be compiled; send it again")
+    logger.error("a grammar could not be compiled", exc_info=failure)
+    return RuntimeError("the grammar of this request could not be compiled; send it again")

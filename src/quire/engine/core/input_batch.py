@@ -1,7 +1,7 @@
-"""The persistent batch: one row per running request, changed only by each plan's differences.
+"""The persistent batch: one row per running request, updated by each plan's differences.
 
-Owns token histories and block tables on the host and turns a plan into the flat arrays of one
-ragged step. Does not own the KV cache's bytes or the sampling parameters. No torch.
+Owns token ids and block tables on the host, and builds the flat arrays of a ragged step from a
+plan. No torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.sampling.host_logits import History
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """Who is where in the flat list of a step of T tokens."""
+    """Which request each of a step's T flat tokens belongs to."""
 
     scheduled: list[ScheduledRequest]  # in batch order
     rows: Ints  # [B] batch row of each scheduled request
@@ -27,18 +27,18 @@ class StepOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs(StepOrder):
-    """One ragged step, decodes first."""
+    """The inputs of one ragged step, decodes first."""
 
     input_ids: Ints  # [T]
     ragged: RaggedBatch
 
 
 class InputBatch:
-    """R rows of requests; a row is free, or belongs to one running request.
+    """R rows; each is free or belongs to one running request.
 
-    token_ids: int32 [R, max_model_len], known tokens of each row, sampled ones included as soon
-    as they are drawn, so that the next step needs nothing from the scheduler to read them.
-    tenancies: int64 [R], another number for each request that a row was given to.
+    token_ids: int32 [R, max_model_len], known tokens; sampled ones are appended as soon as they are
+    drawn, so the next step need not wait for the scheduler. block_table: int32 [R, max_blocks].
+    tenancies: int64 [R], incremented each time a row is given to another request.
     """
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -55,7 +55,7 @@ class InputBatch:
 
     @property
     def history(self) -> History:
-        """The known tokens, as wishes look at them."""
+        """The known tokens by row, for logits processors."""
         return History(self.token_ids, self.num_tokens, self.num_prompt_tokens)
 
     def row_of(self, request_id: str) -> int:
@@ -70,7 +70,7 @@ class InputBatch:
         return row
 
     def add(self, request: NewRequest) -> int:
-        """Give a request a row and fill in its known tokens; returns the row."""
+        """Assign a row to a request and store its known tokens; returns the row."""
         row = self._free_rows.pop()
         self.tenancies[row] += 1
         self._rows[request.request_id] = row
@@ -81,17 +81,17 @@ class InputBatch:
         return row
 
     def append_token(self, row: int, token_id: int) -> None:
-        """Note a sampled token."""
+        """Append a sampled token to a row."""
         self.token_ids[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
 
     def append_tokens(self, rows: Ints, token_ids: Tokens) -> None:
-        """Note a sampled token of each of these rows."""
+        """Append a sampled token to each of these rows."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
 
     def prepare(self, plan: SchedulerOutput) -> StepInputs:
-        """Flatten a plan into one ragged batch, without any padding."""
+        """The flat inputs of a plan, without padding."""
         scheduled = plan.scheduled
         counts = [entry.num_tokens for entry in scheduled]
         if max(counts) > 1:
@@ -113,19 +113,19 @@ class InputBatch:
         )
 
     def append_blocks(self, rows: Ints, scheduled: list[ScheduledRequest]) -> Tokens:
-        """Add a step's new blocks to the tables of its rows [B].
+        """Append a step's new blocks to the block tables of its rows [B].
 
-        Returns what changes in the table as one list: places and block ids, [N, 2].
+        Returns the changes: int32 [N, 2], indices into the flattened table and block ids.
         """
         width = self.block_table.shape[1]
-        places, block_ids = list[int](), list[int]()
+        indices, block_ids = list[int](), list[int]()
         for entry, row in zip(scheduled, rows.tolist(), strict=True):
             if entry.new_block_ids:
                 first = row * width + self._num_blocks[row]
                 self._num_blocks[row] += len(entry.new_block_ids)
-                places += range(first, first + len(entry.new_block_ids))
+                indices += range(first, first + len(entry.new_block_ids))
                 block_ids += entry.new_block_ids
-        changes = np.array([places, block_ids], np.int32)
+        changes = np.array([indices, block_ids], np.int32)
         self.block_table.reshape(-1)[changes[0]] = changes[1]
         return changes.T
 

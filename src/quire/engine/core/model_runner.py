@@ -1,19 +1,18 @@
-"""Runs one planned step to its end: inputs, forward, logits, sampling or pooling. No torch.
+"""The model runner of a CPU: runs a step to its end, from inputs to sampling. No torch.
 
-Owns the model with its KV cache, and the batch's rows. Knows nothing of waiting requests, of block
-ownership or of time. For devices with nothing to overlap; device_runner.py keeps a GPU busy.
+Forward pass, logits, sampling, pooling. A GPU has gpu/device_runner.py, which overlaps steps.
 """
 
 from __future__ import annotations
 
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepInputs
-from quire.engine.core.running_requests import Results, RunningRequests, sound_requests
+from quire.engine.core.running_requests import Results, RunningRequests, finite_requests
 from quire.engine.startup.host_model import CheckedStates, HostModel
 
 
 class ModelRunner:
-    """One rank's step."""
+    """Runs steps of one model on the host."""
 
     def __init__(self, model: HostModel, running: RunningRequests) -> None:
         self._model = model
@@ -28,11 +27,11 @@ class ModelRunner:
         results = {
             entry.request_id: SampleResult(failed=not sound)
             for entry, sound in zip(
-                inputs.scheduled, sound_requests(inputs, hidden.finite()), strict=True
+                inputs.scheduled, finite_requests(inputs, hidden.finite()), strict=True
             )
         }
         self._sample(inputs, hidden, results)
-        running.read_hidden(inputs, hidden, results)
+        running.process_hidden_states(inputs, hidden, results)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
     def _sample(self, inputs: StepInputs, hidden: CheckedStates, results: Results) -> None:
@@ -42,6 +41,6 @@ class ModelRunner:
             if self._running.is_due(entry) and not results[entry.request_id].failed
         ]
         if due:
-            every_token = len(due) == len(inputs.input_ids)  # each has one, and draws one after it
+            every_token = len(due) == len(inputs.input_ids)  # all requests decode
             tokens = slice(None) if every_token else inputs.query_start[1:][due] - 1
             self._running.sample(inputs, due, hidden.logits(tokens), results)

@@ -1,13 +1,12 @@
-"""From a request's hidden states to one vector: mean or last, cut, scaled to length 1.
+"""Pooling for embeddings: from a request's hidden states to one vector (mean or last token).
 
-Owns the sums of prompts that are computed over several steps. A sum begins when its request enters
-the batch and is dropped when it leaves it, so a preempted request begins anew, as its tokens do.
-All arithmetic is in float32, whatever the model computes in.
+Owns the running sums of prompts that are computed over several steps. A sum is dropped when its
+request leaves the batch; a preempted request starts again. All arithmetic is in float32.
 
-The state of the last token depends on earlier ones only through their keys and values, so "last"
-may begin on cached blocks. "mean" needs the states themselves, which nobody keeps: such a request
-computes every token (`Request.needs_every_position`), though others may share the blocks it fills.
-No torch: where the states are is known to `HiddenStates` alone.
+The hidden state of the last token depends on earlier tokens only through their KV, so "last" may
+start on cached blocks. "mean" needs all hidden states, which are not cached: such a request
+computes every token (`Request.needs_every_position`), though others may share its blocks. No torch:
+`HiddenStates` hides the device.
 """
 
 from __future__ import annotations
@@ -24,42 +23,39 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest
 from quire.engine.core.input_batch import StepOrder
 
-_SMALLEST_LENGTH = 1e-12  # vectors are scaled by no less, so that zeros stay zeros
+_SMALLEST_LENGTH = 1e-12  # the least norm to divide by, so that a zero vector stays zero
 
 
 class HiddenStates(Protocol):
-    """Hidden states [T, H] of a step, wherever they are."""
+    """Hidden states [T, H] of a step, on the host or on a device."""
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
-        """The sum of the states of each span, from its first to before its last: [N, H].
-
-        They are summed in float32, and come to the host in one transfer.
-        """
+        """Sums [N, H] in float32 of the states in each half-open span; one transfer to the host."""
 
     def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
-        """Log-probabilities of the tokens that follow these, and of so many of the best."""
+        """Log-probabilities of the tokens `following` these, and of the `count` best."""
 
 
 @dataclass(slots=True)
 class _Pooled:
-    """One request in the batch. total: float32 [H], of the first num_summed states."""
+    """One request's pooling. total: float32 [H], the sum of its first num_summed states."""
 
     params: PoolingParams
     total: Singles | None = None
     num_summed: int = 0
 
     def take(self, part: Singles, count: int) -> Singles:
-        """The pooled state [H] after one more sum, of `count` states; of "last" of one."""
+        """Add the sum `part` [H] of `count` states; returns the pooled state [H] so far."""
         if self.params.pooling == "last":
             return part
-        with np.errstate(over="ignore"):  # which is found where the vector is asked for
+        with np.errstate(over="ignore"):  # a non-finite result is found in `to_bytes`
             self.total = part if self.total is None else self.total + part
         self.num_summed += count
         return self.total / np.float32(self.num_summed)
 
 
 class Pooler:
-    """The requests in the batch that want an embedding."""
+    """Pooling state of the requests in the batch that ask for an embedding."""
 
     def __init__(self) -> None:
         self._requests: dict[str, _Pooled] = {}
@@ -71,21 +67,20 @@ class Pooler:
         return len(self._requests)
 
     def add(self, request: NewRequest) -> None:
-        """A request enters the batch."""
+        """Add a request that enters the batch."""
         if request.pooling is not None:
             self._requests[request.request_id] = _Pooled(request.pooling)
 
     def remove(self, request_id: str) -> None:
-        """A request leaves the batch."""
+        """Remove a request that leaves the batch."""
         self._requests.pop(request_id, None)
 
     def pool(
         self, order: StepOrder, hidden: HiddenStates, results: dict[str, SampleResult]
     ) -> None:
-        """Take a step's hidden states; fills in the results that are complete with it.
+        """Pool a step's hidden states; sets `embedding` in the results that are complete.
 
-        Requests whose states are not finite have been marked as failed, and are left alone; one
-        whose vector is not finite is marked now.
+        Results already marked as failed are skipped; one whose vector is not finite is marked here.
         """
         wanted: list[tuple[_Pooled, ScheduledRequest]] = []
         spans: list[tuple[int, int]] = []
@@ -113,7 +108,7 @@ class Pooler:
 
 
 def to_bytes(vector: Singles, params: PoolingParams) -> bytes | None:
-    """A pooled state [H] as the caller wants it, little-endian; None if it is not finite."""
+    """A pooled state [H] cut and normalised, as little-endian float32; None if not finite."""
     vector = vector[: params.dimensions]
     if not np.isfinite(vector).all():
         return None

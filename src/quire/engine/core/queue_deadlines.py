@@ -1,4 +1,4 @@
-"""When waiting requests are given up. Owns the clock's part of it; the scheduler has none."""
+"""Queue timeouts: which waiting requests have waited too long. The scheduler has no clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 
 class QueueDeadlines:
-    """Requests by the time at which they must have begun.
+    """A heap of request ids by the time at which they must have started to run.
 
-    clock: seconds that only go forward. Those that began or ended meanwhile are told as well.
+    clock: monotonic seconds. Requests that have started or ended are reported as well, and must be
+    ignored by the caller.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -18,12 +19,12 @@ class QueueDeadlines:
         self._heap: list[tuple[float, str]] = []
 
     def add(self, request_id: str, seconds: float | None) -> None:
-        """Give a request so long from now; None: for ever."""
+        """Let a request wait for this many seconds from now; None: without a limit."""
         if seconds is not None:
             heapq.heappush(self._heap, (self._clock() + seconds, request_id))
 
     def take_expired(self) -> list[str]:
-        """Those whose time has come since the last call, in order."""
+        """Ids whose deadline has passed since the last call, earliest first."""
         expired: list[str] = []
         while self._heap and self._heap[0][0] <= self._clock():
             expired.append(heapq.heappop(self._heap)[1])

@@ -1,7 +1,7 @@
-"""What a model runner remembers of the requests in the batch, and does for them on the host.
+"""Host-side state of the running requests: rows, sampling state, pooling, prompt logprobs.
 
-Owns the rows, the sampling wishes, the embeddings in the making and the scores of prompts; does not
-own how a step's numbers come about: model_runner.py and device_runner.py do. No torch.
+Model runners (model_runner.py, gpu/device_runner.py) compute steps; this file holds what they share
+on the host. No torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from quire.engine.core.pooler import HiddenStates, Pooler
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
-from quire.sampling.structured_mask import Matcher
+from quire.sampling.structured_mask import Matcher, advance_grammars
 
-# prompt positions whose logits exist at one time, so that a long prompt's fit in memory
+# prompt positions whose logits exist at one time, to bound the memory of long prompts
 PROMPT_LOGPROBS_CHUNK = 256
 
 Results = dict[str, SampleResult]
 
 
 class RunningRequests:
-    """The requests in the batch, changed only by each plan's differences."""
+    """The requests in the batch; changed only by the differences that each plan brings.
+
+    matchers: compiled grammars by request id. heartbeat: called during long host work.
+    """
 
     def __init__(
         self,
@@ -47,10 +50,10 @@ class RunningRequests:
         self.sampling = SamplingState(limits.max_num_seqs, limits.vocab_size)
         self._sampler = Sampler(self.sampling)
         self.pooler = Pooler()
-        self._prompt_logprobs: dict[str, int] = {}  # request id → how many it asked for
+        self._prompt_logprobs: dict[str, int] = {}  # request id → number of top logprobs
 
     def apply_differences(self, plan: SchedulerOutput) -> list[int]:
-        """Let requests leave and enter; returns the rows of those that entered."""
+        """Remove and add requests as the plan says; returns the rows of added requests."""
         for request_id in plan.removed_ids:
             row = self.batch.remove(request_id)
             if row is not None:
@@ -75,48 +78,42 @@ class RunningRequests:
         return entered
 
     def is_due(self, entry: ScheduledRequest) -> bool:
-        """Whether a token is to be drawn for it in this step."""
+        """Whether this step draws a token for the request."""
         return entry.samples and entry.request_id not in self.pooler
 
     def due(self, scheduled: list[ScheduledRequest]) -> Ints:
-        """The places [D] of those that are due a token."""
+        """Indices [D] of the scheduled requests for which this step draws a token."""
         if self.pooler:
             return np.flatnonzero([self.is_due(entry) for entry in scheduled])
         return np.flatnonzero([entry.samples for entry in scheduled])
 
     def sample(self, order: StepOrder, due: list[int], logits: Logits, results: Results) -> None:
-        """Draw a token for these places of the batch by logits [S, V], and keep it in its row.
+        """Draw a token for the requests `due` [S] from logits [S, V] and append it to their rows.
 
-        The logits are used up.
+        due: indices into order.scheduled. The logits are overwritten.
         """
         batch, rows = self.batch, order.rows[due].tolist()
         drawn = self._sampler.sample(
             logits, rows, batch.token_ids, batch.num_tokens, batch.num_prompt_tokens
         )
-        for place, index in enumerate(due):
+        for sample, index in enumerate(due):
             result = results[order.scheduled[index].request_id]
-            result.failed, result.exhausted = drawn.failed[place], drawn.exhausted[place]
+            result.failed, result.exhausted = drawn.failed[sample], drawn.exhausted[sample]
             if not (result.failed or result.exhausted):
-                result.token_id = drawn.token_ids[place]
-                result.logprobs = drawn.logprobs[place]
-                result.whole = drawn.whole[place]
-                batch.append_token(rows[place], result.token_id)
+                result.token_id = drawn.token_ids[sample]
+                result.logprobs = drawn.logprobs[sample]
+                result.grammar_terminated = drawn.grammar_terminated[sample]
+                batch.append_token(rows[sample], result.token_id)
 
-    def end_forms(self, rows: Ints, drawn: Tokens) -> set[int]:
-        """Tell the forms of rows [N] what was drawn for them; the rows that nothing may follow."""
-        history, forms = self.batch.history, self.sampling.forms
-        return (
-            {
-                row
-                for row, token_id in zip(rows.tolist(), drawn.tolist(), strict=True)
-                if row in forms and forms[row].is_whole_with(history.answer(row), token_id)
-            }
-            if forms
-            else set()
+    def advance_grammars(self, rows: Ints, drawn: Tokens) -> set[int]:
+        """Accept the tokens drawn [N] in the rows' grammars; returns terminated rows."""
+        history = self.batch.history
+        return advance_grammars(
+            self.sampling.grammars, rows.tolist(), drawn.tolist(), history.output
         )
 
-    def reads_hidden(self, order: StepOrder) -> bool:
-        """Whether anybody in this step wants more of its hidden states than a token."""
+    def needs_hidden_states(self, order: StepOrder) -> bool:
+        """Whether any request of this step needs hidden states for pooling or scores."""
         if not self._prompt_logprobs and not self.pooler:
             return False
         return any(
@@ -124,8 +121,10 @@ class RunningRequests:
             for row, entry in zip(order.rows, order.scheduled, strict=True)
         )
 
-    def read_hidden(self, order: StepOrder, hidden: HiddenStates, results: Results) -> None:
-        """Embeddings and scores of prompts, for those who asked."""
+    def process_hidden_states(
+        self, order: StepOrder, hidden: HiddenStates, results: Results
+    ) -> None:
+        """Compute embeddings and prompt logprobs of the requests that asked for them."""
         self.pooler.pool(order, hidden, results)
         for index, entry in enumerate(order.scheduled):
             result = results[entry.request_id]
@@ -152,7 +151,7 @@ class RunningRequests:
         return scores
 
     def _num_scored(self, row: int, entry: ScheduledRequest) -> int:
-        """How many of the entry's positions a prompt token follows whose score was asked for."""
+        """The number of the entry's positions that are followed by a prompt token to score."""
         if entry.request_id not in self._prompt_logprobs:
             return 0
         return max(
@@ -160,10 +159,10 @@ class RunningRequests:
         )
 
 
-def sound_requests(order: StepOrder, finite: Flags) -> list[bool]:
-    """Whether all hidden states of each request [B] are finite, by flags of tokens [T].
+def finite_requests(order: StepOrder, finite: Flags) -> list[bool]:
+    """For each request [B], whether all its hidden states are finite. finite: flags of tokens [T].
 
-    A prompt's chunk is cached and shared like everything else, so it must not be damaged unseen.
+    Prompt chunks are checked as well, because their KV blocks are cached and shared.
     """
     sound: list[bool] = np.logical_and.reduceat(finite, order.query_start[:-1]).tolist()
     return sound

@@ -1,6 +1,6 @@
-"""What steps were made of, what they took, and when requests had their turns.
+"""Statistics of the latest steps, and the times of each request's life (queued, started, tokens).
 
-The scheduler has no clock; the loop tells this log what it plans and what came of it.
+The scheduler has no clock: the engine's loop reports here what it schedules and what comes of it.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from quire.core.histogram import STEP_SECONDS_BOUNDS, STEP_TOKEN_BOUNDS, Histogr
 from quire.core.messages import EngineStats, RequestDelta, RequestTiming, StepSummary
 from quire.core.scheduler_output import SchedulerOutput
 
-NUM_RECENT_STEPS = 256  # kept for live views
+NUM_RECENT_STEPS = 256  # stored for live views
 
 
 @dataclass(slots=True)
-class _Turns:
+class _Times:
+    """Monotonic seconds of one unfinished request; None until it happened."""
+
     queued: float
     started: float | None = None
     first_token: float | None = None
 
 
 class StepLog:
-    """Follows every unfinished request, and the latest steps."""
+    """Step histograms, the most recent steps, and the times of unfinished requests."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, _Turns] = {}
-        self._silent = set[str]()  # those without a token
+        self._times: dict[str, _Times] = {}
+        self._without_token = set[str]()  # requests that have no output token yet
         self._recent: deque[StepSummary] = deque(maxlen=NUM_RECENT_STEPS)
-        self._begun: deque[float] = deque()  # when the planning of each step in flight began
+        self._starts: deque[float] = deque()  # when each step in flight was scheduled
         self._last_end = 0.0
         self._tokens = Histogram(STEP_TOKEN_BOUNDS)
         self._seconds = Histogram(STEP_SECONDS_BOUNDS)
@@ -40,65 +42,65 @@ class StepLog:
         """The latest steps, oldest first."""
         return list(self._recent)
 
-    def queue(self, request_id: str) -> None:
-        """A request has reached the engine."""
-        self._turns[request_id] = _Turns(time.monotonic())
-        self._silent.add(request_id)
+    def record_arrival(self, request_id: str) -> None:
+        """Record that a request has reached the engine."""
+        self._times[request_id] = _Times(time.monotonic())
+        self._without_token.add(request_id)
 
-    def start(self, plan: SchedulerOutput, begin: float) -> None:
-        """A step is about to start. begin: of its planning, in seconds of the monotonic clock."""
-        self._begun.append(begin)
+    def record_start(self, plan: SchedulerOutput, begin: float) -> None:
+        """Record that a step starts. begin: when scheduling it began, in monotonic seconds."""
+        self._starts.append(begin)
         for new in plan.new_requests:
-            turns = self._turns.get(new.request_id)
-            if turns is not None and turns.started is None:  # else it returns from a preemption
-                turns.started = begin
+            times = self._times.get(new.request_id)
+            if times is not None and times.started is None:  # else it returns from a preemption
+                times.started = begin
 
     def end(self) -> float:
-        """The oldest step has ended, or failed; returns the seconds that it took.
+        """Record that the oldest step in flight has ended or failed; returns its seconds.
 
-        One that was planned while another ran began when that one ended.
+        A step that was scheduled while another ran counts from the end of that one.
         """
         now = time.monotonic()
-        seconds = now - max(self._begun.popleft(), self._last_end)
+        seconds = now - max(self._starts.popleft(), self._last_end)
         self._last_end = now
         self._seconds.observe(seconds)
         return seconds
 
-    def note(
+    def record_step(
         self, plan: SchedulerOutput, seconds: float, deltas: list[RequestDelta], num_sampled: int
     ) -> None:
-        """The step that ended last gave these news and so many tokens of answers."""
+        """Record what the step that has just ended computed. num_sampled: output tokens."""
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_tokens, num_decodes = sum(lengths), lengths.count(1)
-        if self._silent:
-            self._note_first_tokens(deltas, self._last_end)
+        if self._without_token:
+            self._record_first_tokens(deltas, self._last_end)
         self._tokens.observe(num_tokens)
         num_prefill = num_tokens - num_decodes
         counts = (num_prefill, num_decodes, len(plan.scheduled), num_sampled)
         self._recent.append(StepSummary(plan.step_id, self._last_end, seconds, *counts))
 
-    def _note_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
+    def _record_first_tokens(self, deltas: list[RequestDelta], now: float) -> None:
         for delta in deltas:
-            if delta.token_ids and delta.request_id in self._silent:
-                self._silent.remove(delta.request_id)
-                turns = self._turns[delta.request_id]
-                turns.first_token = now
-                delta.timing = RequestTiming(turns.queued, turns.started, now, now)
+            if delta.token_ids and delta.request_id in self._without_token:
+                self._without_token.remove(delta.request_id)
+                times = self._times[delta.request_id]
+                times.first_token = now
+                delta.timing = RequestTiming(times.queued, times.started, now, now)
 
-    def finish(self, deltas: list[RequestDelta]) -> None:
-        """Write into each last delta when its request had its turns."""
+    def add_timings(self, deltas: list[RequestDelta]) -> None:
+        """Set `timing` in the last delta of each request that ends."""
         for delta in deltas:
-            turns = None
+            times = None
             if delta.finish_reason is not None:
-                turns = self._turns.pop(delta.request_id, None)
-                self._silent.discard(delta.request_id)
-            if turns is None:
+                times = self._times.pop(delta.request_id, None)
+                self._without_token.discard(delta.request_id)
+            if times is None:
                 continue
-            last = None if turns.first_token is None else time.monotonic()
-            delta.timing = RequestTiming(turns.queued, turns.started, turns.first_token, last)
+            last = None if times.first_token is None else time.monotonic()
+            delta.timing = RequestTiming(times.queued, times.started, times.first_token, last)
 
-    def stamp(self, stats: EngineStats) -> EngineStats:
-        """Add time and the histograms to the scheduler's figures."""
+    def add_step_stats(self, stats: EngineStats) -> EngineStats:
+        """Add the time and the step histograms to the scheduler's statistics."""
         stats.time = time.monotonic()
         stats.step_tokens = self._tokens.data()
         stats.step_seconds = self._seconds.data()

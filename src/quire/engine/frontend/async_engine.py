@@ -1,7 +1,7 @@
-"""The engine as a server sees it: one async iterator per request.
+"""AsyncEngine: the engine as a server sees it, one async iterator per request.
 
-Owns how a request is prepared and awaited. What is told between callers and the engine goes through
-request_tracker.py, over a link (engine_link.py, process_link.py). Importing this module does not
+Owns how a request is prepared and awaited. Messages to the engine and outputs back go through
+request_tracker.py, over a link (thread_link.py, process_link.py). Importing this module does not
 import torch.
 """
 
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from functools import partial
+from collections.abc import AsyncGenerator
 from typing import Unpack
 
 from quire.config import EngineConfig
@@ -18,8 +17,8 @@ from quire.core.messages import EngineStats, EngineView, ResetPrefixCache
 from quire.core.pooling_params import PoolingParams
 from quire.core.request_output import RequestOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import Link, ThreadLink
+from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend.engine_link import EngineLink
 from quire.engine.frontend.input_processor import (
     InputProcessor,
     Options,
@@ -28,27 +27,29 @@ from quire.engine.frontend.input_processor import (
     StopWhen,
 )
 from quire.engine.frontend.request_tracker import RequestTracker
+from quire.engine.frontend.thread_link import ThreadLink
 from quire.hub import tokenizer_folder
 from quire.tokenizer.tokenizer import Tokenizer
 
-# Longer texts are encoded beside the event loop, so that they hold nobody up.
+# Longer texts are encoded in a thread, so that they do not block the event loop.
 ENCODE_IN_THREAD_CHARS = 4096
 
 
 class AsyncEngine:
-    """One model, many concurrent streams. Lives on one event loop.
+    """One model, many concurrent streams, on one event loop.
 
-    Made by `start`, with the engine in a thread of this process, or over a link to a process.
+    `start` makes one with the engine in a thread of this process; a server makes one over a link to
+    an engine process.
     """
 
-    def __init__(self, link: Link, tokenizer: Tokenizer, info: EngineInfo, seed: int) -> None:
+    def __init__(self, link: EngineLink, tokenizer: Tokenizer, info: EngineInfo, seed: int) -> None:
         self.tokenizer = tokenizer
         self._link = link
         self._inputs = InputProcessor(
             tokenizer, info.limits, info.eos_token_ids, seed, grammar_subprocess=True
         )
-        self._exchange = RequestTracker(link, tokenizer, info, self._inputs.follow)
-        self.metrics = self._exchange.metrics
+        self._tracker = RequestTracker(link, tokenizer, info, self._inputs.set_limits)
+        self.metrics = self._tracker.metrics
         self._num_requests = 0
 
     @classmethod
@@ -64,33 +65,33 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What is fixed for the engine that runs, or ran last."""
-        return self._exchange.info
+        """The fixed facts of the engine that runs, or ran last."""
+        return self._tracker.info
 
     @property
     def stats(self) -> EngineStats:
-        """Its figures as of the latest step."""
-        return self._exchange.stats
+        """The engine's statistics as of the latest step."""
+        return self._tracker.stats
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can come: the engine runs, and is not being restarted."""
-        return self._exchange.failure is None and not self._exchange.is_down and self._link.is_alive
+        """Whether requests can be sent: the engine runs and is not being restarted."""
+        return self._tracker.failure is None and not self._tracker.is_down and self._link.is_alive
 
     @property
     def is_restarting(self) -> bool:
-        """Whether it has died, and another process is being started."""
-        return self._exchange.failure is None and self._exchange.is_down
+        """Whether the engine process has died and another one is being started."""
+        return self._tracker.failure is None and self._tracker.is_down
 
     @property
     def last_work(self) -> float:
-        """When it had work for the last time, in seconds of the monotonic clock; 0: never."""
+        """When the engine last had work, in monotonic seconds; 0: never."""
         return self._link.last_work
 
     @property
-    def silent_seconds(self) -> float:
-        """Seconds since the engine's last sign of life; 0 while it is being restarted."""
-        return 0.0 if self._exchange.is_down else self._link.silent_seconds
+    def seconds_since_heartbeat(self) -> float:
+        """Seconds since the engine's last heartbeat; 0 while it is being restarted."""
+        return 0.0 if self._tracker.is_down else self._link.seconds_since_heartbeat
 
     async def generate(
         self,
@@ -100,29 +101,32 @@ class AsyncEngine:
         request_id: str | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the answers to a prompt; each item carries only what is new.
 
-        Closing the iterator aborts the request. request_id is a label; the engine's own is unique.
-        stream: without it, an engine process may tell everything at the end. stop_when: ends
-        answers by their text.
-        Raises InvalidRequestError before the first item (later only for wishes that ban every
+        Closing the iterator aborts the request. request_id: a label for logs; the engine's own id
+        is unique. stream: if False, an engine process may send everything at the end. stop_when:
+        ends answers by their text. prompt_field: the caller's field that errors about the prompt
+        name.
+        Raises InvalidRequestError before the first item (later only if logits processors ban every
         token), QueueTimeoutError, OverloadedError while the engine is being restarted, and
         EngineError when it fails.
         """
         arrival = time.monotonic()
-        prepared = await self._prepare(prompt, sampling, request_id, stream, stop_when, options)
-        self._exchange.check_can_run()
+        prepared = await self._prepare(
+            prompt, sampling, request_id, stream, stop_when, prompt_field, options
+        )
         try:
-            mailbox = self._exchange.send(prepared, arrival)
+            outputs = self._tracker.send(prepared, arrival)
             finished = False
             while not finished:
-                news = await mailbox.take()
-                finished = news.finished
-                yield news
+                output = await outputs.take()
+                finished = output.finished
+                yield output
         finally:
-            self._exchange.forget(prepared.request_id)
+            self._tracker.forget(prepared.request_id)
 
     async def complete(
         self,
@@ -131,12 +135,18 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> RequestOutput:
-        """The whole answers to a prompt. Cancelling aborts the request; raises as `generate`."""
+        """The complete answers to a prompt. Cancelling aborts the request; raises as `generate`."""
         arrival = time.monotonic()
-        prepared = await self._prepare(prompt, sampling, request_id, False, stop_when, options)
-        return await self._run_whole(prepared, arrival)
+        prepared = await self._prepare(
+            prompt, sampling, request_id, False, stop_when, prompt_field, options
+        )
+        try:
+            return await self._tracker.send(prepared, arrival, final_only=True).take()
+        finally:
+            self._tracker.forget(prepared.request_id)
 
     async def embed(
         self,
@@ -148,23 +158,29 @@ class AsyncEngine:
     ) -> RequestOutput:
         """The embedding of a prompt. Cancelling aborts the request; raises as `generate` does."""
         arrival = time.monotonic()
-        label = self._unique(request_id)
-        prepare = partial(self._inputs.prepare_embedding, label, prompt, pooling, **options)
-        return await self._run_whole(await _encoded(prompt, prepare), arrival)
+        unique_id, prepare = self._unique_id(request_id), self._inputs.prepare_embedding
+        if _is_long(prompt):
+            prepared = await asyncio.to_thread(prepare, unique_id, prompt, pooling, **options)
+        else:
+            prepared = prepare(unique_id, prompt, pooling, **options)
+        try:
+            return await self._tracker.send(prepared, arrival, final_only=True).take()
+        finally:
+            self._tracker.forget(prepared.request_id)
 
     async def view(self) -> EngineView | None:
-        """Blocks and latest steps, for a live view; None if the engine has not answered yet."""
-        return await self._exchange.watcher.look()
+        """KV blocks and the latest steps, for a live view; None if there was no answer yet."""
+        return await self._tracker.views.fetch()
 
     async def reset_prefix_cache(self) -> None:
-        """Let no later request find what was computed before."""
+        """Clear the prefix cache: later requests find nothing that was computed before."""
         self._link.send(ResetPrefixCache())
 
     async def close(self) -> None:
-        """Leave the engine; unfinished requests end with an EngineError."""
+        """Disconnect from the engine; unfinished requests end with an EngineError."""
         await self._link.close()
         await asyncio.to_thread(self._inputs.close)
-        self._exchange.on_failure("the engine was shut down")
+        self._tracker.on_failure("the engine was shut down")
 
     async def _prepare(
         self,
@@ -173,36 +189,31 @@ class AsyncEngine:
         label: str | None,
         stream: bool,
         stop_when: StopWhen | None,
+        prompt_field: str,
         options: Options,
     ) -> PreparedRequest:
-        prepare = partial(
-            self._inputs.prepare,
-            self._unique(label),
-            prompt,
-            sampling,
-            stream=stream,
-            stop_when=stop_when,
-            **options,
-        )
-        prepared = await _encoded(prompt, prepare)
+        unique_id = self._unique_id(label)
+
+        def prepare() -> PreparedRequest:
+            return self._inputs.prepare(
+                unique_id,
+                prompt,
+                sampling,
+                stream=stream,
+                stop_when=stop_when,
+                prompt_field=prompt_field,
+                **options,
+            )
+
+        prepared = await asyncio.to_thread(prepare) if _is_long(prompt) else prepare()
         if sampling.structured_outputs is not None:
-            await self._inputs.forms.check_beside(sampling.structured_outputs)
+            await self._inputs.grammar_checker.check_async(sampling.structured_outputs)
         return prepared
 
-    async def _run_whole(self, prepared: PreparedRequest, arrival: float) -> RequestOutput:
-        """The whole answers to a request; however it ends, nothing of it stays in the engine."""
-        self._exchange.check_can_run()
-        try:
-            return await self._exchange.send(prepared, arrival, whole=True).take()
-        finally:
-            self._exchange.forget(prepared.request_id)
-
-    def _unique(self, label: str | None) -> str:
+    def _unique_id(self, label: str | None) -> str:
         self._num_requests += 1
         return f"{label or self._link.client}-{self._num_requests}"
 
 
-async def _encoded(prompt: Prompt, prepare: Callable[[], PreparedRequest]) -> PreparedRequest:
-    """What `prepare` makes of a prompt; of a long text beside the event loop."""
-    is_long = isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS
-    return await asyncio.to_thread(prepare) if is_long else prepare()
+def _is_long(prompt: Prompt) -> bool:
+    return isinstance(prompt, str) and len(prompt) > ENCODE_IN_THREAD_CHARS

@@ -1,126 +1,59 @@
-"""The way from a front to its engine: to a thread here, to processes in process_link.py.
+"""The link between a front and its engine: what a link does, and what its listener is told.
 
-No torch is imported here: the engine's thread does that.
+Links: ThreadLink (thread_link.py) to a thread, ProcessLink (processes/process_link.py) to engine
+processes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
-from quire.config import EngineConfig
 from quire.core.messages import EngineMessage, StepOutput
-from quire.engine.frontend.engine_info import EngineInfo
-from quire.engine.frontend.engine_thread import EngineThread
+from quire.engine.core.engine_info import EngineInfo
 
 
-class Listener(Protocol):
-    """Who is told what comes from the engine; always on the event loop."""
+class EngineListener(Protocol):
+    """Receives what comes from the engine; all methods are called on the event loop."""
 
     def on_step(self, step: StepOutput) -> None:
-        """A step's news."""
+        """The engine has finished a step."""
 
     def on_failure(self, message: str) -> None:
-        """The engine is gone, and nobody is starting another one."""
+        """The engine has ended, and no other one is being started."""
 
-    def on_down(self, has_begun: Callable[[Iterable[str]], set[str]]) -> None:
+    def on_down(self, find_started: Callable[[Iterable[str]], set[str]]) -> None:
         """The engine process has died, and another one is being started.
 
-        has_begun: which of some engine request ids were running, or had been.
+        find_started: which of some engine request ids had entered the batch.
         """
 
     def on_up(self, info: EngineInfo) -> None:
-        """Another engine process is there, and knows of nothing."""
+        """Another engine process has started. It has no requests."""
 
 
-class Link(Protocol):
-    """Takes messages to an engine. client: a name that no other front of it has."""
+class EngineLink(Protocol):
+    """Takes messages to an engine. client: this front's unique name."""
 
     client: str
 
-    def attach(self, listener: Listener) -> None:
-        """Tell this listener from now on."""
+    def attach(self, listener: EngineListener) -> None:
+        """Report to this listener from now on."""
 
     def send(self, message: EngineMessage) -> None:
-        """Pass a message on; never blocks. Raises InvalidRequestError for one that cannot pass."""
+        """Pass a message on; never blocks. Raises InvalidRequestError if it is too large."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether somebody is there to take messages."""
+        """Whether there is an engine that takes messages."""
 
     @property
     def last_work(self) -> float:
-        """When there was work for the last time, in seconds of the monotonic clock; 0: never."""
+        """When the engine last had work, in monotonic seconds; 0: never."""
 
     @property
-    def silent_seconds(self) -> float:
-        """Since the engine's last sign of life; one comes with each layer of a step."""
+    def seconds_since_heartbeat(self) -> float:
+        """Seconds since the engine's last heartbeat; there is one with each layer of a step."""
 
     async def close(self) -> None:
-        """Hang up."""
-
-
-class ThreadLink:
-    """An engine in a thread of this process."""
-
-    client = "request"
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._listener: Listener | None = None
-        call = _caller_on(asyncio.get_running_loop())
-        self._thread = EngineThread(
-            config,
-            on_step=lambda step: call(lambda: self._tell_step(step)),
-            on_failure=lambda: call(self._tell_failure),
-        )
-
-    async def started(self) -> EngineInfo:
-        """Wait for the engine. Raises CheckpointError or ConfigError."""
-        return await asyncio.wrap_future(self._thread.started)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the loop runs."""
-        return self._thread.is_alive
-
-    def attach(self, listener: Listener) -> None:
-        """Tell this listener from now on."""
-        self._listener = listener
-
-    @property
-    def last_work(self) -> float:
-        """A thread keeps no page that would say."""
-        return 0.0
-
-    @property
-    def silent_seconds(self) -> float:
-        """Nor is there anybody who would restart it."""
-        return 0.0
-
-    def send(self, message: EngineMessage) -> None:
-        """Pass a message on."""
-        self._thread.send(message)
-
-    async def close(self) -> None:
-        """Stop the loop after the step it is in."""
-        await asyncio.to_thread(self._thread.stop)
-
-    def _tell_step(self, step: StepOutput) -> None:
-        if self._listener is not None:
-            self._listener.on_step(step)
-
-    def _tell_failure(self) -> None:
-        if self._listener is not None:
-            self._listener.on_failure("the engine stopped; restart the server")
-
-
-def _caller_on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], Any]], None]:
-    """A way for other threads to run something on the loop; without effect once it is closed."""
-
-    def call(function: Callable[[], Any]) -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(function)
-
-    return call
+        """Disconnect."""

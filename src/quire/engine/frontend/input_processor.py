@@ -1,6 +1,6 @@
-"""From a caller's prompt to messages for the engine: encode, check, fan out n answers.
+"""The input processor: encodes prompts, checks requests, and makes one message per answer.
 
-Runs in the front's process. Owns the seeds of requests that bring none.
+Runs in the front's process. Owns the seeds of requests that have none.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_limits import RequestLimits
 from quire.core.sampling_params import SamplingParams
-from quire.engine.frontend.bounded_encoding import encode_within
+from quire.engine.frontend.prompt_encoding import encode_prompt
 from quire.errors import InvalidRequestError, invalid_value
-from quire.grammar.grammar_checker import CHECK_SECONDS, GrammarChecker, Here
+from quire.grammar.grammar_checker import CHECK_SECONDS, GrammarChecker, InProcessValidator
 from quire.grammar.grammar_compiler import GrammarCompiler
 from quire.grammar.grammar_subprocess import GrammarSubprocess
 from quire.grammar.vocabulary import Vocabulary
 from quire.tokenizer.tokenizer import Tokenizer
 
-Prompt = str | list[int]  # text, or token ids as they are
+Prompt = str | list[int]  # text, or token ids
 StopWhen = Callable[[], Callable[[str], bool]]
-"""Makes, for one answer, what takes its text as it comes, and tells when it ends with that."""
+"""Makes, for one answer, a function that takes its text in parts and says whether it ends there."""
 
 
 class Options(TypedDict, total=False):
-    """How a prompt is run. queue_timeout: seconds that it may wait to begin."""
+    """How a prompt is run.
+
+    queue_timeout: seconds that it may wait before it starts to run; None: no limit.
+    """
 
     priority: int
     cache_salt: str
@@ -55,10 +58,10 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
 
 class InputProcessor:
-    """Encodes prompts and refuses what can never run.
+    """Encodes prompts and refuses requests that can never run.
 
-    grammar_subprocess: whether forms are compiled in a process that can be killed, since whoever
-    asks for them is not trusted to be patient, or kind.
+    grammar_subprocess: whether grammars are checked in a process that can be killed, for callers
+    that are not trusted.
     """
 
     def __init__(
@@ -78,18 +81,18 @@ class InputProcessor:
         def vocabulary() -> Vocabulary:
             return Vocabulary(tokenizer, limits.vocab_size, eos_token_ids)
 
-        self.forms = GrammarChecker(
+        self.grammar_checker = GrammarChecker(
             GrammarSubprocess(vocabulary, CHECK_SECONDS)
             if grammar_subprocess
-            else Here(GrammarCompiler(vocabulary))
+            else InProcessValidator(GrammarCompiler(vocabulary))
         )
 
     def close(self) -> None:
-        """Let go of what compiles forms."""
-        self.forms.close()
+        """Close the grammar checker."""
+        self.grammar_checker.close()
 
-    def follow(self, limits: RequestLimits) -> None:
-        """Check by these limits from now on: another engine runs the requests."""
+    def set_limits(self, limits: RequestLimits) -> None:
+        """Check by these limits from now on: another engine process runs the requests."""
         self._limits = limits
 
     def prepare(
@@ -103,16 +106,17 @@ class InputProcessor:
         queue_timeout: float | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
     ) -> PreparedRequest:
-        """Make the engine's messages for a prompt (text, or token ids as they are).
+        """The engine's messages for a prompt, one for each answer.
 
-        Raises InvalidRequestError or ContextLengthError. Whether its form can be compiled, `forms`
-        has to be asked, too: that may take long.
+        prompt_field: the caller's field that errors about the prompt name. Raises
+        InvalidRequestError or ContextLengthError. Structured outputs are checked by
+        `grammar_checker` besides, since that may take long.
         """
         self._check_priority(priority)
         _check_salt(cache_salt)
         token_ids = self._token_ids(prompt)
-        self._limits.check(token_ids, sampling)
         bad_words_ids = self._bad_words_ids(sampling.bad_words) if sampling.bad_words else []
         messages = [
             AddRequest(
@@ -124,11 +128,13 @@ class InputProcessor:
                 priority=priority,
                 cache_salt=cache_salt,
                 queue_timeout=queue_timeout,
-                # what ends an answer besides its tokens is found out here
+                # only the front finds the ends that depend on text
                 stream=stream or bool(sampling.stop) or stop_when is not None,
             )
             for index, answer in enumerate(self._answers(sampling))
         ]
+        with errors_name_field(prompt_field):
+            self._limits.check(messages[0])  # the same for all answers
         text = prompt if isinstance(prompt, str) else None
         return PreparedRequest(request_id, text, token_ids, sampling, messages, stop_when)
 
@@ -142,14 +148,13 @@ class InputProcessor:
         cache_salt: str = "",
         queue_timeout: float | None = None,
     ) -> PreparedRequest:
-        """Make the engine's message for a prompt (text, or token ids as they are) to be embedded.
+        """The engine's message for a prompt to be embedded.
 
         Raises InvalidRequestError or ContextLengthError.
         """
         self._check_priority(priority)
         _check_salt(cache_salt)
         token_ids = self._token_ids(prompt)
-        self._limits.check_embedding(token_ids, pooling)
         message = AddRequest(
             request_id=f"{request_id}/0",
             prompt_token_ids=token_ids,
@@ -160,23 +165,24 @@ class InputProcessor:
             stream=False,
             pooling=pooling,
         )
+        self._limits.check(message)
         text = prompt if isinstance(prompt, str) else None
         return PreparedRequest(request_id, text, token_ids, DEFAULT_SAMPLING, [message])
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        # the whole prompt is the caller's, who may write out a chat template by hand
+        # the caller writes the complete prompt, and may write out a chat template
         encode = partial(self._tokenizer.encode, parse_special=True)
-        return encode_within(self._limits, encode, prompt)
+        return encode_prompt(self._limits, encode, prompt)
 
     def _bad_words_ids(self, words: list[str]) -> list[list[int]]:
-        """A token that the model does not have cannot be drawn anyway, nor a word with it."""
+        """Bad words as token ids, without those that hold an id that the model does not have."""
         found = self._tokenizer.bad_words_ids(words)
         return [word for word in found if max(word) < self._limits.vocab_size]
 
     def _answers(self, sampling: SamplingParams) -> list[SamplingParams]:
-        """One set of parameters per answer: seeds differ, and one scores the prompt for all."""
+        """Sampling params for each answer: seeds differ, and only the first scores the prompt."""
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         return [
             _answer(
@@ -199,21 +205,21 @@ class InputProcessor:
 
 
 @contextmanager
-def told_of(field: str, place: int, count: int) -> Iterator[None]:
-    """Let errors about a prompt speak of the argument that it came in, and of its place there."""
+def errors_name_field(field: str, index: int = 0, count: int = 1) -> Iterator[None]:
+    """Make errors about a prompt name the caller's field, with its index if there are several."""
     try:
         yield
     except InvalidRequestError as error:
         if error.param in ("prompt", "messages"):
-            item = f"{field}[{place}]" if count > 1 else field
+            item = f"{field}[{index}]" if count > 1 else field
             text = re.sub(r"^(prompt|messages)\b", lambda _: item, str(error))
-            error.args = (text.replace("the prompt", "them") if field == "messages" else text,)
+            error.args = (text.replace("the prompt", "them") if field != "prompt" else text,)
             error.param = field
         raise
 
 
 def _answer(sampling: SamplingParams, seed: int, prompt_logprobs: int | None) -> SamplingParams:
-    """One answer's own parameters: a copy, so that what was checked is not checked again."""
+    """One answer's sampling params: a copy, which skips the checks of the constructor."""
     answer: SamplingParams = sampling.__copy__()  # type: ignore[attr-defined]  # as all structs
     for name, value in (("n", 1), ("seed", seed), ("prompt_logprobs", prompt_logprobs)):
         msgspec.structs.force_setattr(answer, name, value)

@@ -1,6 +1,7 @@
-"""From the engine's deltas to what callers see: text, stop strings, logprobs, n answers joined.
+"""The output processor: turns the engine's deltas into request outputs.
 
-Runs in the front's process; the engine core knows neither text nor callers.
+Detokenization, stop strings, log-probabilities, joining n answers. Runs in the front's process; the
+engine core knows token ids only.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ from quire.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_DEATHS = 2  # of engine processes, while they ran one request
+MAX_DEATHS = 2  # of engine processes while they ran one request
 FATAL = (
     "the engine died twice while it ran this request, so it is not tried again; send it again only "
     "if you know why"
 )
 
 
-class _Answer(msgspec.Struct, eq=False):
-    """One of a request's n answers while it is being produced.
+class _AnswerState(msgspec.Struct, eq=False):
+    """One of a request's n answers while it is being generated.
 
-    is_over: takes more text, and tells whether the answer ends with it. num_deaths: of engine
-    processes that were running it.
+    is_over: takes the next text and returns whether the answer ends with it. num_deaths: engine
+    processes that died while they ran it.
     """
 
-    caller: _Caller
+    request: _RequestState
     index: int
     detokenizer: Detokenizer
     times: AnswerTimes
@@ -51,17 +52,17 @@ class _Answer(msgspec.Struct, eq=False):
     num_deaths: int = 0
 
     def continuation(self) -> AddRequest:
-        """The message with which another engine goes on."""
-        scores = self.caller.prompt_logprobs
+        """The message with which another engine process continues the answer."""
+        scores = self.request.prompt_logprobs
         return msgspec.structs.replace(
-            self.caller.prepared.messages[self.index],
+            self.request.prepared.messages[self.index],
             output_token_ids=self.token_ids,
             num_prompt_logprobs=len(scores) - 1 if scores and self.index == 0 else 0,
         )
 
 
-class _Caller(msgspec.Struct, eq=False):
-    """A request as its caller sees it. changed: what the current step brought so far."""
+class _RequestState(msgspec.Struct, eq=False):
+    """A request with all its answers. changed: the outputs of the current step, by answer."""
 
     prepared: PreparedRequest
     times: RequestTimes
@@ -73,10 +74,10 @@ class _Caller(msgspec.Struct, eq=False):
 
 
 class Processed(msgspec.Struct):
-    """What a step means for the callers.
+    """The outputs of one step.
 
-    outputs: new parts by request id. failures: requests that ended with an error. aborts: engine
-    request ids that the engine still runs but nobody wants any more.
+    outputs: by request id. failures: requests that ended with an error. aborts: engine request ids
+    of answers that have ended here, but which the engine still runs.
     """
 
     outputs: dict[str, RequestOutput] = {}
@@ -85,29 +86,29 @@ class Processed(msgspec.Struct):
 
 
 class OutputProcessor:
-    """Follows every unfinished request of one front."""
+    """The state of all unfinished requests of one front."""
 
     def __init__(self, tokenizer: Tokenizer, metrics: RequestMetrics) -> None:
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._answers: dict[str, _Answer] = {}
-        self._callers: dict[str, _Caller] = {}
+        self._answers: dict[str, _AnswerState] = {}
+        self._requests: dict[str, _RequestState] = {}
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that still expect something."""
-        return len(self._callers)
+        """The number of unfinished requests."""
+        return len(self._requests)
 
     def add(self, prepared: PreparedRequest, arrival: float) -> None:
-        """Follow a request; arrival in seconds of the monotonic clock."""
+        """Start to track a request. arrival: monotonic seconds."""
         sampling = prepared.sampling
         ids = [message.request_id for message in prepared.messages]
-        caller = _Caller(prepared, RequestTimes(arrival), set(ids))
+        request = _RequestState(prepared, RequestTimes(arrival), set(ids))
         if sampling.prompt_logprobs is not None:
-            caller.prompt_logprobs = [None]  # nothing comes before the first token
-        self._callers[prepared.request_id] = caller
+            request.prompt_logprobs = [None]  # the first token has no score
+        self._requests[prepared.request_id] = request
         stop_when = prepared.stop_when
-        observed = self._metrics.send(arrival, len(prepared.prompt_token_ids), sampling)
+        times = self._metrics.record_request(arrival, len(prepared.prompt_token_ids), sampling)
         for index, answer_id in enumerate(ids):
             detokenizer = Detokenizer(
                 self._tokenizer,
@@ -118,94 +119,96 @@ class OutputProcessor:
                 include_stop_str_in_output=sampling.include_stop_str_in_output,
                 min_tokens=sampling.min_tokens,
             )
-            self._answers[answer_id] = _Answer(
-                caller, index, detokenizer, observed[index], stop_when() if stop_when else None
+            self._answers[answer_id] = _AnswerState(
+                request, index, detokenizer, times[index], stop_when() if stop_when else None
             )
 
     def forget(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> list[str]:
-        """Stop following a request, for a reason that is counted.
+        """Stop tracking a request; counts its unfinished answers under this finish reason.
 
-        Returns the engine's ids that are to be aborted.
+        Returns the engine request ids to abort.
         """
-        caller = self._callers.pop(request_id, None)
-        if caller is None:
+        request = self._requests.pop(request_id, None)
+        if request is None:
             return []
         now = time.monotonic()
-        for answer_id in caller.unfinished:
+        for answer_id in request.unfinished:
             self._metrics.finish(self._answers.pop(answer_id).times, reason.value, now)
-        return sorted(caller.unfinished)
+        return sorted(request.unfinished)
 
-    def follows(self, answer_id: str) -> bool:
-        """Whether somebody still waits for an answer, by its engine request id."""
+    def is_tracked(self, answer_id: str) -> bool:
+        """Whether an answer, by its engine request id, is unfinished."""
         return answer_id in self._answers
 
     def unfinished(self) -> list[AddRequest]:
-        """What another engine has to be asked to finish everything, oldest first."""
+        """Messages with which another engine process continues all answers, oldest first."""
         return [answer.continuation() for answer in self._answers.values()]
 
-    def note_death(self, has_begun: Callable[[Iterable[str]], set[str]]) -> dict[str, EngineError]:
-        """An engine process has died; returns the requests that end with it."""
+    def record_death(
+        self, find_started: Callable[[Iterable[str]], set[str]]
+    ) -> dict[str, EngineError]:
+        """Record that an engine process has died; returns the errors of requests that end now."""
         failures: dict[str, EngineError] = {}
-        for answer_id in has_begun(self._answers):
+        for answer_id in find_started(self._answers):
             answer = self._answers[answer_id]
             answer.num_deaths += 1
             if answer.num_deaths >= MAX_DEATHS:
-                failures[answer.caller.prepared.request_id] = EngineError(FATAL)
+                failures[answer.request.prepared.request_id] = EngineError(FATAL)
         for request_id in failures:
             self.forget(request_id, FinishReason.ERROR)
         return failures
 
     def process(self, deltas: list[RequestDelta]) -> Processed:
-        """Turn one step's deltas into what callers get."""
+        """The outputs of one step's deltas."""
         processed, now = Processed(), time.monotonic()
-        changed: dict[str, _Caller] = {}
+        changed: dict[str, _RequestState] = {}
         for delta in deltas:
             answer = self._answers.get(delta.request_id)
             if answer is None:
-                continue  # nobody waits for it any more
-            request_id = answer.caller.prepared.request_id
+                continue  # its caller has left
+            request_id = answer.request.prepared.request_id
             try:
                 if delta.error is not None:
-                    raise _told(delta.error, delta.error_kind)
+                    raise _as_error(delta.error, delta.error_kind)
                 self._extend(answer, delta, now, processed)
-                changed[request_id] = answer.caller
-            except Exception as failure:  # one answer's text must not cost the others theirs
+                changed[request_id] = answer.request
+            except Exception as failure:  # an error in one request must not affect the others
                 processed.failures[request_id] = _as_quire_error(failure)
                 processed.aborts += self.forget(request_id, FinishReason.ERROR)
                 changed.pop(request_id, None)
-        for request_id, caller in changed.items():
-            processed.outputs[request_id] = self._take_output(caller)
-            if not caller.unfinished:
-                del self._callers[request_id]
+        for request_id, request in changed.items():
+            processed.outputs[request_id] = self._take_output(request)
+            if not request.unfinished:
+                del self._requests[request_id]
         return processed
 
     def _extend(
-        self, answer: _Answer, delta: RequestDelta, now: float, processed: Processed
+        self, answer: _AnswerState, delta: RequestDelta, now: float, processed: Processed
     ) -> None:
-        caller = answer.caller
+        request = answer.request
         if delta.timing is not None:
             answer.times.timing = delta.timing
         if delta.token_ids:
             answer.token_ids += delta.token_ids
-            caller.times.first_token = caller.times.first_token or now
-            caller.times.last_token = now
+            request.times.first_token = request.times.first_token or now
+            request.times.last_token = now
             self._count_tokens(answer.times, delta, now)
         if answer.index == 0:  # the others find what the first has computed
-            caller.num_cached_tokens = delta.num_cached_tokens
-            caller.embedding = delta.embedding
-        if caller.prompt_logprobs is not None:
-            caller.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
+            request.num_cached_tokens = delta.num_cached_tokens
+            request.embedding = delta.embedding
+        if request.prompt_logprobs is not None:
+            request.prompt_logprobs += [self._position(scores) for scores in delta.prompt_logprobs]
         part = self._completion(answer, delta)
         if part.finish_reason is not None:
-            caller.unfinished.discard(delta.request_id)
+            request.unfinished.discard(delta.request_id)
             del self._answers[delta.request_id]
             self._metrics.finish(answer.times, part.finish_reason, now)
-            if delta.finish_reason is None:  # it ends by its text: the engine does not know yet
+            if delta.finish_reason is None:  # the front ended it by its text
                 processed.aborts.append(delta.request_id)
-        if answer.index in caller.changed:
-            caller.changed[answer.index].append(part)
+        if answer.index in request.changed:
+            request.changed[answer.index].append(part)
         else:
-            caller.changed[answer.index] = part
+            request.changed[answer.index] = part
 
     def _count_tokens(self, times: AnswerTimes, delta: RequestDelta, now: float) -> None:
         count = len(delta.token_ids)
@@ -214,24 +217,24 @@ class OutputProcessor:
         else:
             self._metrics.tokens(times, count, now)
 
-    def _completion(self, answer: _Answer, delta: RequestDelta) -> CompletionOutput:
-        """The answer's next part."""
-        sampling, detokenizer = answer.caller.prepared.sampling, answer.detokenizer
+    def _completion(self, answer: _AnswerState, delta: RequestDelta) -> CompletionOutput:
+        """The output that a delta adds to the answer."""
+        sampling, detokenizer = answer.request.prepared.sampling, answer.detokenizer
         ended = delta.finish_reason is not None
         shown = delta.token_ids
-        has_end_token = delta.finish_reason == FinishReason.STOP and not delta.whole
+        has_end_token = delta.finish_reason == FinishReason.STOP and not delta.grammar_terminated
         if has_end_token and not sampling.include_stop_str_in_output:
             shown = shown[:-1]  # the end token has no text
         num_before = detokenizer.num_tokens
         text = detokenizer.push(shown)
         if ended:
             text += detokenizer.finish()
-        kept = delta.token_ids
-        if detokenizer.stop_reason is not None:  # what came after the stop string is not wanted
-            kept = kept[: detokenizer.num_tokens - num_before]
-        part = CompletionOutput(answer.index, text, kept)
+        token_ids = delta.token_ids
+        if detokenizer.stop_reason is not None:  # drop what follows the stop string
+            token_ids = token_ids[: detokenizer.num_tokens - num_before]
+        part = CompletionOutput(answer.index, text, token_ids)
         if sampling.logprobs is not None:
-            part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(kept)]]
+            part.logprobs = [self._position(scores) for scores in delta.logprobs[: len(token_ids)]]
         if detokenizer.stop_reason is not None:
             part.finish_reason = FinishReason.STOP.value
             part.stop_reason = detokenizer.stop_reason
@@ -241,38 +244,38 @@ class OutputProcessor:
             part.finish_reason = FinishReason.STOP.value
         return part
 
-    def _take_output(self, caller: _Caller) -> RequestOutput:
-        changed, caller.changed = caller.changed, {}
+    def _take_output(self, request: _RequestState) -> RequestOutput:
+        changed, request.changed = request.changed, {}
         parts = list(changed.values())
         if len(parts) > 1:
             parts = [part for _, part in sorted(changed.items())]
-        prepared = caller.prepared
+        prepared = request.prepared
         return RequestOutput(
             request_id=prepared.request_id,
             prompt=prepared.prompt,
             prompt_token_ids=prepared.prompt_token_ids,
             outputs=parts,
-            times=caller.times,
-            prompt_logprobs=caller.prompt_logprobs,
-            num_cached_tokens=caller.num_cached_tokens,
-            embedding=caller.embedding,
-            finished=not caller.unfinished,
+            times=request.times,
+            prompt_logprobs=request.prompt_logprobs,
+            num_cached_tokens=request.num_cached_tokens,
+            embedding=request.embedding,
+            finished=not request.unfinished,
         )
 
     def _position(self, scores: TokenLogprobs) -> PositionLogprobs:
-        """The produced token first, then the most probable ones by rank."""
+        """Log-probabilities at one position: its token first, then the most probable by rank."""
         found: PositionLogprobs = {}
-        for place, (token_id, logprob) in enumerate(
+        for index, (token_id, logprob) in enumerate(
             zip(scores.token_ids, scores.logprobs, strict=True)
         ):
             if token_id not in found:
-                rank = scores.rank if place == 0 else place
+                rank = scores.rank if index == 0 else index
                 found[token_id] = Logprob(logprob, rank, self._tokenizer.token_text(token_id))
         return found
 
 
-def _told(message: str, kind: ErrorKind) -> QuireError:
-    """The failure that the engine told, as its caller sees it."""
+def _as_error(message: str, kind: ErrorKind) -> QuireError:
+    """The error of a delta, as its caller gets it."""
     match kind:
         case ErrorKind.REQUEST:
             return InvalidRequestError(message, code="invalid_value")
@@ -285,5 +288,5 @@ def _told(message: str, kind: ErrorKind) -> QuireError:
 def _as_quire_error(failure: Exception) -> QuireError:
     if isinstance(failure, QuireError):
         return failure
-    logger.error("an answer could not be put into words", exc_info=failure)
-    return EngineError("the answer could not be put into words; see the log")
+    logger.error("an answer could not be processed", exc_info=failure)
+    return EngineError("the answer could not be processed; see the log")

@@ -1,4 +1,4 @@
-"""News of one request on their way from the engine's steps to whoever asked. On one event loop."""
+"""The unread outputs of one request, between the engine's steps and its caller. One event loop."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from quire.errors import QuireError
 
 
 class OutputQueue:
-    """One caller's unread news. What a slow reader has not taken is joined, so it stays bounded.
+    """One caller's unread output, as a single item: new output is merged into what is unread.
 
-    loop: the caller's. whole: all news are wanted together, and nobody is woken before the last.
+    So memory is bounded by the answer, however slowly the caller reads. loop: the caller's.
+    final_only: the caller wants the complete output, and is woken once, at the end.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, whole: bool = False) -> None:
-        self._loop = loop  # to look for it costs a system call
-        self._whole = whole
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, final_only: bool = False) -> None:
+        self._loop = loop  # stored, because asking for it costs a system call
+        self._final_only = final_only
         self._unread: RequestOutput | None = None
         self._failure: QuireError | None = None
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, news: RequestOutput | QuireError) -> None:
-        """Add news; never blocks."""
-        if isinstance(news, QuireError):
-            self._failure = news
+    def put(self, output: RequestOutput | QuireError) -> None:
+        """Add an output, or the error that ends the request; never blocks."""
+        if isinstance(output, QuireError):
+            self._failure = output
         elif self._unread is None:
-            self._unread = news
+            self._unread = output
         else:
-            self._unread.append(news)
-        if self._reader is not None and not self._reader.done() and self._has_enough:
+            self._unread.append(output)
+        if self._reader is not None and not self._reader.done() and self._is_ready:
             self._reader.set_result(None)
 
     async def take(self) -> RequestOutput:
-        """Wait for news and take all of it. Raises the error that ended the request."""
-        if not self._has_enough:
+        """Wait for output and take all of it. Raises the error that ended the request."""
+        if not self._is_ready:
             self._reader = self._loop.create_future()
             await self._reader
         if self._failure is not None:
             raise self._failure
         assert self._unread is not None
-        news, self._unread = self._unread, None
-        return news
+        output, self._unread = self._unread, None
+        return output
 
     @property
-    def _has_enough(self) -> bool:
+    def _is_ready(self) -> bool:
         if self._unread is None:
             return self._failure is not None
-        return not self._whole or self._unread.finished or self._failure is not None
+        return not self._final_only or self._unread.finished or self._failure is not None

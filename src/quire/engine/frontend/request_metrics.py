@@ -1,7 +1,7 @@
-"""What became of a front's requests: plain counters, cheap enough to be kept for every token.
+"""Metrics of one front's requests: counters and histograms, cheap enough for every token.
 
-Counted in engine requests, as vLLM does: a prompt with n answers is n of them. Each one that was
-sent ends in exactly one finish reason, so that sent == unfinished + the sum over all reasons.
+They count engine requests, as vLLM does: a prompt with n answers counts n times. Each ends with
+exactly one finish reason, so sent == unfinished + the sum over all reasons.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class AnswerTimes:
         self.last_token = 0.0
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0
-        self.timing: RequestTiming | None = None  # the latest that the engine has told
+        self.timing: RequestTiming | None = None  # the latest from the engine
 
 
 class RequestMetrics:
     """Counters and histograms of one front's requests to one engine.
 
-    Tokens that come together count the time since the last ones in equal parts; so do all tokens
-    of a request that is told only at its end.
+    Tokens that arrive together share the time since the previous ones equally; so do all tokens of
+    a request that is sent only at its end.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,10 @@ class RequestMetrics:
         self._gap = math.nan  # seconds between two tokens, as last observed
         self._bucket = 0  # where it belongs
 
-    def send(
+    def record_request(
         self, arrival: float, num_prompt_tokens: int, sampling: SamplingParams
     ) -> list[AnswerTimes]:
-        """A prompt was sent; one AnswerTimes for each of its n answers."""
+        """Record a request; returns one AnswerTimes for each of its n answers."""
         self.num_sent += sampling.n
         self.params_n.observe(sampling.n)
         if sampling.max_tokens is not None:
@@ -91,7 +91,7 @@ class RequestMetrics:
         return [AnswerTimes(arrival, num_prompt_tokens) for _ in range(sampling.n)]
 
     def tokens(self, times: AnswerTimes, count: int, now: float) -> None:
-        """New tokens of an answer have come. This runs for each request in each step."""
+        """Record new tokens of an answer. Runs for each request in each step."""
         times.num_tokens += count
         last, times.last_token = times.last_token, now
         if not last:
@@ -113,7 +113,7 @@ class RequestMetrics:
     def tokens_at_end(
         self, times: AnswerTimes, count: int, timing: RequestTiming, now: float
     ) -> None:
-        """All tokens of an answer have come together: the engine knows when they were made."""
+        """Record all tokens of an answer at once, by the times that the engine measured."""
         if times.first_token or timing.first_token is None or timing.last_token is None:
             self.tokens(times, count, now)
             return
@@ -122,7 +122,7 @@ class RequestMetrics:
             self.tokens(times, count - 1, timing.last_token)
 
     def finish(self, times: AnswerTimes, reason: str, now: float) -> None:
-        """An answer has ended."""
+        """Record the end of an answer."""
         self.finished[reason] += 1
         self.e2e_latency.observe(now - times.arrival)
         self.num_prompt_tokens.observe(times.num_prompt_tokens)
@@ -131,10 +131,10 @@ class RequestMetrics:
             seconds = times.last_token - times.first_token
             self.time_per_output_token.observe(seconds / (times.num_tokens - 1))
         if times.timing is not None:
-            self._observe_turns(times.timing, times.last_token)
+            self._observe_timing(times.timing, times.last_token)
 
     def figures(self) -> RequestFigures:
-        """A copy of everything, for the wire."""
+        """A copy as a message."""
         return RequestFigures(
             num_sent=self.num_sent,
             finished=dict(self.finished),
@@ -142,7 +142,7 @@ class RequestMetrics:
         )
 
     def add(self, figures: RequestFigures) -> None:
-        """Count what another process counted."""
+        """Add the figures of another process."""
         self.num_sent += figures.num_sent
         self.finished.update(figures.finished)
         for name, histogram in self.histograms():
@@ -154,8 +154,8 @@ class RequestMetrics:
             if isinstance(value, Histogram):
                 yield name, value
 
-    def _observe_turns(self, timing: RequestTiming, last_seen: float) -> None:
-        """last_seen: when the last token came here, which the engine need not have told."""
+    def _observe_timing(self, timing: RequestTiming, last_seen: float) -> None:
+        """last_seen: when the last token arrived here; the engine's own time may be earlier."""
         if timing.started is None:
             return
         self.queue_time.observe(timing.started - timing.queued)

@@ -25,7 +25,7 @@ from quire.array_types import Int32s, Ints
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepOrder
-from quire.engine.core.running_requests import RunningRequests, sound_requests
+from quire.engine.core.running_requests import RunningRequests, finite_requests
 from quire.engine.core.step_sizes import StepSizes
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.pinned_buffers import PinnedBuffers
@@ -143,7 +143,7 @@ class DeviceRunner:
             replayed=self._graphs.replays(size),
         )  # fmt: skip
         self._pending.append(step)
-        if self._running.reads_hidden(order):
+        if self._running.needs_hidden_states(order):
             self._settle(tensors)
         return step
 
@@ -191,7 +191,7 @@ class DeviceRunner:
         count = len(step.due)
         ordered = self._take_drawn(step, drawn[:count], failed[:count])
         if not finite.all():
-            sound = sound_requests(order, finite != 0)
+            sound = finite_requests(order, finite != 0)
             ordered = [
                 each if is_sound else SampleResult(failed=True)
                 for each, is_sound in zip(ordered, sound, strict=True)
@@ -201,7 +201,7 @@ class DeviceRunner:
         }
         if tensors is not None:
             hidden = TorchStates(tensors.hidden, self._model)
-            self._running.read_hidden(order, hidden, results)
+            self._running.process_hidden_states(order, hidden, results)
         step.output = ModelRunnerOutput(
             results=[results[entry.request_id] for entry in step.plan.scheduled],
             replayed=step.replayed,
@@ -211,12 +211,12 @@ class DeviceRunner:
         """Keep the tokens [D] in rows not given away; what each request of the order gets."""
         batch, rows = self._running.batch, step.rows
         kept = (failed == DRAWN) & (batch.tenancies[rows] == step.tenancies)
-        whole = self._running.end_forms(rows[kept], drawn[kept])
+        whole = self._running.advance_grammars(rows[kept], drawn[kept])
         batch.append_tokens(rows[kept], drawn[kept])
         results = _results(step, drawn, failed)
         if whole:
             for place, row in zip(step.due.tolist(), rows.tolist(), strict=True):
-                results[place].whole = row in whole
+                results[place].grammar_terminated = row in whole
         return results
 
 

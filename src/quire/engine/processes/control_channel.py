@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from quire.config import EngineConfig
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
 
@@ -79,7 +79,7 @@ class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
-class ModelCondition(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
+class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
     """To an API process: how a model is now. at_start: the server is not ready without it.
 
     num_bytes: what it takes while it is loaded, None as long as that is not known. failure: why it
@@ -108,8 +108,8 @@ class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model")
     grace: float
 
 
-class LeaveModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
-    """To an API process: begin no more requests with this model, and answer by ModelLeft.
+class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
+    """To an API process: begin no more requests with this model, and answer by ModelReleased.
 
     grace: seconds for those that run; with none, the model stays if there are any.
     """
@@ -118,7 +118,7 @@ class LeaveModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
     grace: float
 
 
-class ModelLeft(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
+class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
     """From an API process: nothing of it uses the model any more, unless it says no."""
 
     name: str
@@ -135,7 +135,7 @@ class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker")
 
     client: str
     settings: bytes
-    models: list[ModelCondition] = []
+    models: list[ModelStatus] = []
     listener: int
     admin: int | None = None
     metrics_folder: str
@@ -176,11 +176,11 @@ Control = (
     | WorkerReady
     | EngineUp
     | EngineDown
-    | ModelCondition
+    | ModelStatus
     | LoadModel
     | UnloadModel
-    | LeaveModel
-    | ModelLeft
+    | ReleaseModel
+    | ModelReleased
 )
 
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -211,7 +211,7 @@ async def read_control(reader: asyncio.StreamReader) -> Control | None:
         return None
 
 
-class ParentLine:
+class ParentConnection:
     """A child's end of the line. From its making on, the child dies with its parent."""
 
     def __init__(self) -> None:

@@ -21,15 +21,15 @@ from quire.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
+    GetEngineView,
     StepOutput,
-    Watch,
 )
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
     Control,
     EngineStarted,
     ForgetClient,
-    ParentLine,
+    ParentConnection,
     StartEngine,
     StartFailed,
 )
@@ -53,7 +53,7 @@ STATS_SECONDS = 0.25  # between the stats of clients that get no other news
 def main() -> None:
     """Start as the parent says, report, and serve until killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
-    line = ParentLine()
+    line = ParentConnection()
     start = line.receive()
     assert isinstance(start, StartEngine)
     configure_logging(start.log)
@@ -88,7 +88,7 @@ def _start_engine(config: EngineConfig, page: StatusPage) -> tuple[EngineCore, E
     with dedicated_start(config):
         from quire.engine.startup.start_engine import start_engine
 
-        return start_engine(config, page.beat_within_step, begin)
+        return start_engine(config, page.heartbeat_within_step, begin)
 
 
 class EngineProcess:
@@ -111,7 +111,7 @@ class EngineProcess:
         self._epoch, self._num_restarts = epoch, num_restarts
         self._stats = self._stamped(core.stats)
         self._told_at = 0.0  # when everyone last got stats
-        core.on_begin = self._page.note_begun
+        core.on_start = self._page.record_started
 
     def run(self) -> None:
         """Serve for ever."""
@@ -141,7 +141,7 @@ class EngineProcess:
         return stats
 
     def _handle(self, client: bytes, message: EngineMessage) -> None:
-        if isinstance(message, Watch):
+        if isinstance(message, GetEngineView):
             self._clients.know(client).is_watching = True
         if isinstance(message, AddRequest) and not self._clients.add(client, message.request_id):
             self._socket.num_bad_frames += 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire.config import EngineConfig
-from quire.engine.processes.control_channel import ModelCondition, ModelState
+from quire.engine.processes.control_channel import ModelState, ModelStatus
 from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.startup.footprint import Footprint
 from quire.errors import UserError
@@ -20,7 +20,7 @@ FAILURE_SECONDS = 5.0  # for which a model that could not be loaded is not tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelPlan:
+class ModelSpec:
     """A model as the settings name it. at_start: loaded with the server, not on demand.
 
     explain: makes of what is wrong with it an error that says where its settings come from.
@@ -35,7 +35,7 @@ class ModelPlan:
 class Model:
     """One model and what has become of it."""
 
-    def __init__(self, plan: ModelPlan) -> None:
+    def __init__(self, plan: ModelSpec) -> None:
         self.plan = plan
         self.state: ModelState = "unloaded"
         self.footprint: Footprint | None = None
@@ -76,9 +76,9 @@ class Model:
         if answer is not None and not answer.done():
             answer.set_result(agreed)
 
-    def condition(self) -> ModelCondition:
+    def condition(self) -> ModelStatus:
         """As API processes have to know it."""
-        return ModelCondition(
+        return ModelStatus(
             name=self.plan.name,
             state=self.state,
             at_start=self.plan.at_start,

@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from quire.config import EngineConfig
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
     Control,
     EngineUp,
-    LeaveModel,
     LoadModel,
-    ModelCondition,
-    ModelLeft,
+    ModelReleased,
     ModelState,
+    ModelStatus,
+    ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.fleet_model import FAILURE_SECONDS, Model, ModelPlan
+from quire.engine.processes.fleet_model import FAILURE_SECONDS, Model, ModelSpec
 from quire.engine.processes.process_supervisors import EngineSupervisor
-from quire.engine.processes.supervisor import Supervisor
+from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.engine.startup.footprint import footprint_of
 from quire.errors import ConfigError, QuireError, UserError
 from quire.hub import tokenizer_folder
@@ -57,7 +57,7 @@ class Fleet:
     """All models of a server, and what API processes ask of them."""
 
     def __init__(
-        self, supervisor: Supervisor, plans: Sequence[ModelPlan], settings: FleetSettings
+        self, supervisor: ServerSupervisor, plans: Sequence[ModelSpec], settings: FleetSettings
     ) -> None:
         self._supervisor = supervisor
         self._settings = settings
@@ -73,8 +73,8 @@ class Fleet:
         self._supervisor.start_workers(self)
         await self._check_memory()
         first = [model for model in self._models.values() if model.plan.at_start]
-        infos = await self._supervisor.unless_broken(asyncio.gather(*map(self._load_first, first)))
-        await self._supervisor.until_workers_ready()
+        infos = await self._supervisor.unless_failed(asyncio.gather(*map(self._load_first, first)))
+        await self._supervisor.wait_until_workers_ready()
         self._has_started = True
         if self._settings.idle_seconds is not None:
             self._supervisor.begin(self._unload_idle(self._settings.idle_seconds))
@@ -82,7 +82,7 @@ class Fleet:
 
     # ------------------------------------------------------------------ asked by API processes
 
-    def conditions(self) -> list[ModelCondition]:
+    def conditions(self) -> list[ModelStatus]:
         """All models as they are now."""
         return [model.condition() for model in self._models.values()]
 
@@ -98,12 +98,12 @@ class Fleet:
             case UnloadModel():
                 model = self._models[message.name]
                 self._supervisor.begin(self._unload_for_admin(model, message.grace))
-            case ModelLeft():
+            case ModelReleased():
                 self._models[message.name].note_answer(client, agreed=message.agreed)
 
     def on_death(self, client: str) -> None:
         """An API process has died: nothing of it uses a model."""
-        self._supervisor.bury(client)
+        self._supervisor.forget_client(client)
         for model in self._models.values():
             model.note_answer(client, agreed=True)
 
@@ -136,7 +136,7 @@ class Fleet:
                     await self._make_room(model)
                     model.keeper = self._start_engine(model)
                 self._become(model, "loading")
-            info = await self._supervisor.until_started(model.keeper)
+            info = await self._supervisor.wait_until_started(model.keeper)
             model.note_kv_cache(info.kv_cache_bytes)
             self._become(model, "loaded")
             return info
@@ -175,7 +175,7 @@ class Fleet:
         if state != model.state:
             logger.info("model %s: %s", model.plan.name, state)
         model.state, model.failure, model.retry_after = state, failure, retry_after
-        self._supervisor.tell_workers(model.condition())
+        self._supervisor.broadcast(model.condition())
 
     # ------------------------------------------------------------------ memory
 
@@ -273,7 +273,7 @@ class Fleet:
         """Ask all API processes. One that says nothing says no."""
         loop = asyncio.get_running_loop()
         model.answers = {client: loop.create_future() for client in self._supervisor.clients}
-        self._supervisor.tell_workers(LeaveModel(name=model.plan.name, grace=grace))
+        self._supervisor.broadcast(ReleaseModel(name=model.plan.name, grace=grace))
         answers = list(model.answers.values())
         if answers:
             await asyncio.wait(answers, timeout=grace + ANSWER_SECONDS)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from quire.core.messages import EngineMessage, StepOutput
-from quire.engine.frontend.engine_info import EngineInfo
-from quire.engine.frontend.engine_link import Listener
+from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend.engine_link import EngineListener
 from quire.engine.processes.ipc import EngineConnection
 from quire.engine.processes.status_page import StatusPage
 
@@ -22,10 +22,10 @@ class ProcessLink:
 
     def __init__(self, client: str, address: str, page_path: str) -> None:
         self.client = client
-        self._listener: Listener | None = None
+        self._listener: EngineListener | None = None
         self._connect(address, StatusPage(Path(page_path)))
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: EngineListener) -> None:
         """Tell this listener from now on."""
         self._listener = listener
 
@@ -45,7 +45,7 @@ class ProcessLink:
         return self._page.last_work
 
     @property
-    def silent_seconds(self) -> float:
+    def seconds_since_heartbeat(self) -> float:
         """Since its last sign of life, as the parent sees it, too."""
         return self._page.age()
 
@@ -63,7 +63,7 @@ class ProcessLink:
         if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")
         elif was_alive:
-            self._listener.on_down(self._page.has_begun)
+            self._listener.on_down(self._page.find_started)
 
     def engine_returned(self, info: EngineInfo, address: str, page_path: str) -> None:
         """Go on with another process. Raises FileNotFoundError if that is gone again."""

@@ -1,4 +1,4 @@
-"""Keeping processes alive: a keeper starts one after another in the same place.
+"""Keeping processes alive: a supervisor starts one after another in the same place.
 
 Owns when a process counts as dead or hung, and how often it is started again. What the others have
 to know of it goes through callbacks to the supervisor.
@@ -19,14 +19,14 @@ from typing import Protocol
 import msgspec
 
 from quire.config import EngineConfig
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.child_process import Child
 from quire.engine.processes.control_channel import (
     Control,
     EngineDown,
     EngineStarted,
     EngineUp,
-    ModelCondition,
+    ModelStatus,
     StartEngine,
     StartFailed,
     StartWorker,
@@ -45,7 +45,7 @@ STEADY_SECONDS = 10.0  # a process that served for so long did not die in a row
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlace:
+class EngineProcessSettings:
     """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never.
 
     first_epoch: how many processes the model had before; num_restarts: how many of them took over
@@ -70,7 +70,7 @@ class EngineSupervisor:
         self,
         name: str,
         config: EngineConfig,
-        place: EnginePlace,
+        place: EngineProcessSettings,
         on_change: Callable[[EngineUp | EngineDown], None],
     ) -> None:
         self.name = name
@@ -191,9 +191,9 @@ class EngineSupervisor:
 
 
 class WorkerParent(Protocol):
-    """Whom a keeper of API processes asks and tells."""
+    """Whom a supervisor of API processes asks and tells."""
 
-    def conditions(self) -> list[ModelCondition]:
+    def conditions(self) -> list[ModelStatus]:
         """All models as they are now."""
 
     def reachable(self) -> Iterable[EngineUp]:

@@ -50,11 +50,11 @@ class StatusPage:
             self._words[_LAST_WORK] = self._words[_PROGRESS]
         self._words[_NUM_STEPS] = num_steps
 
-    def beat_within_step(self) -> None:
+    def heartbeat_within_step(self) -> None:
         """A step goes on: it may be a long one, with many prompt tokens or a kernel to compile."""
         self._words[_PROGRESS] = self._words[_LAST_WORK] = time.monotonic_ns()
 
-    def note_begun(self, request_ids: Iterable[str]) -> None:
+    def record_started(self, request_ids: Iterable[str]) -> None:
         """These requests enter the batch; told before the step runs, since it may be the last."""
         words = self._words
         words[_LAST_WORK] = time.monotonic_ns()
@@ -84,7 +84,7 @@ class StatusPage:
         last = self._words[_PROGRESS]
         return max(0, time.monotonic_ns() - last) / 1e9 if last else 0.0
 
-    def has_begun(self, request_ids: Iterable[str]) -> set[str]:
+    def find_started(self, request_ids: Iterable[str]) -> set[str]:
         """Those of the requests that have entered the batch, as far back as the ring reaches."""
         begun = set(self._words[_HEADER_WORDS:].tolist())
         return {i for i in request_ids if zlib.crc32(i.encode()) in begun}

@@ -18,8 +18,8 @@ from quire.core.scheduler_output import (
     SchedulerOutput,
 )
 from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.core.executor import UniprocExecutor
-from quire.engine.frontend.engine_info import EngineInfo
 from quire.engine.startup.footprint import usable_blocks
 from quire.engine.startup.resolved_config import request_limits
 from quire.errors import ConfigError
@@ -36,7 +36,7 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
     """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
-    config = config.settled("cpu")
+    config = config.resolved("cpu")
     path = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(path)
     max_model_len = config.model.max_model_len or model_config.max_position_embeddings

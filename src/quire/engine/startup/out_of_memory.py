@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
+from quire.engine.core.device_errors import is_out_of_memory, smaller_step
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
@@ -30,7 +31,7 @@ def fitting_step(config: EngineConfig) -> AbstractContextManager[None]:
     return _fitting(
         f"a step of {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} "
         "requests beside the weights",
-        f"{_smaller_step(on_gpu=config.device.device == 'cuda')}, or free memory",
+        f"{smaller_step(on_gpu=config.device.device == 'cuda')}, or free memory",
     )
 
 
@@ -49,33 +50,6 @@ def fitting_profile(num_requests: int, context: int) -> AbstractContextManager[N
         f"the model with a step of {num_requests:,} requests of {context:,} tokens each",
         "lower --batch-size, --context or --prefill, take a smaller model, or free memory",
     )
-
-
-def describe_step(error: Exception) -> str | None:
-    """What to say of a step that failed because memory ran out; None if that was not why."""
-    if not is_out_of_memory(error):
-        return None
-    return (
-        "the step that ran this request did not fit in memory; send it again, or start the engine "
-        f"anew: {_smaller_step(on_gpu=_is_of_gpu(error))}"
-    )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or on the host."""
-    if isinstance(error, MemoryError) or _is_of_gpu(error):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _is_of_gpu(error: BaseException) -> bool:
-    return type(error).__name__ == "OutOfMemoryError"  # torch's
-
-
-def _smaller_step(*, on_gpu: bool) -> str:
-    """The settings that decide what a step takes, and what the KV cache leaves it."""
-    cache = "gpu_memory_utilization" if on_gpu else "kv_cache_memory_bytes"
-    return f"lower max_num_batched_tokens, max_num_seqs or {cache}"
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def resolve(requested: EngineConfig, device: DeviceType) -> ResolvedConfig:
     Raises ConfigError or CheckpointError, which say what to change.
     """
     check_device(requested.model.quantization, device)
-    config = requested.settled(device)
+    config = requested.resolved(device)
     folder = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(folder)
     dtype = choose_dtype(config, model_config)

@@ -12,9 +12,9 @@ import time
 from quire.config import EngineConfig
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.core.executor import Executor
-from quire.engine.core.grammar_matchers import Grammars
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.startup.backend import Backend
 from quire.engine.startup.compiled_start import load_prepared
 from quire.engine.startup.kv_cache_size import choose_max_model_len, choose_num_blocks
@@ -55,7 +55,7 @@ def start_engine(
     config, model_config = resolved.config, resolved.model_config
     block_size = config.cache.block_size
     bytes_each = block_bytes(model_config.spec.kv_layers, block_size, resolved.kv_dtype)
-    grammars = Grammars(_grammar_compiler(config, model_config))
+    grammars = GrammarMatchers(_grammar_compiler(config, model_config))
     with phases.timed("kernels"), fitting_step(config), backend.compiling():
         num_blocks = choose_num_blocks(config, model_config, bytes_each, backend.kv_budget)
         num_slots = num_blocks * block_size
@@ -65,7 +65,7 @@ def start_engine(
             backend.allocate(num_blocks)
         executor = backend.make_executor(limits, grammars, heartbeat)
     with phases.timed("graphs"), fitting_step(config):
-        executor.get_ready()
+        executor.warm_up()
     backend.has_started()
     core = EngineCore(_make_scheduler(backend, limits, executor), executor, limits, grammars)
     return core, EngineInfo(

@@ -59,7 +59,7 @@ class Health:
         for engine in self._engines():
             if not engine.is_alive and not engine.is_restarting:
                 return "the engine has stopped"
-            if self._patience and engine.silent_seconds > self._patience:
+            if self._patience and engine.seconds_since_heartbeat > self._patience:
                 return "the engine gives no sign of life"
         return None
 

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.histogram import Histogram
-from quire.engine.processes.control_channel import ModelCondition
+from quire.engine.processes.control_channel import ModelStatus
 from quire.server.http.openapi_entry import ApiRoute, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 from quire.server.ops.server_metrics import EngineTotal, Metrics, Total
@@ -102,7 +102,7 @@ def expose(
     total: Total,
     gpu_hour_cost: float | None,
     accept: str,
-    conditions: Sequence[ModelCondition] = (),
+    conditions: Sequence[ModelStatus] = (),
 ) -> tuple[bytes, str]:
     """The text and its media type, in the form that the Accept header asks for.
 
@@ -118,7 +118,7 @@ class _Once(Collector):
     """One scrape's families."""
 
     def __init__(
-        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelCondition]
+        self, total: Total, gpu_hour_cost: float | None, conditions: Sequence[ModelStatus]
     ) -> None:
         self._total = total
         self._gpu_hour_cost = gpu_hour_cost
@@ -139,7 +139,7 @@ class _Once(Collector):
 Engines = list[tuple[str, EngineTotal]]
 
 
-def _models(conditions: Sequence[ModelCondition]) -> Iterator[Metric]:
+def _models(conditions: Sequence[ModelStatus]) -> Iterator[Metric]:
     """Which models are there; one that is being loaded or unloaded takes its memory already."""
     loaded = [((model.name,), float(model.state == "loaded")) for model in conditions]
     yield _gauge("quire:model_loaded", "1 for a model that requests can come to.", loaded)

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from quire.core.request_limits import RequestLimits
 from quire.core.request_output import CompletionOutput
 from quire.core.sampling_params import SamplingParams, StructuredOutputs
-from quire.engine.frontend.bounded_encoding import encode_within
-from quire.errors import ContextLengthError, invalid_value
+from quire.engine.frontend.prompt_encoding import encode_prompt
+from quire.errors import invalid_value
 from quire.server.api.common import chat_request
 from quire.server.api.common.chat_messages import for_template
 from quire.server.api.common.chat_request import ChatRequest
@@ -101,15 +100,15 @@ def prepare(
         yield
         prompt = _rendered(request, use, model)
         yield
-        token_ids = encode_within(
+        token_ids = encode_prompt(
             engine.info.limits, engine.tokenizer.encode_prompt, prompt, param="messages"
         )
         yield
         reading = _reading(request, use, formats, token_ids, engine.tokenizer)
         sampling = _with_marks(sampling, reading, engine.tokenizer)
         sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
-        _check_fit(len(token_ids), sampling, engine.info.limits)
-        job = make_job(id_prefix, request, [token_ids], sampling, model.name)
+        field = names.own("messages")
+        job = make_job(id_prefix, request, [token_ids], sampling, model.name, prompt_field=field)
     if reading.most_calls is not None and reading.tool_format is not None:
         job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
     hides = request.include_reasoning is False
@@ -245,12 +244,3 @@ def _counter_maker(
         return None
     token_bytes = tokenizer.token_bytes
     return partial(ReasoningTokenCounter, reading.reasoning, reading.in_reasoning, token_bytes)
-
-
-def _check_fit(num_tokens: int, sampling: SamplingParams, limits: RequestLimits) -> None:
-    """The engine's own check, told of the field that a conversation has: it has no prompt."""
-    try:
-        limits.check_fit(num_tokens, sampling)
-    except ContextLengthError as error:
-        text = str(error).replace("prompt:", "messages:", 1).replace("the prompt", "them")
-        raise ContextLengthError(text, param="messages") from None

@@ -32,6 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float | None  # seconds that it gives itself
     stop_when: StopWhen | None = None
     prompt_alone: bool = False
+    prompt_field: str = "prompt"  # that errors about a prompt name
     created: int = msgspec.field(
         default_factory=lambda: int(time.time())
     )  # seconds of the wall clock
@@ -43,6 +44,8 @@ def make_job(
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     model: str,
+    *,
+    prompt_field: str = "prompt",
 ) -> Job:
     """Join a request's own fields to what was made of the rest.
 
@@ -64,4 +67,5 @@ def make_job(
         cache_salt=request.cache_salt or "",
         timeout=request.timeout,
         prompt_alone=request.max_tokens == 0,
+        prompt_field=prompt_field,
     )

@@ -49,6 +49,7 @@ async def _complete(job: Job, engine: GenerateProtocol) -> RequestOutput:
         priority=job.priority,
         cache_salt=job.cache_salt,
         stop_when=job.stop_when,
+        prompt_field=job.prompt_field,
     )
     if job.prompt_alone:
         _clear_answers(item)
@@ -64,6 +65,7 @@ def _start(job: Job, index: int, engine: GenerateProtocol) -> AsyncGenerator[Req
         cache_salt=job.cache_salt,
         stream=job.stream,
         stop_when=job.stop_when,
+        prompt_field=job.prompt_field,
     )
     return _without_answers(news) if job.prompt_alone else news
 

@@ -186,6 +186,7 @@ class TenantEngine:
         request_id: str | None = None,
         stream: bool = True,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Like EngineProtocol.generate."""
@@ -195,6 +196,7 @@ class TenantEngine:
             request_id=request_id,
             stream=stream,
             stop_when=stop_when,
+            prompt_field=prompt_field,
             **self._with_tenant(options),
         )
 
@@ -205,6 +207,7 @@ class TenantEngine:
         *,
         request_id: str | None = None,
         stop_when: StopWhen | None = None,
+        prompt_field: str = "prompt",
         **options: Unpack[Options],
     ) -> Coroutine[None, None, RequestOutput]:
         """Like EngineProtocol.complete."""
@@ -213,6 +216,7 @@ class TenantEngine:
             sampling,
             request_id=request_id,
             stop_when=stop_when,
+            prompt_field=prompt_field,
             **self._with_tenant(options),
         )
 

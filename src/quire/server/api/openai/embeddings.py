@@ -21,8 +21,8 @@ from starlette.types import Send
 from quire.core.pooling_params import PoolingParams
 from quire.core.request import DEFAULT_SAMPLING
 from quire.core.request_output import RequestOutput
-from quire.engine.frontend.bounded_encoding import encode_within
-from quire.engine.frontend.input_processor import Prompt, told_of
+from quire.engine.frontend.input_processor import Prompt, errors_name_field
+from quire.engine.frontend.prompt_encoding import encode_prompt
 from quire.server.api.common import route_rules
 from quire.server.api.common.generation_job import Job
 from quire.server.api.common.micro_batch import Stages
@@ -127,9 +127,9 @@ def _token_ids(
     limits, found = engine.info.limits, []
     encode = partial(engine.tokenizer.encode, parse_special=True)
     for place, given in enumerate(inputs):
-        with told_of("input", place, len(inputs)):
+        with errors_name_field("input", place, len(inputs)):
             if isinstance(given, str):
-                ids = encode_within(limits, encode, given)
+                ids = encode_prompt(limits, encode, given)
             else:
                 ids = cast(list[int], given)
             limits.check_embedding(ids, pooling)

@@ -8,11 +8,11 @@ import re
 import pytest
 from scripted_server import Script, chat_events, chunked, event, raw, scripted_server
 
-from quire.bench.client import Exchange, stream_request
+from quire.bench.client import RequestResult, stream_request
 
 
-def ask(script: Script, *, timeout: float = 5.0) -> Exchange:
-    async def run() -> Exchange:
+def ask(script: Script, *, timeout: float = 5.0) -> RequestResult:
+    async def run() -> RequestResult:
         async with scripted_server(script) as url:
             return await stream_request(f"{url}/v1/x", b"{}", timeout=timeout)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
-from quire.engine.frontend.engine_info import EngineInfo
+from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
     Control,
     EngineDown,
@@ -26,7 +26,7 @@ from quire.engine.processes.control_channel import (
     StartWorker,
 )
 from quire.engine.processes.process_supervisors import (
-    EnginePlace,
+    EngineProcessSettings,
     EngineSupervisor,
     WorkerParent,
     WorkerSupervisor,
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SupervisorSettings:
+class ServerSupervisorSettings:
     """What is fixed for one server.
 
     worker_module: what API processes run; worker_settings: as msgpack, for them alone to read.
@@ -52,7 +52,7 @@ class SupervisorSettings:
     log: LogOptions
 
 
-class Supervisor:
+class ServerSupervisor:
     """Starts and keeps the processes of one server; leaving the context ends them all.
 
     listener, admin: the sockets that it listens at, for the public and for administrators.
@@ -60,7 +60,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: SupervisorSettings,
+        settings: ServerSupervisorSettings,
         listener: socket.socket,
         admin: socket.socket | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Supervisor:
         self._jobs: set[asyncio.Task[None]] = set()
         self._num_engines = 0
 
-    async def __aenter__(self) -> Supervisor:
+    async def __aenter__(self) -> ServerSupervisor:
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700: it keeps others out
         return self
@@ -113,7 +113,7 @@ class Supervisor:
         task.add_done_callback(self._jobs.discard)
         return task
 
-    async def unless_broken(self, work: Awaitable[T]) -> T:
+    async def unless_failed(self, work: Awaitable[T]) -> T:
         """Wait for something, but not longer than the server can go on."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._broken}
@@ -138,7 +138,7 @@ class Supervisor:
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
-        place = EnginePlace(
+        place = EngineProcessSettings(
             folder=self._folder,
             number=self._num_engines,
             first_epoch=first_epoch,
@@ -147,7 +147,7 @@ class Supervisor:
             log=self._settings.log,
         )
         self._num_engines += 1
-        keeper = self._engines[name] = EngineSupervisor(name, config, place, self.tell_workers)
+        keeper = self._engines[name] = EngineSupervisor(name, config, place, self.broadcast)
 
         def end(error: BaseException) -> None:
             self._forget_engine(keeper)
@@ -156,7 +156,7 @@ class Supervisor:
         self._keep(keeper, end)
         return keeper
 
-    async def until_started(self, keeper: EngineSupervisor) -> EngineInfo:
+    async def wait_until_started(self, keeper: EngineSupervisor) -> EngineInfo:
         """Wait for an engine. Raises what keeps it from starting."""
         task = self._tasks[keeper]
         either: set[asyncio.Future[Any]] = {keeper.started, task}
@@ -175,7 +175,7 @@ class Supervisor:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         keeper.remove_files()
-        self.tell_workers(EngineDown(name=name, will_return=False, why=why))
+        self.broadcast(EngineDown(name=name, will_return=False, why=why))
 
     def _forget_engine(self, keeper: EngineSupervisor) -> None:
         if self._engines.pop(keeper.name, None) is not None:
@@ -200,16 +200,16 @@ class Supervisor:
             self._workers.append(keeper)
             self._keep(keeper, self.give_up)
 
-    async def until_workers_ready(self) -> None:
+    async def wait_until_workers_ready(self) -> None:
         """Wait until every place has an API process that requests can come to."""
-        await self.unless_broken(asyncio.gather(*(w.ready.wait() for w in self._workers)))
+        await self.unless_failed(asyncio.gather(*(w.ready.wait() for w in self._workers)))
 
     @property
     def clients(self) -> list[str]:
         """The API processes that are there, by their names towards engines."""
         return [worker.client for worker in self._workers if worker.client is not None]
 
-    def tell_workers(self, news: Control) -> None:
+    def broadcast(self, news: Control) -> None:
         """Tell all API processes."""
         for worker in self._workers:
             worker.send(news)
@@ -218,7 +218,7 @@ class Supervisor:
         """The engines that requests can be sent to."""
         return [engine.up for engine in self._engines.values() if engine.up is not None]
 
-    def bury(self, client: str) -> None:
+    def forget_client(self, client: str) -> None:
         """An API process has died, and nobody waits for its requests any more."""
         for engine in self._engines.values():
             engine.send(ForgetClient(client=client))

@@ -1,6 +1,7 @@
-"""Encoding a text that may be far too long: it is refused before all of it has been encoded.
+"""Prompt encoding with a bound on its cost: text that is far too long is refused half-way.
 
-A text that cannot fit costs at most a few times what the longest one costs that can.
+The one function that encodes prompts, for the input processor and for routes that need the token
+ids before. Refusing a text costs at most a few times the encoding of the longest one that fits.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from quire.core.request_limits import RequestLimits
 from quire.errors import ContextLengthError
 
 USUAL_CHARS_PER_TOKEN = 4
-# Tokens that a text's beginning may have more than it has in the whole text, where it is cut.
+# Cutting a text may add this many tokens to its first part.
 CUT_TOKENS = 64
 
 
-def encode_within(
+def encode_prompt(
     limits: RequestLimits,
     encode: Callable[[str], list[int]],
     text: str,
     *,
     param: str = "prompt",
 ) -> list[int]:
-    """Token ids of a text. Raises ContextLengthError, most often, for more than a context holds.
+    """Token ids of a text. Raises ContextLengthError for text that is far too long.
 
-    A few too many may be returned: whoever asks checks the number. param: the field to tell of.
+    Slightly too many ids may be returned: `RequestLimits.check` decides. param: the caller's field.
     """
     limits.check_chars(len(text), param)
     size = USUAL_CHARS_PER_TOKEN * limits.max_model_len

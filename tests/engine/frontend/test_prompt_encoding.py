@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.request_limits import RequestLimits
-from quire.engine.frontend.bounded_encoding import CUT_TOKENS, USUAL_CHARS_PER_TOKEN, encode_within
+from quire.engine.frontend.prompt_encoding import CUT_TOKENS, USUAL_CHARS_PER_TOKEN, encode_prompt
 from quire.errors import ContextLengthError
 from quire.hub import resolve_model
 from quire.tokenizer.tokenizer import Tokenizer
@@ -34,19 +34,19 @@ class _Encoder:
 def test_what_a_far_too_long_text_costs_does_not_grow_with_it() -> None:
     encode = _Encoder(1)
     with pytest.raises(ContextLengthError, match="messages: its first 4000 of 60000 characters"):
-        encode_within(_limits(1000), encode, "a" * 60_000, param="messages")
+        encode_prompt(_limits(1000), encode, "a" * 60_000, param="messages")
     assert encode.num_chars == USUAL_CHARS_PER_TOKEN * 1000
 
 
 def test_a_long_text_of_few_tokens_is_encoded() -> None:
     encode = _Encoder(50)
-    assert len(encode_within(_limits(1000), encode, "a" * 40_000)) == 800
+    assert len(encode_prompt(_limits(1000), encode, "a" * 40_000)) == 800
     assert encode.num_chars < 3 * 40_000
 
 
 def test_a_usual_text_is_encoded_once() -> None:
     encode = _Encoder(4)
-    assert len(encode_within(_limits(1000), encode, "a" * 4000)) == 1000
+    assert len(encode_prompt(_limits(1000), encode, "a" * 4000)) == 1000
     assert encode.num_chars == 4000
 
 
@@ -60,7 +60,7 @@ def test_only_what_cannot_fit_is_refused(tokenizer: Tokenizer, parts: list[str])
     text, limits = "".join(parts) * 40, _limits(40)
     whole = tokenizer.encode(text)
     try:
-        assert encode_within(limits, tokenizer.encode, text) == whole
+        assert encode_prompt(limits, tokenizer.encode, text) == whole
     except ContextLengthError:
         assert len(whole) > limits.max_model_len
         assert len(text) > min(USUAL_CHARS_PER_TOKEN * limits.max_model_len, CUT_TOKENS)

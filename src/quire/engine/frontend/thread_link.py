@@ -1,0 +1,109 @@
+"""ThreadLink: an engine core in a thread of this process. Only that thread imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from quire.config import EngineConfig
+from quire.core.messages import EngineMessage, StepOutput
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_info import EngineInfo
+from quire.engine.frontend.engine_link import EngineListener
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadLink:
+    """A link to an engine core that runs in a thread. Made on the event loop of its listener."""
+
+    client = "request"
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._listener: EngineListener | None = None
+        self._loop = asyncio.get_running_loop()
+        self._started: Future[EngineInfo] = Future()
+        self._inbox: queue.SimpleQueue[EngineMessage | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    async def started(self) -> EngineInfo:
+        """Wait until the engine has started. Raises CheckpointError or ConfigError."""
+        return await asyncio.wrap_future(self._started)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's loop runs."""
+        return self._thread.is_alive()
+
+    @property
+    def last_work(self) -> float:
+        """0.0: a thread has no status page."""
+        return 0.0
+
+    @property
+    def seconds_since_heartbeat(self) -> float:
+        """0.0: nobody watches a thread's heartbeat."""
+        return 0.0
+
+    def attach(self, listener: EngineListener) -> None:
+        """Report to this listener from now on."""
+        self._listener = listener
+
+    def send(self, message: EngineMessage) -> None:
+        """Pass a message to the core; never blocks."""
+        self._inbox.put(message)
+
+    async def close(self) -> None:
+        """End the loop after the step in progress; a start in progress is not waited for."""
+        self._inbox.put(None)
+        if self._started.done():
+            await asyncio.to_thread(self._thread.join)
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        from quire.engine.startup.start_engine import start_engine
+
+        self._started.set_running_or_notify_cancel()  # a caller that stops waiting cannot break it
+        try:
+            core, info = start_engine(self._config)
+        except BaseException as failure:  # raised where the start is awaited
+            self._started.set_exception(failure)
+            return
+        self._started.set_result(info)
+        try:
+            self._serve(core)
+        except Exception:
+            logger.exception("the engine's loop failed")
+            self._on_loop(lambda it: it.on_failure("the engine stopped; restart the server"))
+
+    def _serve(self, core: EngineCore) -> None:
+        while True:
+            while not core.has_work or not self._inbox.empty():
+                message = self._inbox.get()
+                if message is None:
+                    return
+                core.handle(message)
+            self._on_loop(partial(_deliver, core.step()))
+
+    def _on_loop(self, call: Callable[[EngineListener], None]) -> None:
+        """Call the listener on its event loop; without effect once that is closed."""
+
+        def run() -> None:
+            if self._listener is not None:
+                call(self._listener)
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(run)
+
+
+def _deliver(step: StepOutput, listener: EngineListener) -> None:
+    listener.on_step(step)
