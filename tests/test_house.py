@@ -34,7 +34,7 @@ LEVELS = {
 
 # The same inside rooms: a sub-room or a module at a room's root imports from lower ones and itself.
 SUBLEVELS = {
-    "engine": {"core": 0, "frontend": 1, "gpu": 2, "startup": 3, "processes": 4, "profile": 4},
+    "engine": {"core": 0, "gpu": 1, "startup": 2, "frontend": 3, "processes": 4, "profile": 4},
     "server": {
         "http": 0, "parsing": 0, "engine_protocol": 0, "settings": 1,
         "admission": 2, "model_registry": 3, "model_loading": 4,
@@ -52,9 +52,7 @@ SUBLEVELS = {
 
 # Imports that break this today. Whoever mends one deletes its line; none may be added.
 KNOWN_UPWARD_IMPORTS = {
-    ("quire.engine.core.engine_core", "quire.engine.startup.out_of_memory"),
     ("quire.engine.core.model_runner", "quire.engine.startup.host_model"),
-    ("quire.engine.frontend.engine_thread", "quire.engine.startup.start_engine"),
     ("quire.engine.gpu.device_runner", "quire.engine.startup.torch_model"),
     ("quire.engine.gpu.step_work", "quire.engine.startup.torch_model"),
     ("quire.models.checkpoints.safetensors_writer", "quire.models.prepared.prepared_files"),

@@ -185,7 +185,7 @@ NODE = {"$ref": "#/$defs/n"}
 ENDLESS = {"type": "object", "properties": {"x": NODE}, "required": ["x"]}
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"json": {"$ref": "#"}}, "no text has this form"),
+    ({"json": {"$ref": "#"}}, "no text matches it"),
     ({"json": {"$defs": {"n": NODE}, **NODE}}, "no text"),
     ({"json": {"$ref": "https://example.com/schema"}}, "does not fetch"),
     ({"json": {"$ref": "#/$defs/missing"}}, "missing"),

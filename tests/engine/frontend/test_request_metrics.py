@@ -11,7 +11,7 @@ from quire.engine.frontend.request_metrics import RequestMetrics
 
 
 def sent(metrics: RequestMetrics, n: int = 1):
-    return metrics.send(100.0, 7, SamplingParams(n=n, max_tokens=20))
+    return metrics.record_request(100.0, 7, SamplingParams(n=n, max_tokens=20))
 
 
 def test_a_streamed_answer() -> None:

@@ -35,7 +35,7 @@ def leave(folder: Path, name: str, *, requests: int = 1, epoch: int = 0) -> None
     metrics._folder._name = name  # type: ignore[union-attr]
     metrics.add_engine(engine)
     for _ in range(requests):
-        (times,) = engine.metrics.send(0.0, 5, SamplingParams())
+        (times,) = engine.metrics.record_request(0.0, 5, SamplingParams())
         engine.metrics.finish(times, "stop", 1.0)
         metrics.count(RequestRecord("POST", "/x", "id"))
     engine.stats = EngineStats(epoch=epoch, time=float(requests), num_steps=10 * requests)

@@ -59,7 +59,7 @@ def text_of(metrics: Metrics, cost: float | None = None) -> str:
 
 
 def answered(metrics: RequestMetrics, reason: str, num_tokens: int = 3) -> None:
-    (times,) = metrics.send(100.0, 5, SamplingParams(max_tokens=8))
+    (times,) = metrics.record_request(100.0, 5, SamplingParams(max_tokens=8))
     for place in range(num_tokens):
         metrics.tokens(times, 1, 100.1 + place / 10)
     metrics.finish(times, reason, 101.0)
