@@ -71,7 +71,7 @@ class Build:
         """A new, empty folder for prepared weights."""
         self._num_cold += 1
         folder = self._cache / f"cold_{self._num_cold}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         return folder
 
 
