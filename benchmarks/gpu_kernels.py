@@ -1,19 +1,17 @@
-"""Checks and times the GPU kernels one by one, with many ways to cut each.
+"""Checks and times the GPU kernels one by one, with many configs of each.
 
 python benchmarks/gpu_kernels.py --seconds 300 --tune
-python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_kernels.json
+python benchmarks/gpu_kernels.py --table benchmarks/results/gpu_products.json
 
-Parts: tune (the ways of heads, and all products beside the library's), chain (a model's products in
-sequence), layers (with attention), decode, decode_hopper (two kernels by turns), prefill, rows (the
-ways of products of many rows in FP8), layer_ways (of products in layers with attention), unseen
-(products of models that the tables leave out). Prints as it goes, and writes the result file after
-each part, of layer_ways after each row.
+Parts: tune (configs of heads' GEMMs, and all GEMMs beside the library's), chain (a model's GEMMs
+in sequence), layers (with attention), decode, decode_hopper (two kernels in turn), prefill, rows
+(configs of GEMMs of many rows in FP8). Prints as it goes, and writes the result file after each
+part.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 from pathlib import Path
@@ -25,30 +23,26 @@ import torch
 from gpu_attention import decode, prefill
 from gpu_chains import chain
 from gpu_decode_hopper import decode_hopper
-from gpu_layer_ways import layer_ways, write_layer_ways
 from gpu_layers import layers
 from gpu_products import tune, write_table
 from gpu_rows import rows, write_rows
 from gpu_shapes import MODELS, PRODUCTS, SHAPES
 from gpu_timing import Budget
-from gpu_unseen import unseen
 
 PARTS = {
     "tune": tune, "chain": chain, "layers": layers, "decode": decode,
-    "decode_hopper": decode_hopper, "prefill": prefill, "rows": rows, "layer_ways": layer_ways,
-    "unseen": unseen,
+    "decode_hopper": decode_hopper, "prefill": prefill, "rows": rows,
 }  # fmt: skip
 WRITERS = {
     "tune": write_table,
     "rows": write_rows,
-    "layer_ways": write_layer_ways,
-}  # of the tables that `tuning` reads
+}  # of the table that gemm_tuning.py reads
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-3])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS][:-1])
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(MODELS))
     parser.add_argument("--itemsizes", nargs="+", type=int, choices=[2, 1], default=[2, 1])
     parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=PRODUCTS)
@@ -72,7 +66,7 @@ def measure(args: argparse.Namespace) -> None:
     """Run the wanted parts within the budget."""
     budget = Budget(args.seconds)
     if args.compile:
-        for part in {"tune", "unseen", "chain", "rows", "layer_ways"} & set(args.only):
+        for part in {"tune", "chain", "rows"} & set(args.only):
             PARTS[part](budget, args, [])
         return
     args.bandwidth = gpu_timing.read_bandwidth()
@@ -87,13 +81,12 @@ def measure(args: argparse.Namespace) -> None:
         f"a launch in a graph takes {measured['launch_us']:.2f} us",
         flush=True,
     )
-    args.save = functools.partial(record.save, args.name, measured, args.results)
     for part in args.only:
         measured[part] = []
         try:
             PARTS[part](budget, args, measured[part])
         finally:  # what was measured before a failure is kept
-            path = args.save()
+            path = record.save(args.name, measured, args.results)
         if part in WRITERS and args.tune:
             WRITERS[part](measured)
         torch.cuda.empty_cache()

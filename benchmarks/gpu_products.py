@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState
 from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
-from quire.kernels.triton.launch.gemm_config import RingConfig, Way, tile_rows, ways_for
+from quire.kernels.triton.launch.gemm_config import (
+    GemmConfig,
+    RingConfig,
+    config_from,
+    gemm_configs,
+)
 from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.ops.skinny_gemm import (
     MAX_ROWS,
@@ -38,11 +43,11 @@ from quire.kernels.triton.ops.skinny_gemm import (
 )
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-TABLE = Path(gemm_tuning.__file__).parent / "tuned.json"
+TABLE = Path(gemm_tuning.__file__).parent / "gemm_configs.json"
 
 
 def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]) -> None:
-    """Of heads the best way, of layers' products the choice, beside the library's.
+    """The best config of heads, the choice for layers' GEMMs, beside the library's.
 
     alone_us: with what the layer fuses into the product.
     """
@@ -59,12 +64,12 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
             print("out of time")
             break
         n, k = MODELS[name].products()[product]
-        ways = ways_of(m, n, k, itemsize)
+        configs = configs_of(m, n, k, itemsize)
         if product == "head":
-            rows, library = time_alone(m, n, k, itemsize, ways, f"{m} {name} head {itemsize}")
+            rows, library = time_alone(m, n, k, itemsize, configs, f"{m} {name} head {itemsize}")
             alone, config = rows[0]["us"], rows[0]["config"]
         else:
-            case, config = case_of(m, n, k, itemsize), asdict(ways[0])
+            case, config = case_of(m, n, k, itemsize), asdict(configs[0])
             alone, library = time_graph(fused(product, case)), time_graph(case.library)
         print(
             f"tune {name} {product:8} {8 * itemsize:2} bits m={m:2} {alone:7.2f} us, library "
@@ -77,10 +82,10 @@ def tune(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         )  # fmt: skip
 
 
-def ways_of(m: int, n: int, k: int, itemsize: int) -> list[Way]:
+def configs_of(m: int, n: int, k: int, itemsize: int) -> list[GemmConfig]:
     """The choice, and all others worth trying."""
-    usual = gemm_tuning.product_config(m, n, k, itemsize, num_sms(), hopper=True)
-    return list(dict.fromkeys([usual, *ways_for(m, n, k, itemsize, num_sms())]))
+    usual = gemm_tuning.skinny_gemm_config(m, n, k, itemsize, num_sms(), hopper=True)
+    return list(dict.fromkeys([usual, *gemm_configs(m, n, k, itemsize, num_sms())]))
 
 
 def fused(product: str, case: Case) -> list[functools.partial[Any]]:
@@ -102,8 +107,8 @@ def run_tuned_once(m: int, name: str, product: str, itemsize: int) -> None:
     """For what it leaves in the cache of compiled kernels."""
     n, k = MODELS[name].products()[product]
     if product == "head":
-        for way in ways_of(m, n, k, itemsize):
-            run_once(m, n, k, itemsize, way)
+        for config in configs_of(m, n, k, itemsize):
+            run_once(m, n, k, itemsize, config)
     else:
         weight = torch.ones(n, k, device=DEVICE, dtype=DTYPE)
         case = plain_case(m, [weight]) if itemsize == 2 else fp8_case(m, [weight.to(reference.FP8)])
@@ -116,16 +121,7 @@ def few(rows: list[int], itemsize: int) -> list[int]:
     return [m for m in rows if m <= (fp8_linear.FEW if itemsize == 1 else MAX_ROWS)]
 
 
-def compiled_as(m: int, n: int, k: int, way: Way, num_sms: int) -> tuple[int, Way]:
-    """Equal for cases that one compiled kernel serves."""
-    rows = tile_rows(m)
-    if isinstance(way, RingConfig):
-        return rows, way
-    _, parts = way.grid(n, k, num_sms)
-    return max(way.min_block_m, rows), replace(way, split=1 << (parts - 1).bit_length(), per_sm=0)
-
-
-def product_calls(case: Case, config: Way) -> list[functools.partial[Tensor]]:
+def product_calls(case: Case, config: GemmConfig) -> list[functools.partial[Tensor]]:
     """x · Wᵀ for each weight."""
     if isinstance(case.x, Tensor):
         return [functools.partial(skinny_gemm, case.x, w, config=config) for w in case.weights]
@@ -144,12 +140,12 @@ def num_sms() -> int:
 
 
 def time_alone(
-    m: int, n: int, k: int, itemsize: int, ways: list[Way], label: str
+    m: int, n: int, k: int, itemsize: int, configs: list[GemmConfig], label: str
 ) -> tuple[list[dict[str, Any]], float]:
-    """The ways of one product, the quickest first, and microseconds of the library."""
+    """The configs of one product, the quickest first, and microseconds of the library."""
     case = case_of(m, n, k, itemsize)
     make = functools.partial(product_calls, case)
-    return time_ways(ways, make, case.expected, label), time_graph(case.library)
+    return time_ways(configs, make, case.expected, label), time_graph(case.library)
 
 
 def case_of(m: int, n: int, k: int, itemsize: int) -> Case:
@@ -201,45 +197,39 @@ def fp8_case(m: int, codes: list[Tensor]) -> Case:
 
 
 def write_table(result: dict[str, Any]) -> None:
-    """Keep the best way of each measured shape for `tuning`, and whether cuBLAS was faster.
-
-    What the table has of other shapes stays.
-    """
-    kept = {_shape(row): row for row in gemm_tuning.measured()["skinny_gemm"]}
-    for row in result["tune"]:
-        kept[_shape(row)] = kept.get(_shape(row), {}) | {
-            **{key: row[key] for key in ("m", "n", "k", "itemsize")},
-            "library": row["library_us"] < row["alone_us"],
-            "config": row["config"],
-        }
-    given = {"num_sms": result["num_sms"], "skinny_gemm": list(kept.values())}
-    save_table(gemm_tuning.measured() | given)
+    """Put the best config of each measured shape into the table, and what cuBLAS is faster at."""
+    best = {(row["itemsize"], row["n"], row["k"], row["m"]): row for row in result["tune"]}
+    faster = {key: row["library_us"] < row["alone_us"] for key, row in best.items()}
+    save_configs({key: row["config"] for key, row in best.items()}, faster)
 
 
-def save_table(table: dict[str, Any]) -> None:
-    """A line for each shape."""
+def save_configs(
+    best: dict[tuple[int, ...], dict[str, Any] | None],
+    library_is_faster: dict[tuple[int, ...], bool],
+) -> None:
+    """Write configs by (itemsize, n, k, m) into the table; what it has of other shapes stays."""
+    table = json.loads(TABLE.read_text())
+    configs = [None, *(asdict(config_from(each)) for each in table["configs"])]
+    by_library = {tuple(key) for key in table["by_library"]} - set(library_is_faster)
+    by_library |= {key for key, faster in library_is_faster.items() if faster}
+    shapes = {tuple(row[:3]): {m: rest for m, *rest in row[3:]} for row in table["shapes"]}
+    for (*shape, m), config in best.items():
+        if config is not None and config not in configs:
+            configs.append(config)
+        shapes.setdefault(tuple(shape), {})[m] = [configs.index(config)]
+    rows = [
+        [*shape, *([m, *by_rows[m]] for m in sorted(by_rows))]
+        for shape, by_rows in sorted(shapes.items())
+    ]
+    lines = {"configs": configs[1:], "by_library": sorted(by_library), "shapes": rows}
     parts = [f'"num_sms": {table["num_sms"]}']
-    for name in ("skinny_gemm", "rows"):
-        lines = ",\n".join(json.dumps(row) for row in table[name])
-        parts.append(f'"{name}": [\n{lines}\n]')
+    for name, each in lines.items():
+        joined = ",\n".join(json.dumps(line, separators=(",", ":")) for line in each)
+        parts.append(f'"{name}": [\n{joined}\n]')
     TABLE.write_text(f"{{{', '.join(parts)}}}\n")
-    gemm_tuning.measured.cache_clear()
-    forget_choices()
 
 
-def forget_choices() -> None:
-    """What was chosen by another table."""
-    for choice in (gemm_tuning.product_config, gemm_tuning.rope_gemm_config):
-        choice.cache_clear()
-    for each in (gemm_tuning.library_is_faster, gemm_tuning.rows_config):
-        each.cache_clear()
-
-
-def _shape(row: dict[str, Any]) -> tuple[int, ...]:
-    return row["m"], row["n"], row["k"], row.get("itemsize", 2)
-
-
-def run_once(m: int, n: int, k: int, itemsize: int, config: Way) -> None:
+def run_once(m: int, n: int, k: int, itemsize: int, config: GemmConfig) -> None:
     """One product, for what it leaves in the cache of compiled kernels."""
     weight: Any = torch.empty(n, k, device=DEVICE, dtype=DTYPE if itemsize == 2 else reference.FP8)
     if itemsize == 1:

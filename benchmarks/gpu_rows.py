@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_chains import chain_weights, rows_for, tuned_layers
-from gpu_products import num_sms, save_table
+from gpu_products import num_sms, save_configs
 from gpu_shapes import SHAPES, Model
 from gpu_timing import (
     DEVICE,
@@ -27,9 +27,8 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight
-from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
-from quire.kernels.triton.launch.gemm_config import RingConfig, rows_ways_for
+from quire.kernels.triton.launch.gemm_config import RingConfig, fp8_gemm_configs
 from quire.kernels.triton.ops import fp8_linear
 from quire.kernels.triton.step.elementwise import (
     quantize_rows,
@@ -51,7 +50,7 @@ def rows(budget: Budget, args: argparse.Namespace, results: list[dict[str, Any]]
         (1 << (m - 1).bit_length(), way): (m, way)
         for name, m in cases
         for product in PRODUCTS
-        for way in rows_ways_for(m, *SHAPES[name].products()[product], num_sms())
+        for way in fp8_gemm_configs(m, *SHAPES[name].products()[product], num_sms())
     }
     precompile(run_once, list(wanted.values()), args.workers, budget)
     for name, m in () if args.compile else cases:
@@ -87,7 +86,7 @@ def ways_between(name: str, m: int) -> dict[str, dict[str, Any]]:
 
         label = f"{m} {name} {product}"
         ways = time_ways(
-            rows_ways_for(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0
+            fp8_gemm_configs(m, n, k, num_sms()), calls, expected, label, limit=0.1, least_us=0
         )
         for way in ways:
             way["us"] /= len(layers)
@@ -147,15 +146,10 @@ def run_once(m: int, way: RingConfig) -> None:
 
 
 def write_rows(result: dict[str, Any]) -> None:
-    """Keep the best way of each measured shape for `tuning`; null where it is the library's.
-
-    What the table has of other shapes stays.
-    """
-    table = gemm_tuning.measured()
-    kept = {(row["m"], row["n"], row["k"]): row for row in table["rows"]}
+    """Put the best config of each measured shape into the table; null: the library is faster."""
+    best: dict[tuple[int, ...], dict[str, Any] | None] = {}
     for row in result["rows"]:
         for found in row["products"].values():
-            way, (n, k) = chosen(found), (found["n"], found["k"])
-            config = asdict(way) if way else None
-            kept[row["m"], n, k] = {"m": row["m"], "n": n, "k": k, "config": config}
-    save_table(table | {"rows": list(kept.values())})
+            config = chosen(found)
+            best[1, found["n"], found["k"], row["m"]] = config and asdict(config)
+    save_configs(best, {})

@@ -68,49 +68,24 @@ def gpu_rows(result: Result) -> str:
     return "\n".join(lines)
 
 
-def gpu_unseen(result: Result) -> str:
-    """What is chosen for shapes that nobody tuned, beside the best of all ways."""
-    from gpu_neighbours import judged
+def gemm_timings(_: Result) -> str:
+    """What GEMMs of shapes that nobody tuned lose by a similar shape's config."""
+    from gemm_similar import losses
+    from gpu_shapes import HELD_OUT, TIMED
 
-    groups = judged(result["num_sms"])
-    names = {
-        "left": "one model left out at a time", "later": "not in the table", "heads": "and heads",
-    }  # fmt: skip
+    groups = [losses(list(models)) for models in (TIMED, HELD_OUT)]
     lines = [
-        "By how much the choice takes longer than the best way, mean and worst product:",
+        "By how much the config chosen takes longer than the best, mean and worst GEMM:",
         "",
-        f"| weights | rows | {' | '.join(names.values())} |",
-        f"|---|---|{'---|' * len(names)}",
+        "| weights | rows | one model left out at a time | models held out |",
+        "|---|---|---|---|",
     ]
-    cases = {(row["itemsize"], row["m"]) for found in groups.values() for row, _ in found}
-    for case in sorted(cases):
-        cells = ["FP8" if case[0] == 1 else "bf16", str(case[1])]
-        for group in names:
-            above = [x for row, x in groups[group] if (row["itemsize"], row["m"]) == case]
-            cells.append(f"{sum(above) / len(above):.1%}, {max(above):.1%}" if above else "")
+    for itemsize, m in sorted({(each.itemsize, each.m) for found in groups for each in found}):
+        cells = ["FP8" if itemsize == 1 else "bf16", str(m)]
+        for found in groups:
+            part = [each.loss for each in found if (each.itemsize, each.m) == (itemsize, m)]
+            cells.append(f"{sum(part) / len(part):.1%}, {max(part):.1%}" if part else "")
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def layers_unseen(result: Result) -> str:
-    """Layers of models that no table has: as is chosen for them, beside tuned where they run."""
-    rows = result["layer_ways"]
-    sizes = sorted({row["m"] for row in rows})
-    above = [row["was_us"] / row["us"] - 1 for row in rows]
-    lines = [
-        "Microseconds of a layer with attention as is chosen, by rows, and by how much that is "
-        f"longer than with ways tuned in that layer: {sum(above) / len(above):.1%} in the mean, at "
-        f"most {max(above):.1%}.",
-        "",
-        f"| weights | model | {' | '.join(map(str, sizes))} |",
-        f"|---|---|{'---|' * len(sizes)}",
-    ]
-    found = {(row["itemsize"], row["model"], row["m"]): row for row in rows}
-    for itemsize, model in sorted({key[:2] for key in found}):
-        given = [found.get((itemsize, model, m)) for m in sizes]
-        cells = [f"{r['was_us']:.1f}, {r['was_us'] / r['us'] - 1:+.1%}" if r else "" for r in given]
-        name = "FP8" if itemsize == 1 else "bf16"
-        lines.append(f"| {name} | {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

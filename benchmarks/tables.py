@@ -24,6 +24,7 @@ from cpu_tables import (
     cpu_start,
 )
 from gpu_tables import (
+    gemm_timings,
     gpu_chain,
     gpu_decode,
     gpu_decode_hopper,
@@ -32,8 +33,6 @@ from gpu_tables import (
     gpu_prefill,
     gpu_products,
     gpu_rows,
-    gpu_unseen,
-    layers_unseen,
 )
 from serving_table import saturated, serving, step_profile
 
@@ -42,6 +41,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = [
     "README.md",
     "docs/cpu.md",
+    "docs/decisions/gemm-configs.md",
     "docs/gpu-kernels.md",
     "docs/kv-cache.md",
     "docs/performance.md",
@@ -265,12 +265,8 @@ TABLES: dict[str, Callable[[Result], str]] = {
     "gpu_invariance": gpu_invariance,
     "gpu_products": gpu_products,
     "gpu_rows": gpu_rows,
-    "gpu_unseen": gpu_unseen,
+    "gemm_timings": gemm_timings,
     "gpu_chain": gpu_chain,
-    "gpu_layer_ways_left_out_fp8": layers_unseen,
-    "gpu_layer_ways_left_out_bf16": layers_unseen,
-    "gpu_layer_ways_unseen_fp8": layers_unseen,
-    "gpu_layer_ways_unseen_bf16": layers_unseen,
     "gpu_layers": gpu_layers,
     "gpu_decode": gpu_decode,
     "gpu_decode_hopper": gpu_decode_hopper,

@@ -22,7 +22,7 @@ from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.operands import Fp8Rows, ResidualState, RopeWriteKV
 from quire.kernels.triton import triton_operations
-from quire.kernels.triton.gemm.gemm_tuning import skinny_rule
+from quire.kernels.triton.gemm.gemm_tuning import default_skinny_config
 from quire.kernels.triton.launch.attention_config import DecodeConfig
 from quire.kernels.triton.launch.gemm_config import SkinnyConfig
 from quire.kernels.triton.launch.workspace import launches_early, workspace
@@ -356,7 +356,7 @@ def test_gate_and_up_take_turns() -> None:
 )
 def test_the_bound_of_programs_that_share_a_tile_holds(n: int, k: int, num_sms: int) -> None:
     """What `grid` says against the runs of units written out."""
-    for config in [*CONFIGS, skinny_rule(1, n, k, 2, num_sms)]:
+    for config in [*CONFIGS, default_skinny_config(1, n, k, 2, num_sms)]:
         programs, parts = config.grid(n, k, num_sms)
         k_tiles = -(-k // config.block_k)
         units = -(-n // config.block_n) * k_tiles

@@ -1,4 +1,4 @@
-"""Which way of a product is taken: as measured on such a GPU, else by rule or by the library."""
+"""Which config a GEMM takes, and attention: as tuned on such a GPU, else by rule."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import gpu_neighbours
+import gemm_similar
 import pytest
 import torch
-from gpu_shapes import HELD_OUT, TIMED, UNSEEN
-from gpu_unseen import choice_in_layers
+from gpu_shapes import HELD_OUT, TIMED
 
 from quire.kernels import reference
-from quire.kernels.triton.gemm import gemm_cost_model, gemm_tuning
-from quire.kernels.triton.gemm.gemm_cost_model import expected_us
+from quire.kernels.triton.gemm import gemm_tuning
 from quire.kernels.triton.gemm.gemm_tuning import (
+    default_skinny_config,
+    fp8_gemm_config,
     library_is_faster,
-    product_config,
-    rows_config,
-    skinny_rule,
+    similar,
+    skinny_gemm_config,
 )
 from quire.kernels.triton.launch import attention_config
 from quire.kernels.triton.launch.gemm_config import (
     RingConfig,
     SkinnyConfig,
-    rows_ways_for,
-    way_from,
-    ways_for,
+    fp8_gemm_configs,
+    gemm_configs,
 )
 from quire.kernels.triton.launch.workspace import NUM_PARTIALS
 
@@ -39,59 +37,40 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 H200, QKV_8B, GATE_UP_8B = 132, (6144, 4096, 2), (28672, 4096, 2)
 
 
-def in_layers() -> dict[tuple[int, ...], dict[str, Any] | None]:
-    """(rows, n, k, bytes) → the way that was the best in layers with attention."""
-    result = json.loads((RESULTS / "gpu_layer_ways.json").read_text())
-    assert result["num_sms"] == gemm_tuning.measured()["num_sms"]
-    return {
-        (row["m"], way["n"], way["k"], row["itemsize"]): way["config"]
-        for row in result["layer_ways"]
-        for way in row["products"].values()
-    }
-
-
-def test_the_table_is_that_of_the_result_files() -> None:
-    """In layers; of heads, and whether the library is faster, by themselves."""
-    result, best = json.loads((RESULTS / "gpu_products.json").read_text()), in_layers()
-    alone = {tuple(row[key] for key in ("m", "n", "k", "itemsize")): row for row in result["tune"]}
-    table = gemm_tuning.measured()
-    assert len(table["skinny_gemm"]) == 96  # 8 products by 6 numbers of rows, in FP8 by 4, 2 heads
-    for row in table["skinny_gemm"]:
+def test_the_library_serves_what_it_was_faster_at() -> None:
+    """By the result file."""
+    result = json.loads((RESULTS / "gpu_products.json").read_text())
+    assert result["num_sms"] == gemm_tuning.table().num_sms
+    for row in result["tune"]:
         shape = row["m"], row["n"], row["k"], row["itemsize"]
-        measured = alone[(8 if row["m"] == 4 else row["m"], *shape[1:])]
-        assert row["config"] == (best[shape] if shape in best else measured["config"])
-        assert row["library"] == (measured["library_us"] < measured["alone_us"])
+        faster = row["library_us"] < row["alone_us"]
+        assert library_is_faster(*shape, H200, hopper=True) == faster
 
 
-def test_the_table_of_many_rows_is_that_of_its_result_files() -> None:
-    result, best = json.loads((RESULTS / "gpu_rows.json").read_text()), in_layers()
-    table = {
-        (row["m"], row["n"], row["k"]): row["config"] for row in gemm_tuning.measured()["rows"]
-    }
-    assert result["num_sms"] == gemm_tuning.measured()["num_sms"]
+def test_many_rows_have_a_config_that_was_timed_or_the_library() -> None:
+    result = json.loads((RESULTS / "gpu_rows.json").read_text())
     for row in result["rows"]:
         for found in row["products"].values():
-            shape, first = (row["m"], found["n"], found["k"]), found["ways"][0]
-            way = first["config"] if first["us"] < found["library_us"] else None
-            assert table.pop(shape) == best.get((*shape, 1), way)
-    assert not table
+            config = fp8_gemm_config(row["m"], found["n"], found["k"], H200)
+            assert config in [None, *fp8_gemm_configs(row["m"], found["n"], found["k"], H200)]
 
 
-def test_what_is_expected_of_many_rows_is_near_the_best_way_of_shapes_tuned() -> None:
-    """Which are left out of those timed."""
+def test_similar_shapes_have_near_the_best_configs_of_many_rows() -> None:
+    """Of shapes that were tuned in layers, by what they took there."""
     above = []
     for row in json.loads((RESULTS / "gpu_rows.json").read_text())["rows"]:
         for found in row["products"].values():
             m, n, k = row["m"], found["n"], found["k"]
             if m > 128 or (m > 64 and n > 192 * H200):
                 continue  # the library's
-            us = {RingConfig(**way["config"]): way["us"] for way in found["ways"]}
-            ways = [way for way in rows_ways_for(m, n, k, H200) if way in us]
-            expected = expected_us(m, n, k, 1, H200, ways, without=[(n, k)])
-            best = min(found["library_us"], *us.values())
-            above.append(us[min(ways, key=lambda way: expected[way])] / best - 1)
-    assert max(above) < 0.1
-    assert statistics.mean(above) < 0.03
+            us = {RingConfig(**each["config"]): each["us"] for each in found["ways"]}
+            config = similar(m, n, k, 1, H200, without=[(n, k)]).config
+            assert isinstance(config, RingConfig)
+            if config in us:  # all were timed that were worth trying then
+                above.append(us[config] / min(found["library_us"], *us.values()) - 1)
+    assert len(above) > 10
+    assert max(above) < 0.2
+    assert statistics.mean(above) < 0.05
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])
@@ -102,9 +81,9 @@ def test_what_is_chosen_for_odd_shapes_can_be_launched(
 ) -> None:
     n, k = shape
     many = itemsize == 1 and m > 16
-    way: Any = rows_config(m, n, k, H200) if many else None
+    way: Any = fp8_gemm_config(m, n, k, H200) if many else None
     if not many and m <= 64:
-        way = product_config(m, n, k, itemsize, H200, hopper=True)
+        way = skinny_gemm_config(m, n, k, itemsize, H200, hopper=True)
     if way is None:
         return
     assert isinstance(way, RingConfig | SkinnyConfig)
@@ -118,76 +97,57 @@ def test_what_is_chosen_for_odd_shapes_can_be_launched(
     assert m > 4 or isinstance(way, RingConfig)
 
 
-def test_a_shape_timed_takes_its_best_way_and_one_left_out_what_its_neighbours_take() -> None:
-    row = {"m": 16, "n": 5120, "k": 3072, "itemsize": 2}
-    assert any(row.items() <= each.items() for each in gemm_cost_model.timed()["shapes"])
-    ways = ways_for(*row.values(), H200)
-    own = expected_us(*row.values(), H200, ways)
-    others = expected_us(*row.values(), H200, ways, without=[(5120, 3072)])
-    assert own != others
-    best = min(ways, key=lambda way: others[way])
-    assert own[best] < 1.1 * min(own.values())
-    again = expected_us(*row.values(), H200, reversed(ways))
-    assert again == own
+def test_tuned_shapes_have_configs_worth_trying() -> None:
+    """But for those tuned in layers, of which more were tried."""
+    table, in_layers = gemm_tuning.table(), gemm_similar.tuned_in_layers()
+    for (itemsize, many), shapes in table.shapes.items():
+        for n, k in shapes.keys() - set(in_layers):
+            for m, tuned in shapes[n, k].items():
+                worth: list[Any] = gemm_configs(m, n, k, itemsize, table.num_sms)
+                if many:
+                    worth = [None, *fp8_gemm_configs(m, n, k, table.num_sms)]
+                assert tuned.config in worth
+                assert tuned.rope_config in [None, *worth]
 
 
-def test_choices_are_near_the_best_way_of_shapes_that_nobody_tuned() -> None:
-    groups = gpu_neighbours.judged()
-    above = {name: [x for _, x in found] for name, found in groups.items()}
-    assert {row["model"] for row, _ in groups["later"]} == set(HELD_OUT)
-    assert len(above["left"]) > 1000
-    assert statistics.mean(above["left"]) < 0.015
-    assert statistics.mean(above["later"]) < 0.02
-    assert sum(x > 0.1 for x in above["later"]) < 0.05 * len(above["later"])
-    assert max(above["heads"]) < 0.12
+def test_a_tuned_shape_takes_its_own_config_and_one_left_out_a_similar_shapes() -> None:
+    shape = (16, 5120, 3072, 2, H200)
+    own = gemm_tuning.table().shapes[2, False][5120, 3072][16]
+    assert skinny_gemm_config(*shape, hopper=True) == own.config
+    assert similar(*shape).config == own.config
+    other = similar(*shape, without=[(5120, 3072)]).config
+    assert other in gemm_configs(*shape)
 
 
-@pytest.mark.parametrize("weights", ["fp8", "bf16"])
-@pytest.mark.parametrize(("name", "models"), [("unseen", UNSEEN), ("left_out", HELD_OUT)])
-def test_layers_of_models_unseen_take_little_more_than_if_they_were_tuned(
-    name: str, models: dict[str, Any], weights: str
-) -> None:
-    """By what was chosen for them when they were timed, and still is."""
-    result = json.loads((RESULTS / f"gpu_layer_ways_{name}_{weights}.json").read_text())
-    rows = result["layer_ways"]
-    assert {row["model"] for row in rows} <= set(models)
-    above = [row["was_us"] / row["us"] - 1 for row in rows]
-    assert statistics.mean(above) < 0.025
-    assert max(above) < 0.1
-    for row in rows:
-        for product, way in row["products"].items():
-            choice = choice_in_layers(row | way | {"product": product}, H200)
-            assert (choice and dataclasses.asdict(choice)) == way["was"]
+def test_a_similar_shapes_config_is_near_the_best_of_shapes_that_nobody_tuned() -> None:
+    left, later = (gemm_similar.losses(list(models)) for models in (TIMED, HELD_OUT))
+    assert {each.model for each in later} == set(HELD_OUT)
+    assert len(left) > 3000
+    assert gemm_similar.summary(left)["mean"] < 0.0125
+    assert gemm_similar.summary(later)["mean"] < 0.0125
+    for found in (left, later):
+        assert sum(each.loss > 0.1 for each in found) < 0.03 * len(found)
+        assert gemm_similar.summary(found)["max"] < 0.45
 
 
-def test_times_are_those_of_the_result_files() -> None:
-    """Of the models that are meant for it, and of no other."""
-    rows = gpu_neighbours.recorded()
-    shapes = {(row["n"], row["k"]) for row in rows if row["model"] in TIMED}
-    assert {(row["n"], row["k"]) for row in gemm_cost_model.timed()["shapes"]} == shapes
-    kept = {tuple(row[key] for key in ("m", "itemsize", "n", "k")): row for row in rows}
-    ways = [way_from(config) for config in gemm_cost_model.timed()["ways"]]
-    for row in gemm_cost_model.timed()["shapes"][::50]:
-        found = kept[tuple(row[key] for key in ("m", "itemsize", "n", "k"))]
-        us = {way_from(way["config"]): way["us"] for way in found["ways"]}
-        if found["model"] in TIMED:
-            for index, each in zip(row["ways"], row["us"], strict=True):
-                assert each == pytest.approx(us[ways[index]], rel=1e-3)
+def test_timings_are_of_configs_worth_trying() -> None:
+    for (itemsize, n, k), found in gemm_similar.timings().items():
+        for timing in found:
+            many = itemsize == 1 and timing.m > 16
+            worth: list[Any] = gemm_configs(timing.m, n, k, itemsize, H200)
+            worth = [*fp8_gemm_configs(timing.m, n, k, H200)] if many else worth
+            assert timing.losses.keys() | timing.not_timed <= set(worth)
+            assert min(timing.losses.values()) == 0
 
 
 def test_the_nearest_number_of_rows_upwards_is_taken() -> None:
-    choose = functools.partial(product_config, num_sms=H200, hopper=True)
+    choose = functools.partial(skinny_gemm_config, num_sms=H200, hopper=True)
     assert choose(2, *GATE_UP_8B) == choose(4, *GATE_UP_8B)
     assert choose(33, *GATE_UP_8B) == choose(64, *GATE_UP_8B)
     assert choose(4, *GATE_UP_8B) != choose(1, *GATE_UP_8B)
 
 
-def test_the_library_serves_what_it_is_faster_at_and_what_nobody_measured() -> None:
-    rows = gemm_tuning.measured()["skinny_gemm"]
-    assert {row["library"] for row in rows} == {True, False}
-    for row in rows:
-        shape = (row["m"], row["n"], row["k"], row["itemsize"])
-        assert library_is_faster(*shape, H200, hopper=True) == row["library"]
+def test_the_library_serves_what_no_hopper_kernel_can_read() -> None:
     assert library_is_faster(16, 6144, 4104, 2, H200, hopper=False)
     assert not library_is_faster(16, 6144, 4104, 2, H200, hopper=True)  # there are rings
     assert library_is_faster(16, 6144, 4100, 2, H200, hopper=True)  # but not for odd sizes
@@ -195,9 +155,11 @@ def test_the_library_serves_what_it_is_faster_at_and_what_nobody_measured() -> N
 
 
 def test_ways_of_one_gpu_do_not_serve_another() -> None:
-    assert product_config(16, *QKV_8B, 108, hopper=False) == skinny_rule(16, *QKV_8B, 108)
+    assert skinny_gemm_config(16, *QKV_8B, 108, hopper=False) == default_skinny_config(
+        16, *QKV_8B, 108
+    )
     fp8 = (*QKV_8B[:2], 1)
-    assert isinstance(product_config(16, *fp8, 114, hopper=True), RingConfig)
+    assert isinstance(skinny_gemm_config(16, *fp8, 114, hopper=True), RingConfig)
     assert library_is_faster(16, *QKV_8B, 108, hopper=False)
 
 
@@ -206,9 +168,11 @@ def test_a_ring_serves_what_the_copy_engine_can_step_through() -> None:
     plain = ((1, 5120, 2, True), (64, 5120, 2, True), (1, 5116, 2, False), (1, 5120, 4, False))
     codes = ((1, 5120, 1, True), (16, 5120, 1, True), (17, 5120, 1, False), (1, 5112, 1, False))
     for m, k, itemsize, ring in measured + plain + codes:
-        way = product_config(m, 6144, k, itemsize, H200, hopper=True)
+        way = skinny_gemm_config(m, 6144, k, itemsize, H200, hopper=True)
         assert isinstance(way, RingConfig) == ring
-        assert not isinstance(product_config(m, 6144, k, itemsize, H200, hopper=False), RingConfig)
+        assert not isinstance(
+            skinny_gemm_config(m, 6144, k, itemsize, H200, hopper=False), RingConfig
+        )
 
 
 @pytest.mark.parametrize(("head_dim", "padded"), [(8, 16), (16, 16), (80, 128), (128, 128)])

@@ -13,7 +13,7 @@ from twins import normal, rope_case
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Weight, HeadNorms, ResidualState, RopeWriteKV
 from quire.kernels.triton.gemm import gemm_tuning
-from quire.kernels.triton.gemm.gemm_tuning import product_config, rope_gemm_config
+from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.skinny_gemm import (
@@ -139,7 +139,7 @@ def test_tiles_hold_whole_heads(
 ) -> None:
     """Or there is no way."""
     way = rope_gemm_config(m, n, k, itemsize, 132, kv_heads, head_dim, hopper=True)
-    usual = product_config(m, n, k, itemsize, 132, hopper=True)
+    usual = skinny_gemm_config(m, n, k, itemsize, 132, hopper=True)
     heads = (n // head_dim - 2 * kv_heads, kv_heads, head_dim)
     assert way is None or whole(way, heads)
     if whole(usual, heads) and head_dim not in (20, 96):
@@ -148,14 +148,16 @@ def test_tiles_hold_whole_heads(
         assert way is not None or usual.block_n > kv_heads * head_dim
 
 
-def test_heads_are_turned_apart_where_that_is_expected_to_be_quicker(
+def test_tiles_that_cut_heads_are_replaced_where_that_costs_little(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shape, heads = (8, 5120, 3072, 1, 132), (8, 128)
     choose = gemm_tuning.rope_gemm_config.__wrapped__
-    assert product_config(*shape, hopper=True).block_n == 64  # half a head
+    usual = skinny_gemm_config(*shape, hopper=True)
+    assert usual.block_n == 64  # half a head
     assert choose(*shape, *heads, hopper=True).block_n == 128
-    monkeypatch.setattr(gemm_tuning, "_TURNING", -1.0)
+    assert choose(*shape, 8, 64, hopper=True) == usual
+    tuned = gemm_tuning.table().shapes[1, False][5120, 3072]
+    monkeypatch.setitem(tuned, 8, gemm_tuning.TunedGemm(usual))
     assert choose(*shape, *heads, hopper=True) is None
-    assert choose(*shape, 8, 64, hopper=True) == product_config(*shape, hopper=True)
-    assert choose(16, 6144, 4096, 2, 132, *heads, hopper=True) is None  # tuned
+    assert choose(16, 6144, 4096, 2, 132, *heads, hopper=True) is None

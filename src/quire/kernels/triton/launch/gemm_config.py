@@ -1,4 +1,4 @@
-"""The ways to cut a product of few rows, and those worth trying for a shape."""
+"""Configs of the GEMM kernels for few rows, and those worth trying for a shape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _SHARED_MEMORY = 227 * 1024  # bytes that a Hopper multiprocessor has for its pr
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """A way of `skinny_gemm` to cut W.
+    """How the plain Triton kernel cuts W [n, k] into tiles of block_n x block_k.
 
-    split > 0: so many programs share each tile, all at the same k-steps. split = 0: `per_sm`
-    programs a multiprocessor share all tiles evenly, wherever the borders fall. tma: the copy
-    engine fetches W (Hopper and later).
+    split > 0: so many programs share each tile, each with a part of k. split = 0: `per_sm` programs
+    a multiprocessor share all tiles evenly, wherever the borders fall. tma: the copy engine fetches
+    W (Hopper and later).
     """
 
     block_n: int
@@ -46,9 +46,10 @@ class SkinnyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RingConfig:
-    """A way of the ring on Hopper to cut W: `split` programs share each tile of block_n rows.
+    """How a Hopper kernel cuts W: `split` programs share each tile of block_n rows.
 
-    stages: places in the ring, two at least, each for a step's `tiles` times 128 bytes of the rows.
+    Each reads W through a ring in shared memory of `stages` (two at least) slots; a slot holds
+    `tiles` times 128 bytes of each row.
     """
 
     block_n: int
@@ -58,85 +59,77 @@ class RingConfig:
     warps: int = 4
 
 
-Way = SkinnyConfig | RingConfig
+GemmConfig = SkinnyConfig | RingConfig
+
+
+def config_from(fields: dict[str, Any]) -> GemmConfig:
+    """A config from its fields, as JSON files have them."""
+    return RingConfig(**fields) if "tiles" in fields else SkinnyConfig(**fields)
 
 
 def tile_rows(m: int) -> int:
-    """Rows of x in a tile of a ring's kernel, for m of them: a power of two, eight at least."""
+    """Rows of x in a tile of a Hopper kernel, for x of m rows: a power of two, eight at least."""
     return max(8, 1 << (m - 1).bit_length())
 
 
-def room_for(m: int, itemsize: int, way: Way) -> int:
-    """How many programs a Hopper multiprocessor has shared memory for, of a product with m rows."""
-    if isinstance(way, SkinnyConfig):
-        a_column = itemsize * way.block_n + 2 * max(way.min_block_m, tile_rows(m))
-        return _SHARED_MEMORY // (way.stages * way.block_k * a_column)
-    rounds = itemsize == 1 and m <= 16  # x itself, which takes some 8 KiB and no place in the ring
-    rows = way.block_n if rounds else way.block_n + tile_rows(m)
-    return _SHARED_MEMORY // (128 * way.stages * way.tiles * rows + 1024 * (9 if rounds else 2))
+def gemm_configs(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[GemmConfig]:
+    """Configs worth trying on Hopper for x [m, k] and W [n, k] with `itemsize` bytes an element.
 
-
-def way_from(config: dict[str, Any]) -> Way:
-    """A way as tables keep it."""
-    return RingConfig(**config) if "tiles" in config else SkinnyConfig(**config)
-
-
-def ways_for(m: int, n: int, k: int, itemsize: int, num_sms: int) -> list[Way]:
-    """Of x [m, k] and W [n, k] on Hopper, x in 16 bits: up to 64 rows, in FP8 up to 16.
-
-    Tiles that are shared make programs for half of the multiprocessors or more, at most two on
-    each, or as many as there are tiles. With up to 4 rows the kernel without a ring is not tried.
+    x has 16 bits: up to 64 rows, with W in FP8 up to 16. Programs that share tiles fill half of the
+    multiprocessors or more, and are at most two on each. With up to 4 rows the plain Triton kernel
+    is not tried.
     """
-    ways: list[Way] = []
+    configs: list[GemmConfig] = []
     for (block_n, tiles), split in itertools.product(((128, 1), (64, 2)), (1, 2, 3, 4, 5, 6, 8)):
         programs = -(-n // block_n) * split
         fills = num_sms / 2 <= programs <= 2 * num_sms and split * tiles * 128 <= k * itemsize
-        room = 2 * programs * block_n * max(16, m) <= NUM_PARTIALS
-        if split > 1 and not (fills and room):
+        fits = 2 * programs * block_n * max(16, m) <= NUM_PARTIALS
+        if split > 1 and not (fills and fits):
             continue
         rounds = -(-programs // num_sms)
         warps = 8 if m > 16 and block_n == 128 else 4
-        ways += [
-            _ring(_places(m, block_n, each), block_n, split, tiles, warps)
-            for each in ((1, 2, 3) if split == 1 else (1, 2))
-            if (split == 1 and each <= rounds + 1) or each >= rounds
+        configs += [
+            _ring_config(_ring_slots(m, block_n, per_sm), block_n, split, tiles, warps)
+            for per_sm in ((1, 2, 3) if split == 1 else (1, 2))
+            if (split == 1 and per_sm <= rounds + 1) or per_sm >= rounds
         ]
         if itemsize == 2 and m > 4 and block_n == 64:
-            ways.append(SkinnyConfig(block_n, 128, 5, split))
+            configs.append(SkinnyConfig(block_n, 128, 5, split))
     if itemsize == 2 and m > 4:
-        ways += [SkinnyConfig(64, 128, 4, 1, tma=True), SkinnyConfig(128, 64, 4, 1, tma=True)]
-    return list(dict.fromkeys(ways))
+        configs += [SkinnyConfig(64, 128, 4, 1, tma=True), SkinnyConfig(128, 64, 4, 1, tma=True)]
+    return list(dict.fromkeys(configs))
 
 
-def _ring(places: int, block_n: int, split: int, tiles: int, warps: int) -> RingConfig:
-    """With room for at least three steps."""
-    tiles = tiles if places >= 3 * tiles else 1
-    return RingConfig(block_n, places // tiles, split, tiles, warps)
+def _ring_config(slots: int, block_n: int, split: int, tiles: int, warps: int) -> RingConfig:
+    """A ring of slots of 128 bytes, joined to wider ones where that leaves three or more."""
+    tiles = tiles if slots >= 3 * tiles else 1
+    return RingConfig(block_n, slots // tiles, split, tiles, warps)
 
 
-def _places(m: int, block_n: int, on_each: int) -> int:
-    """Of 128 bytes of the rows of W and x in a ring, so many programs being on a multiprocessor.
+def _ring_slots(m: int, block_n: int, per_sm: int) -> int:
+    """Slots of 128 bytes of each row that fit, with `per_sm` programs on a multiprocessor.
 
-    Up to 16 rows of x that a program rounds itself take some 8 KiB, beside W's.
+    Up to 16 rows of x need no slots; the program keeps them beside the ring, in 8 KiB.
     """
-    rounded = m <= 16
-    block_m = 0 if rounded else 1 << (m - 1).bit_length()
-    room = _SHARED_MEMORY // on_each - 1024 * (10 if rounded else 2)
-    return min(10, room // (128 * (block_n + block_m)))
+    block_m = 0 if m <= 16 else 1 << (m - 1).bit_length()
+    num_bytes = _SHARED_MEMORY // per_sm - 1024 * (10 if m <= 16 else 2)
+    return min(10, num_bytes // (128 * (block_n + block_m)))
 
 
-def rows_ways_for(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
-    """The same of x in FP8, as `hopper_rows` takes it: one to three programs on most
-    multiprocessors."""
-    ways = []
+def fp8_gemm_configs(m: int, n: int, k: int, num_sms: int) -> list[RingConfig]:
+    """Configs worth trying on Hopper for x [m, k] and W [n, k], both in FP8, 17 to 256 rows.
+
+    One to three programs on most multiprocessors.
+    """
+    configs = []
     block_m = 1 << (m - 1).bit_length()
     cuts = ((64, 1, 4), (64, 2, 4), (128, 1, 8))  # rows of a tile, tiles of a step, warps
-    for (block_n, tiles, warps), on_each, split in itertools.product(cuts, (1, 2, 3), range(1, 9)):
+    for (block_n, tiles, warps), per_sm, split in itertools.product(cuts, (1, 2, 3), range(1, 9)):
         programs = -(-n // block_n) * split
-        places = (_SHARED_MEMORY // on_each - 1152) // (128 * (block_m + block_n))
-        stages = min(10, places) // tiles
-        fills = num_sms / 2 <= programs <= on_each * num_sms
-        room = programs * block_n * block_m <= NUM_PARTIALS and k >= 384 * split
-        if stages > 1 and (split == 1 or (fills and room)):
-            ways.append(RingConfig(block_n, stages, split, tiles, warps))
-    return list(dict.fromkeys(ways))
+        slots = (_SHARED_MEMORY // per_sm - 1152) // (128 * (block_m + block_n))
+        stages = min(10, slots) // tiles
+        fills = num_sms / 2 <= programs <= per_sm * num_sms
+        fits = programs * block_n * block_m <= NUM_PARTIALS and k >= 384 * split
+        if stages > 1 and (split == 1 or (fills and fits)):
+            configs.append(RingConfig(block_n, stages, split, tiles, warps))
+    return list(dict.fromkeys(configs))

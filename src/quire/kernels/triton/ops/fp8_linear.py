@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.operands import Fp8Rows, Fp8Weight, Rows
-from quire.kernels.triton.gemm.gemm_tuning import library_is_faster, rows_config
+from quire.kernels.triton.gemm.gemm_tuning import fp8_gemm_config, library_is_faster
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
@@ -81,7 +81,7 @@ def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) ->
     """By the library, or where that was slower by programs that share k."""
     way = None
     if has_hopper_gpu(codes.device):
-        way = rows_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
+        way = fp8_gemm_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
     if way is None:
         return by_library(x, codes, scale, bias)
     from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows

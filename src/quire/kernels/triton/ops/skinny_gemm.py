@@ -14,9 +14,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.operands import Fp8Weight, ResidualState, RopeWriteKV
-from quire.kernels.triton.gemm.gemm_tuning import product_config, rope_gemm_config
+from quire.kernels.triton.gemm.gemm_tuning import rope_gemm_config, skinny_gemm_config
 from quire.kernels.triton.gemm.skinny_gemm_kernel import skinny_gemm_kernel
-from quire.kernels.triton.launch.gemm_config import RingConfig, SkinnyConfig, tile_rows
+from quire.kernels.triton.launch.gemm_config import (
+    GemmConfig,
+    RingConfig,
+    SkinnyConfig,
+    tile_rows,
+)
 from quire.kernels.triton.launch.workspace import (
     NUM_COUNTERS,
     NUM_PARTIALS,
@@ -26,7 +31,6 @@ from quire.kernels.triton.launch.workspace import (
 from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 MAX_ROWS = 64
-Config = SkinnyConfig | RingConfig
 
 
 def skinny_gemm(
@@ -35,7 +39,7 @@ def skinny_gemm(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    config: Config | None = None,
+    config: GemmConfig | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
@@ -53,7 +57,7 @@ def skinny_gemm_silu(
     weight: Tensor | Fp8Weight,
     *,
     bias: Tensor | None = None,
-    config: Config | None = None,
+    config: GemmConfig | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
     """silu(gate) · up of the product with W's rows, gate and up by turns: [M, N / 2]."""
@@ -68,7 +72,7 @@ def skinny_gemm_norm(
     eps: float,
     *,
     bias: Tensor | None = None,
-    config: Config | None = None,
+    config: GemmConfig | None = None,
     pdl: bool | None = None,
 ) -> ResidualState:
     """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
@@ -86,7 +90,7 @@ def skinny_gemm_rope(
     x: Tensor | ResidualState,
     weight: Tensor | Fp8Weight,
     rope: RopeWriteKV,
-    config: Config,
+    config: GemmConfig,
     *,
     bias: Tensor | None = None,
     pdl: bool | None = None,
@@ -114,7 +118,7 @@ def _launch(
     eps: float,
     silu: bool,
     rope: RopeWriteKV | None,
-    config: Config | None,
+    config: GemmConfig | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run a kernel → (out, out times the norm's weight, sums of out's squares)."""
@@ -123,7 +127,7 @@ def _launch(
     rows = x.rows if isinstance(x, ResidualState) else x
     assert isinstance(rows, Tensor)
     (num_rows, k), n = rows.shape, len(w)
-    config = config or _usual_way(num_rows, w)
+    config = config or _default_config(num_rows, w)
     assert num_rows <= MAX_ROWS
     assert rows.stride(1) == w.stride(1) == 1
     assert residual is None or residual.is_contiguous()
@@ -157,15 +161,15 @@ def _launch(
     return out, normed, squares
 
 
-def _usual_way(num_rows: int, w: Tensor) -> Config:
+def _default_config(num_rows: int, w: Tensor) -> GemmConfig:
     n, k = w.shape
     num_sms = workspace(w.device).num_sms
-    return product_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
+    return skinny_gemm_config(num_rows, n, k, w.itemsize, num_sms, hopper=has_hopper_gpu(w.device))
 
 
 def choose_rope_gemm_config(
     x: ResidualState, weight: Tensor | Fp8Weight, rope: RopeWriteKV
-) -> Config | None:
+) -> GemmConfig | None:
     """How `skinny_gemm_rope` cuts these, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
