@@ -20,9 +20,9 @@ from torch import Tensor
 from quire.core.request import Request
 from quire.engine.startup import start_engine
 from quire.engine.startup.backend import HostBackend
-from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.kvcache.kv_cache_manager import KVCacheManager
+from quire.models.runtimes.compiled_model import CompiledModel
 from workloads.steady import BEGUN
 
 CHUNK = 2**24  # numbers that the cache repeats: far more than the GPU's caches hold

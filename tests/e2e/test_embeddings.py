@@ -20,8 +20,8 @@ from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.pooling_params import PoolingParams
 from quire.engine.frontend.async_engine import AsyncEngine
-from quire.engine.startup.torch_model import TorchModel
 from quire.errors import ContextLengthError, InvalidRequestError
+from quire.models.runtimes.torch_model import TorchModel
 from quire.server.app import build_app
 from quire.server.settings import ServerSettings
 

@@ -19,12 +19,12 @@ from quire.config import EngineConfig
 from quire.core.messages import AbortRequests, AddRequest, RequestDelta
 from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_core import EngineCore
-from quire.engine.startup.compiled_model import CompiledModel
-from quire.engine.startup.host_model import CheckedStates
 from quire.engine.startup.start_engine import start_engine
-from quire.engine.startup.torch_model import TorchModel
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.layers.forward_context import Heartbeat
+from quire.models.runtimes.compiled_model import CompiledModel
+from quire.models.runtimes.host_model import HiddenStates
+from quire.models.runtimes.torch_model import TorchModel
 
 NUM_REQUESTS = 200
 VOCAB_SIZE = 512  # of tiny_model
@@ -284,7 +284,7 @@ class Damaged:
         self.num_spoilt = 0
 
     @torch.inference_mode()
-    def forward(self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat) -> CheckedStates:
+    def forward(self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat) -> HiddenStates:
         states = self._sound.forward(input_ids, batch, heartbeat)
         positions = batch.flat.positions.tolist()
         for first, end in itertools.pairwise(batch.flat.query_start.tolist()):

@@ -29,9 +29,9 @@ from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup import torch_start
 from quire.engine.startup.gpu_backend import GpuBackend
 from quire.engine.startup.resolved_config import ResolvedConfig
-from quire.engine.startup.torch_model import CausalLM
 from quire.kernels.dispatch import kernels_for
 from quire.layers.forward_context import Heartbeat
+from quire.models.runtimes.torch_model import CausalLM
 from quire.sampling.logit_blocks import Rows
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState

@@ -13,8 +13,8 @@ from quire.core.request import DEFAULT_SAMPLING
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.core.pooler import Pooler, to_bytes
-from quire.engine.startup.torch_model import CausalLM, TorchStates
 from quire.errors import InvalidRequestError
+from quire.models.runtimes.torch_model import CausalLM, TorchStates
 
 SIZE = 6
 MODEL = cast(CausalLM, None)  # pooling wants no logits

@@ -17,7 +17,6 @@ from quire.engine.startup import (
     step_tuning,
     torch_start,
 )
-from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.start_engine import start_engine
 from quire.engine.startup.step_tuning import (
     StepTable,
@@ -26,7 +25,6 @@ from quire.engine.startup.step_tuning import (
     thread_candidates,
     with_token_budget,
 )
-from quire.engine.startup.torch_model import with_cache
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import num_threads
@@ -35,6 +33,8 @@ from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model
 from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
+from quire.models.runtimes.compiled_model import CompiledModel
+from quire.models.runtimes.torch_model import with_cache
 
 
 def table(prompts: dict[int, float]) -> StepTable:

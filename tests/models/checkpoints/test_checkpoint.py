@@ -16,7 +16,8 @@ from harness import PagedModel, load_folder
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
-from quire.models.checkpoints.checkpoint import Checkpoint, read_header
+from quire.models.checkpoints.checkpoint import Checkpoint
+from quire.models.checkpoints.safetensors_header import read_header
 
 
 @pytest.fixture

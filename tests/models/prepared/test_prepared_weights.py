@@ -21,8 +21,8 @@ from quire.kernels.dispatch import kernels_for
 from quire.layers.linear_layers import ColumnParallelLinear
 from quire.layers.parameter import LayerOptions
 from quire.models.checkpoints import safetensors_writer
-from quire.models.checkpoints.checkpoint import read_header
 from quire.models.checkpoints.mapped_file import MappedFile
+from quire.models.checkpoints.safetensors_header import read_header
 from quire.models.checkpoints.safetensors_writer import write_tensors
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM

@@ -8,7 +8,7 @@ from __future__ import annotations
 from quire.core.scheduler_output import ModelRunnerOutput, SampleResult, SchedulerOutput
 from quire.engine.core.input_batch import StepInputs
 from quire.engine.core.running_requests import Results, RunningRequests, finite_requests
-from quire.engine.startup.host_model import CheckedStates, HostModel
+from quire.models.runtimes.host_model import HiddenStates, HostModel
 
 
 class ModelRunner:
@@ -34,7 +34,7 @@ class ModelRunner:
         running.process_hidden_states(inputs, hidden, results)
         return ModelRunnerOutput(results=[results[entry.request_id] for entry in plan.scheduled])
 
-    def _sample(self, inputs: StepInputs, hidden: CheckedStates, results: Results) -> None:
+    def _sample(self, inputs: StepInputs, hidden: HiddenStates, results: Results) -> None:
         due = [
             index
             for index, entry in enumerate(inputs.scheduled)

@@ -11,29 +11,17 @@ computes every token (`Request.needs_every_position`), though others may share i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from quire.array_types import Singles
-from quire.core.messages import TokenLogprobs
 from quire.core.pooling_params import PoolingParams
 from quire.core.scheduler_output import NewRequest, SampleResult, ScheduledRequest
 from quire.engine.core.input_batch import StepOrder
+from quire.models.runtimes.host_model import HiddenStates
 
 _SMALLEST_LENGTH = 1e-12  # the least norm to divide by, so that a zero vector stays zero
-
-
-class HiddenStates(Protocol):
-    """Hidden states [T, H] of a step, on the host or on a device."""
-
-    def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
-        """Sums [N, H] in float32 of the states in each half-open span; one transfer to the host."""
-
-    def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
-        """Log-probabilities of the tokens `following` these, and of the `count` best."""
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ from quire.core.messages import TokenLogprobs
 from quire.core.request_limits import RequestLimits
 from quire.core.scheduler_output import SampleResult, ScheduledRequest, SchedulerOutput
 from quire.engine.core.input_batch import InputBatch, StepOrder
-from quire.engine.core.pooler import HiddenStates, Pooler
+from quire.engine.core.pooler import Pooler
 from quire.layers.forward_context import Heartbeat, no_heartbeat
+from quire.models.runtimes.host_model import HiddenStates
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampling_state import SamplingState
 from quire.sampling.structured_mask import Matcher, advance_grammars

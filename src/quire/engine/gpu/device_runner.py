@@ -32,9 +32,9 @@ from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.engine.gpu.step_graphs import Record, StepGraphs, StepTensors
 from quire.engine.gpu.step_logits import StepLogits, WantedScores
 from quire.engine.gpu.step_work import DeviceDraw, ModelWork
-from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchStates
 from quire.kernels.batch_layout import have_few_keys
 from quire.kernels.dispatch import Kernels
+from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchStates
 from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
 
 

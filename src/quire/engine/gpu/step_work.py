@@ -15,9 +15,9 @@ from quire.core.layer_spec import LayerSpec
 from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.device_batch import DeviceBatch
 from quire.engine.gpu.step_graphs import StepTensors
-from quire.engine.startup.torch_model import CausalLM, KVCaches
 from quire.kernels.dispatch import Kernels
 from quire.layers.forward_context import ForwardContext, Heartbeat
+from quire.models.runtimes.torch_model import CausalLM, KVCaches
 
 
 class DeviceDraw(Protocol):

@@ -23,7 +23,6 @@ from quire.engine.profile.torch_roofline import measure_roofline, time_calls
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import is_tiny, measure_steps, thread_candidates
-from quire.engine.startup.torch_model import with_cache
 from quire.engine.startup.torch_start import (
     compiled_weights_of,
     requested_kernels,
@@ -38,6 +37,7 @@ from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model, load_unsaved
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
+from quire.models.runtimes.torch_model import with_cache
 
 
 def profile_with_torch(config: EngineConfig, step: StepShape) -> Profile:

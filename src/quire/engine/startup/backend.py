@@ -17,12 +17,12 @@ from quire.engine.core.executor import Executor, UniprocExecutor
 from quire.engine.core.model_runner import ModelRunner
 from quire.engine.core.running_requests import RunningRequests
 from quire.engine.startup.footprint import default_kv_bytes
-from quire.engine.startup.host_model import HostModel, WithCache
 from quire.engine.startup.machine_limits import available_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import StepTable, measure_steps, with_token_budget
 from quire.engine.startup.step_tuning_file import steps_of
 from quire.layers.forward_context import Heartbeat
+from quire.models.runtimes.host_model import HostModel, WithCache
 from quire.sampling.structured_mask import Matcher
 
 logger = logging.getLogger(__name__)

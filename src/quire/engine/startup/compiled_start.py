@@ -11,7 +11,6 @@ from functools import partial
 
 from quire.config import EngineConfig
 from quire.engine.startup.backend import HostBackend
-from quire.engine.startup.compiled_model import CompiledModel
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
@@ -21,6 +20,7 @@ from quire.kvcache.host_kv_cache import HostCache
 from quire.models.prepared.prepared_files import prepared_file
 from quire.models.prepared.prepared_reader import StoredArrays, open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
+from quire.models.runtimes.compiled_model import CompiledModel
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)

@@ -26,12 +26,12 @@ from quire.engine.gpu.step_work import layers_of_all_kinds
 from quire.engine.startup.memory_plan import CODE_BYTES, graph_bytes, token_count_bytes
 from quire.engine.startup.resolved_config import ResolvedConfig
 from quire.engine.startup.step_tuning import StepTable
-from quire.engine.startup.torch_model import CausalLM, KVCaches, TorchModel
 from quire.kernels.batch_layout import BatchLayout
 from quire.kernels.dispatch import compiling_ahead, has_triton, kernels_for
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext, Heartbeat
+from quire.models.runtimes.torch_model import CausalLM, KVCaches, TorchModel
 from quire.sampling.structured_mask import Matcher
 
 logger = logging.getLogger(__name__)

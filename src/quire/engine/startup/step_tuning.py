@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.config import EngineConfig
-from quire.engine.startup.host_model import HostModel, WithCache
 from quire.engine.startup.machine_limits import usable_cores
 from quire.errors import ConfigError
 from quire.kernels.cpu.native import set_num_threads
 from quire.kernels.ragged_batch import RaggedBatch
 from quire.models.config.model_config import ModelConfig
+from quire.models.runtimes.host_model import HostModel, WithCache
 
 logger = logging.getLogger(__name__)
 

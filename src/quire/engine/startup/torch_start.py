@@ -20,7 +20,6 @@ from quire.engine.startup.prefetch import wait_for_triton
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
 from quire.engine.startup.startup_phases import Phases
 from quire.engine.startup.step_tuning import is_tiny, thread_candidates
-from quire.engine.startup.torch_model import with_cache
 from quire.errors import ConfigError
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import set_num_threads
@@ -32,6 +31,7 @@ from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import kept_tensors, stored_arrays
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
+from quire.models.runtimes.torch_model import with_cache
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.dtypes import SAFETENSORS
 from quire.errors import CheckpointError
 from quire.kernels.torch_dtypes import torch_dtype
-from quire.models.checkpoints.checkpoint import TensorEntry
+from quire.models.checkpoints.safetensors_header import TensorEntry
 
 NUM_THREADS = 8
 PART_BYTES = 16 << 20  # of one read; each thread has two buffers of this size

@@ -14,8 +14,8 @@ import numpy as np
 
 from quire.array_types import Array
 from quire.dtypes import SAFETENSORS
-from quire.models.checkpoints.checkpoint import TensorEntry
 from quire.models.checkpoints.large_pages import ask_for_large_pages
+from quire.models.checkpoints.safetensors_header import TensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor

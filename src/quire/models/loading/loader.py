@@ -25,8 +25,9 @@ from quire.kernels.dispatch import Kernels, kernels_for
 from quire.kernels.torch_dtypes import torch_dtype
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight, WeightShapeError, keep_at_hand
-from quire.models.checkpoints.checkpoint import Checkpoint, TensorEntry
+from quire.models.checkpoints.checkpoint import Checkpoint
 from quire.models.checkpoints.gpu_transfer import DeviceReader
+from quire.models.checkpoints.safetensors_header import TensorEntry
 from quire.models.config.model_config import ModelConfig
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.dummy_weights import fill_with_dummies

@@ -16,8 +16,8 @@ import numpy as np
 
 from quire.array_types import Array
 from quire.errors import CheckpointError
-from quire.models.checkpoints.checkpoint import TensorEntry, read_header
 from quire.models.checkpoints.mapped_file import MappedFile
+from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 from quire.models.prepared.prepared_files import FORMATS, product_bytes, read_metadata
 from quire.quantization.stored_weight import Description
 

@@ -61,13 +61,13 @@ class TorchModel:
 
 @dataclass(frozen=True, slots=True)
 class TorchStates:
-    """Hidden states [T, H] on a device, see `CheckedStates`."""
+    """Hidden states [T, H] on a device, see `HiddenStates`."""
 
     states: Tensor
     model: CausalLM
 
     def finite(self) -> Flags:
-        """See `CheckedStates`."""
+        """See `HiddenStates`."""
         if self.states.device.type == "cpu":
             return finite_rows(as_array(self.states.contiguous()))
         flags: Flags = self.states.isfinite().all(-1).cpu().numpy()
@@ -91,7 +91,7 @@ class TorchStates:
 
     @torch.inference_mode()
     def logits(self, tokens: slice | Ints) -> Logits:
-        """See `CheckedStates`."""
+        """See `HiddenStates`."""
         if isinstance(tokens, slice):
             states = self.states[tokens]
         else:

@@ -34,13 +34,13 @@ class CompiledModel:
 
 @dataclass(frozen=True, slots=True)
 class CompiledStates:
-    """States [T, H] in float32, or bits of bfloat16; see `CheckedStates`."""
+    """States [T, H] in float32, or bits of bfloat16; see `HiddenStates`."""
 
     states: Array
     decoder: CompiledDecoder
 
     def finite(self) -> Flags:
-        """See `CheckedStates`."""
+        """See `HiddenStates`."""
         return finite_rows(self.states)
 
     def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
@@ -49,7 +49,7 @@ class CompiledStates:
         return np.stack(parts).astype(np.float32)
 
     def logits(self, tokens: slice | Ints) -> Logits:
-        """See `CheckedStates`."""
+        """See `HiddenStates`."""
         return self.decoder.logits(self.states[tokens])
 
     def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:

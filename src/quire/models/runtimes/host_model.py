@@ -1,0 +1,47 @@
+"""What an engine needs of a model that the host runs step by step: arrays in, arrays out. No torch.
+
+There are two: compiled_model.py and torch_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from quire.array_types import Flags, Ints, Logits, Singles
+from quire.core.messages import TokenLogprobs
+from quire.kernels.ragged_batch import RaggedBatch
+from quire.layers.forward_context import Heartbeat
+
+
+class HiddenStates(Protocol):
+    """Hidden states [T, H] of a step, in whatever memory."""
+
+    def finite(self) -> Flags:
+        """Whether all numbers of a state are finite: [T]."""
+
+    def logits(self, tokens: slice | Ints) -> Logits:
+        """The logits after these tokens [N], in float32: [N, V]."""
+
+    def sums(self, spans: Sequence[tuple[int, int]]) -> Singles:
+        """The sum of the states of each span, from its first to before its last: [N, H].
+
+        They are summed in float32, and copied to the host in one transfer.
+        """
+
+    def scores(self, tokens: slice, following: list[int], count: int) -> list[TokenLogprobs]:
+        """Log-probabilities of the tokens that follow these, and of the `count` best."""
+
+
+class HostModel(Protocol):
+    """A model with a KV cache, which its steps write."""
+
+    def forward(
+        self, input_ids: Ints, batch: RaggedBatch, heartbeat: Heartbeat = ...
+    ) -> HiddenStates:
+        """input_ids [T] → states. heartbeat: called now and then."""
+
+
+# Number of layers that are run, number of blocks of the KV cache → a model of these layers with a
+# cache of its own. Raises MemoryError.
+WithCache = Callable[[int, int], HostModel]
