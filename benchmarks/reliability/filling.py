@@ -1,8 +1,7 @@
 """Fills what a server keeps up to a bound, so that what grows afterwards is a leak.
 
-Three things are kept: compiled forms (64 MiB, which are some 250 of them), oneDNN's kernels for
-each number of rows that products are padded to (half a megabyte for each of the model's shapes),
-and the heaps of the threads that have read a long text.
+Three things are kept: compiled grammars (64 MiB, which are some 250 of them), buffers for steps of
+many sizes, and the heaps of the threads that have read a long text.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import random
 from typing import Any
 
-from quire.kernels.cpu.torch_matmul import padded
 from reliability.wire import Connection, Reply, ask
 
 NUM_FORMS = 300
@@ -24,7 +22,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 async def fill(url: str) -> None:
     """Reach the bounds. Raises RuntimeError if a request was not answered as it should be."""
     async with await Connection.open(url) as connection:
-        for rows in sorted({padded(number) for number in range(1, MAX_ROWS + 1)}):
+        for rows in sorted({_rounded(number) for number in range(1, MAX_ROWS + 1)}):
             _expect(200, await connection.ask(COMPLETIONS, _prompt(rows)))
     await asyncio.gather(*(_ask_forms(url, range(lane, NUM_FORMS, 4)) for lane in range(4)))
     for _ in range(2):  # each of the threads must have had its turn
@@ -37,6 +35,12 @@ async def _ask_forms(url: str, numbers: range) -> None:
     async with await Connection.open(url) as connection:
         for number in numbers:
             _expect(200, await connection.ask(CHAT, _form(number)))
+
+
+def _rounded(rows: int) -> int:
+    """At most an eighth more: enough sizes of steps."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
 
 
 def _prompt(rows: int) -> dict[str, Any]:

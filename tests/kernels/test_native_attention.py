@@ -12,7 +12,7 @@ from torch import Tensor
 from twins import attention_case, normal, rotary_case
 
 from quire.kernels import reference
-from quire.kernels.cpu import cpu_elementwise, native, torch_attention
+from quire.kernels.cpu import native, torch_attention
 from quire.kernels.cpu import native_attention as ours
 from quire.kernels.cpu.native import num_threads, set_num_threads
 
@@ -42,7 +42,7 @@ def only_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
     """Let PyTorch's versions fail, so that none is tested in their stead."""
     if "falls_back" not in request.node.name:
         monkeypatch.setattr(torch_attention, "attention", None)
-        monkeypatch.setattr(cpu_elementwise, "rope_write_kv", None)
+        monkeypatch.setattr(ours, "reference", None)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quire.core.layer_spec import LinearSpec
-from quire.kernels.operands import LinearWeight, PackedWeight
+from quire.kernels.operands import LinearWeight
 from quire.layers.linear_layers import LinearBase
 from quire.layers.parameter import LayerOptions, Weight
 from quire.quantization.stored_weight import Description
@@ -33,9 +33,8 @@ class VocabParallelEmbedding(nn.Module):
 class ParallelLMHead(LinearBase):
     """Logits of the vocabulary. tied: the embedding whose weight is used, or None for an own one.
 
-    A tied weight stays in memory for look-ups, also where the head wants a layout of it that serves
-    no look-ups (oneDNN's, a quantized one), which is then a second copy: on CPUs it saves a quarter
-    of a 1B model's decode step, and a quantized one more than that of a GPU's.
+    A tied weight stays in memory for look-ups, also where the head's is quantized, which is then a
+    second copy: it saves more than a quarter of a 1B model's decode step.
     """
 
     def __init__(
@@ -63,10 +62,7 @@ class ParallelLMHead(LinearBase):
         self._share()
 
     def _share(self) -> None:
-        """Where rows can be found in the head's weight: not in quantized ones, nor in oneDNN's."""
-        operand = self.method.operand
-        is_plain = isinstance(operand, Tensor) and not operand.is_mkldnn
-        packs_floats = isinstance(operand, PackedWeight) and self.method.weight_format is None
+        """Where rows can be found in the head's weight: not in a quantized one."""
         for embedding in self.tied:
-            if is_plain or packs_floats:
-                embedding.share(operand)
+            if self.method.weight_format is None:
+                embedding.share(self.method.operand)

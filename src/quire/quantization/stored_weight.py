@@ -6,8 +6,8 @@ format is read from it and never guessed from data types or shapes.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 from quire.kernels.cpu.native_structs import NativeFormat
@@ -29,7 +29,7 @@ def describe(weight: Any) -> Description:
         sizes = {name: getattr(weight, name) for name in _SIZES}
         return {"layout": "packed", "format": NativeFormat(weight.format).name, **sizes}
     if isinstance(weight, Fp8Weight | Int8Weight | Int4Weight):
-        return {"layout": "rows", **dataclasses.asdict(weight.spec)}
+        return {"layout": "rows", **asdict(weight.spec)}
     return {"layout": "plain"}
 
 
@@ -49,6 +49,13 @@ def restore(description: Description, tensors: Mapping[str, Any]) -> Any:
 
     Raises LookupError for a description or a tensor that is missing or unknown.
     """
+    try:
+        return _restored(description, tensors)
+    except (TypeError, ValueError) as error:
+        raise LookupError(f"the weight format {description!r} is not known") from error
+
+
+def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
     layout = description["layout"]
     if layout == "plain":
         return tensors["weight"]
@@ -56,7 +63,7 @@ def restore(description: Description, tensors: Mapping[str, Any]) -> Any:
         sizes = {name: int(description[name]) for name in _SIZES}
         packed, found = tensors["packed"], NativeFormat[description["format"]]
         return PackedWeight(packed, **sizes, format=found)
-    spec = {key: value for key, value in description.items() if key != "layout"}
-    if layout != "rows" or spec.keys() != {field.name for field in dataclasses.fields(QuantSpec)}:
-        raise LookupError(f"the weight format {dict(description)} is not known")
-    return _FORMATS[spec["codes"]](QuantSpec(**spec)).rows(tensors)
+    if layout != "rows":
+        raise LookupError(f"the layout {layout!r} is not known")
+    spec = QuantSpec(**{field.name: description[field.name] for field in fields(QuantSpec)})
+    return _FORMATS[spec.codes](spec).rows(tensors)

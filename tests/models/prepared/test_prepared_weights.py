@@ -75,8 +75,6 @@ def test_the_second_start_maps_what_the_first_one_made(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = load(tmp_path, scheme)
-    if not list(tmp_path.iterdir()):
-        pytest.skip("oneDNN's form of a weight is not kept")
     monkeypatch.setattr(loader, "_fill", None)  # nothing is read from the checkpoint
     for ours, theirs in zip(outputs(load(tmp_path, scheme)), outputs(first), strict=True):
         assert torch.equal(ours, theirs)
@@ -133,7 +131,7 @@ def test_the_users_cache_folder_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.file.parent == tmp_path / "quire" / "prepared"
 
 
-@pytest.mark.parametrize("harm", ["cut", "header", "names", "empty", "zeros"])
+@pytest.mark.parametrize("harm", ["cut", "header", "names", "formats", "empty", "zeros"])
 def test_a_broken_file_is_made_again(
     harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +142,7 @@ def test_a_broken_file_is_made_again(
         "cut": whole[:-100],
         "header": whole[:9] + b"}" + whole[10:],
         "names": whole.replace(b"layers.1.mlp", b"layers.9.mlp"),
+        "formats": whole.replace(b"layout", b"LAYOUT"),
         "empty": b"",
         "zeros": whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2),
     }

@@ -81,7 +81,7 @@ class Recorder:
         return [_shape(t) for t in first if t is not None and not self._is_cache(t)]
 
     def _is_cache(self, tensor: Tensor) -> bool:
-        return not tensor.is_mkldnn and tensor.data_ptr() in self._caches
+        return tensor.data_ptr() in self._caches
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

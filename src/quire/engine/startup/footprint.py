@@ -6,15 +6,13 @@ business. Startup (start_engine.py) sizes the KV cache by the same rules.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.dtypes import DTYPES
-from quire.engine.startup.device_policy import choose_dtype, device_type
+from quire.engine.startup.device_policy import choose_dtype
 from quire.engine.startup.machine_limits import available_bytes
 from quire.hub import resolve_model
 from quire.kvcache.kv_sizes import block_bytes, kv_name
@@ -70,7 +68,7 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
 def weights_by_form(
     config: EngineConfig, model_config: ModelConfig, folder: Path
 ) -> dict[str, int]:
-    """Bytes of all weights as they stay in memory, by data type or by form of quantization."""
+    """Bytes of all weights as they stay in memory, by data type or weight format."""
     spec = model_config.spec
     if config.model.load_format == "dummy":
         num_weights = spec.num_parameters
@@ -81,10 +79,7 @@ def weights_by_form(
     scheme = scheme_of(config.model.quantization)
     tied = spec.head if spec.is_head_tied else None
     if scheme is None:
-        on_cpu = device_type(config) == "cpu"
-        is_copied = tied and on_cpu and not _looks_up_packed(dtype, tied.k)
-        copies = tied.num_weights if tied and is_copied else 0
-        return {dtype: (num_weights + copies) * item}
+        return {dtype: num_weights * item}
     of_own = sum(linear.num_weights for linear in spec.linears if linear is not tied)
     found = Counter({dtype: (num_weights - of_own) * item})
     for linear in spec.linears:
@@ -119,12 +114,3 @@ def blocks_within(
 def default_kv_bytes(available: int) -> int:
     """The KV cache's bytes on a CPU with so much free memory, unless the settings say."""
     return min(int(available * CPU_KV_SHARE), CPU_KV_BYTES)
-
-
-def _looks_up_packed(dtype: str, k: int) -> bool:
-    """Whether a tied embedding reads what the head's product on a CPU does:
-    kernels/cpu/native_linear.py,
-    by what can be told without torch. oneDNN's products have a copy in blocks of their own."""
-    built = importlib.util.find_spec("quire.kernels.cpu._native") is not None
-    chosen = os.environ.get("QUIRE_CPU_KERNELS") != "torch"
-    return built and chosen and dtype in ("float32", "bfloat16") and k % 2 == 0

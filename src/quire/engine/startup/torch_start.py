@@ -29,7 +29,7 @@ from quire.kernels.torch_dtypes import torch_dtype
 from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_reader import StoredArrays
-from quire.models.prepared.prepared_weights import kept_tensors, stored_arrays
+from quire.models.prepared.prepared_weights import stored_arrays
 from quire.models.runtimes.compiled_weights import UnsupportedModelError
 from quire.models.runtimes.torch_model import with_cache
 
@@ -97,9 +97,8 @@ def torch_device(config: EngineConfig) -> torch.device:
 
 def compiled_weights_of(model: LlamaForCausalLM) -> StoredArrays:
     """A loaded model's weights for the compiled decoder. Raises UnsupportedModelError."""
-    tensors = kept_tensors(model)
-    if native.library() is None or any(tensor.is_mkldnn for tensor in tensors.values()):
-        raise UnsupportedModelError("there are no compiled kernels for its weights")
+    if native.library() is None:
+        raise UnsupportedModelError("there are no compiled kernels")
     return stored_arrays(model)
 
 

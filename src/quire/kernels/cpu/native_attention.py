@@ -11,8 +11,9 @@ import ctypes
 from torch import Tensor
 
 from quire.dtypes import NATIVE_DTYPES
+from quire.kernels import reference
 from quire.kernels.batch_layout import BatchLayout
-from quire.kernels.cpu import cpu_elementwise, native, torch_attention
+from quire.kernels.cpu import native, torch_attention
 from quire.kernels.cpu.native_structs import AttentionArgs, RotaryArgs
 from quire.kernels.cpu.tensor_ops import DTYPES
 from quire.kernels.operands import AttentionParams, HeadNorms
@@ -35,7 +36,7 @@ def rope_write_kv(
     stride, *inner = heads.stride()
     kv_heads = k_cache.shape[2]
     if not serves(heads, dim, k_cache) or inner != [dim, 1] or cos.dtype != heads.dtype:
-        return cpu_elementwise.rope_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
+        return reference.rope_write_kv(heads, norms, cos, sin, k_cache, v_cache, slot_mapping)
     num_heads -= 2 * kv_heads
     cos, sin = cos.contiguous(), sin.contiguous()
     query = heads.new_empty(tokens, num_heads, dim)

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.cpu import cpu_elementwise, native, quantized_linear, tensor_ops, torch_matmul
+from quire.kernels import reference
+from quire.kernels.cpu import native, quantized_linear, tensor_ops, torch_matmul
 from quire.kernels.cpu.native_structs import LINEAR_ARGS, Epilogue, NativeFormat
 from quire.kernels.cpu.quantized_linear import BLOCK
 from quire.kernels.cpu.tensor_ops import DTYPES
@@ -20,14 +21,14 @@ from quire.kernels.operands import LinearWeight, PackedWeight, ResidualState, Ro
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
-    """Twin of `reference.pack`: packed as quire_cpu.h describes, or for oneDNN."""
+    """Twin of `reference.pack`: packed as quire_cpu.h describes, where sizes and type allow."""
     if isinstance(weight, PackedWeight):
         return weight
     if not isinstance(weight, Tensor):
         return quantized_linear.pack_rows(weight)
     n, k = quantized_linear.size_of(weight)
     if n % BLOCK or k % 2 or weight.dtype not in DTYPES:
-        return torch_matmul.pack(quantized_linear.in_rows(weight))
+        return quantized_linear.in_rows(weight)
     return pack_floats(weight)
 
 
@@ -169,6 +170,6 @@ def is_interleaved(dtype: torch.dtype, rows: int) -> bool:
 def _silu(out: Tensor) -> Tensor:
     """silu(gate) · up of results [T, 2I] in the order of `order_gate_up`: [T, I]."""
     if not is_interleaved(out.dtype, out.shape[1]):
-        return cpu_elementwise.silu_and_mul(out)
+        return reference.silu_and_mul(out)
     gate, up = out.view(len(out), out.shape[1] // (2 * BLOCK), 2, BLOCK).unbind(2)
     return F.silu(gate).mul_(up).flatten(1)

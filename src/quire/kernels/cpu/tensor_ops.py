@@ -9,7 +9,8 @@ from torch import Tensor
 
 from quire.array_types import Array
 from quire.dtypes import NATIVE_DTYPES
-from quire.kernels.cpu import cpu_elementwise, native
+from quire.kernels import reference
+from quire.kernels.cpu import native
 from quire.kernels.cpu.native_structs import NativeFormat, PackArgs, RmsNormArgs
 from quire.kernels.torch_dtypes import torch_dtype
 
@@ -19,7 +20,7 @@ DTYPES = {torch_dtype(name): NATIVE_DTYPES[name] for name in ("float32", "bfloat
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Twin of `reference.rms_norm`; between its steps float32 is not rounded to bfloat16."""
     if x.dtype not in DTYPES:
-        return cpu_elementwise.rms_norm(x, weight, eps)
+        return reference.rms_norm(x, weight, eps)
     x = x.contiguous()
     out = torch.empty_like(x)
     size = x.shape[-1]

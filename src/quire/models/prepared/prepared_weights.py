@@ -98,9 +98,8 @@ class PreparedWeights:
     def save_beside(self, model: nn.Module) -> threading.Thread | None:
         """Write the file in a thread, if that is worth it."""
         tensors = kept_tensors(model)
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values() if not tensor.is_mkldnn)
-        if num_bytes < WORTH_BYTES or any(tensor.is_mkldnn for tensor in tensors.values()):
-            return None  # oneDNN's layout cannot be written
+        if sum(tensor.nbytes for tensor in tensors.values()) < WORTH_BYTES:
+            return None
         ending = _Ending()
         thread = threading.Thread(
             target=self._save,

@@ -1,0 +1,109 @@
+"""Weights of each format through their metadata: stored, read, packed and multiplied."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels import reference
+from quire.kernels.dispatch import kernels_for
+from quire.kernels.operands import Int4Weight, LinearWeight, QuantSpec
+from quire.quantization.fp8 import FP8
+from quire.quantization.int4 import INT4, Int4
+from quire.quantization.int8 import INT8, Int8
+from quire.quantization.stored_weight import describe, restore, tensors_of
+from quire.quantization.weight_format import WeightFormat
+
+MADE_ELSEWHERE = (
+    Int8(QuantSpec("int8")),
+    Int4(QuantSpec("int4", group=128)),
+    Int4(QuantSpec("int4", group=64, zeros=True)),
+)
+FORMATS: tuple[WeightFormat, ...] = (FP8, INT8, INT4, *MADE_ELSEWHERE)
+
+
+def rows_of(weight_format: WeightFormat, n: int, k: int) -> LinearWeight:
+    """Canonical rows of random codes, as a checkpoint's reader gives them."""
+    spec = weight_format.spec
+    made = reference.quantize(torch.randn(n, k), replace(spec, zeros=False))
+    tensors = tensors_of(made)
+    if spec.zeros:
+        zeros = torch.randint(0, 16, tensors["scale"].shape, dtype=torch.uint8)
+        tensors["zeros"] = zeros
+    return weight_format.rows(tensors)
+
+
+def stored(weight: LinearWeight) -> LinearWeight:
+    """The weight as a file gives it back."""
+    read: LinearWeight = restore(json.loads(json.dumps(describe(weight))), tensors_of(weight))
+    return read
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    limit = 1e-5 * expected.abs().max()
+    assert (found - expected).abs().max() <= limit
+
+
+@pytest.mark.parametrize("weight_format", FORMATS, ids=lambda each: str(each.spec))
+@pytest.mark.parametrize("shape", [(64, 256), (17, 128)], ids=["packed", "rows"])
+def test_rows_become_what_the_device_reads(
+    weight_format: WeightFormat, shape: tuple[int, int]
+) -> None:
+    """Codes made elsewhere, un-rotated or with zero points, are served by the same kernels."""
+    rows, x, bias = rows_of(weight_format, *shape), torch.randn(9, shape[1]), torch.randn(shape[0])
+    kernels = kernels_for("cpu")
+    packed = kernels.pack(rows)
+    for each in (rows, packed):
+        again = stored(each)
+        assert describe(again) == describe(each)
+        ours, theirs = tensors_of(again), tensors_of(each)
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name] is theirs[name] for name in theirs)
+    expected = reference.linear(x, rows, bias)
+    close(kernels.linear(x, stored(packed), bias), expected)
+    close(kernels.linear(x, stored(rows), bias), expected)
+
+
+def test_rotated_and_plain_rows_have_the_same_result_in_the_end() -> None:
+    weight, x = torch.randn(32, 256), torch.randn(5, 256)
+    kernels = kernels_for("cpu")
+    for plain, rotated in ((MADE_ELSEWHERE[0], INT8), (MADE_ELSEWHERE[1], INT4)):
+        for each in (plain, rotated):
+            found = kernels.linear(x, each.quantize(weight, kernels), None)
+            assert torch.cosine_similarity(found.flatten(), (x @ weight.T).flatten(), 0) > 0.99
+
+
+def test_a_plain_weight_is_described_too() -> None:
+    weight = torch.randn(3, 4)
+    assert describe(weight) == {"layout": "plain"}
+    assert stored(weight) is weight
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {},
+        {"layout": "rows", "codes": "int8"},
+        {"layout": "rows", "codes": "nf4", "group": 64, "zeros": False, "hadamard": False},
+        {"layout": "packed", "format": "INT3", "outputs": 16, "inputs": 32, "group": 0},
+        {"layout": "folded"},
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_refused(description: dict[str, object]) -> None:
+    tensors = {"codes": torch.zeros(1), "scale": torch.zeros(1), "packed": torch.zeros(1)}
+    with pytest.raises(LookupError):
+        restore(description, tensors)
+
+
+def test_specs_count_their_bytes() -> None:
+    for each in FORMATS:
+        n, k = 64, 256
+        weight = rows_of(each, n, k)
+        rows = sum(tensor.nbytes for tensor in tensors_of(weight).values())
+        extra = 4 * n if isinstance(weight, Int4Weight) and weight.hadamard else 0  # when packed
+        assert each.num_bytes(n, k) == rows + extra
