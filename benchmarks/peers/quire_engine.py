@@ -42,7 +42,7 @@ class Quire:
             from quire.engine.startup.start_engine import start_engine
 
             self._core, info = start_engine(config)
-        from quire.engine.startup.footprint import weights_by_form
+        from quire.engine.startup.footprint import weights_by_format
         from quire.kernels.cpu import native
         from quire.models.config.model_config import ModelConfig
 
@@ -52,7 +52,7 @@ class Quire:
         answer = {"version": __version__, "settings": settings}
         if info.quantization != "none":  # what a token reads is no longer what the file holds
             model_config = ModelConfig.from_folder(load.model)
-            forms = weights_by_form(config, model_config, load.model)
+            forms = weights_by_format(config, model_config, load.model)
             read = sum(size for form, size in forms.items() if form != info.dtype)
             answer["weights_gb"] = round(read / 1e9, 3)
         return answer

@@ -91,11 +91,11 @@ def _table(plan: MemoryPlan, console: Console) -> Table:
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
-    taken, kept_free = plan.total - plan.free, plan.total - plan.budget
+    taken, reserve = plan.total - plan.free, plan.total - plan.budget
     rows = [
         ("others", taken, "what is in use already"),
         ("process", plan.context, "CUDA" if plan.device == "cuda" else "Python, PyTorch"),
-        *((f"weights, {form}", size, "") for form, size in plan.weights.items()),
+        *((f"weights, {name}", size, "") for name, size in plan.weights.items()),
         ("activations", plan.activations, f"{plan.max_num_batched_tokens:,} tokens a step"),
         ("logits", plan.logits, f"{plan.max_num_seqs:,} requests"),
         ("graphs", plan.graphs, "recorded steps"),
@@ -105,7 +105,7 @@ def _rows(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     shown.append(("KV cache", plan.kv_cache, f"{plan.num_blocks:,} blocks of {plan.block_size}"))
     left = plan.budget - taken - plan.fixed - plan.kv_cache
     shown.append(("left", left, "missing" if left < 0 else ""))
-    return [*shown, ("kept free", kept_free, "gpu_memory_utilization")] if kept_free else shown
+    return [*shown, ("kept free", reserve, "gpu_memory_utilization")] if reserve else shown
 
 
 def _gib(num_bytes: int) -> str:

@@ -32,7 +32,7 @@ ABOVE = (
 
 def make_parser() -> CommandParser:
     """All options of the command."""
-    parser = CommandParser("profile", "Take one step of a model apart.", EXAMPLES)
+    parser = CommandParser("profile", "Time the operations of one step of a model.", EXAMPLES)
     parser.add_argument(
         "--batch-size", type=human_int, metavar="N", help="requests of the step (default: 1)"
     )

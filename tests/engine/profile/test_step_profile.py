@@ -129,7 +129,7 @@ def test_a_timed_step_gives_the_same_states() -> None:
 
     plain = states()
     calls = TimedCalls(stored, StepShape(1, 10, 10), resolved.kv_dtype)
-    with calls.in_place_of_the_library():
+    with calls.replacing_the_library():
         assert states() == plain
     assert calls.work
 

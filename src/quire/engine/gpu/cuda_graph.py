@@ -1,4 +1,4 @@
-"""CUDA graphs of parts of a step. Owns how they are recorded and where their memory is."""
+"""CUDA graphs of parts of a step: how they are recorded, and in which memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from quire.engine.gpu.step_graphs import Record, StepTensors
 
-# dtypes by their size, as arrays of numbers that every library knows
+# by the size of a number: a type that the array interface knows
 _PLAIN_TYPES = {2: "<i2", 4: "<i4"}
 
 
 @dataclass(frozen=True, slots=True)
 class CudaGraph:
-    """A recorded part; tensors: what it leaves, if anything."""
+    """A recorded part. tensors: its results, if any."""
 
     graph: torch.cuda.CUDAGraph
     tensors: StepTensors | None
@@ -30,10 +30,10 @@ class CudaGraph:
 
 
 def cuda_graphs() -> Record:
-    """What records parts into graphs that share their memory: only one of them runs at a time.
+    """A function that records parts as graphs that share memory: only one runs at a time.
 
-    Not by `torch.cuda.graph`, which gives all cached memory back before each recording: to take it
-    again for each rehearsal costs more time than to record.
+    Not by `torch.cuda.graph`, which frees all cached memory before each recording: allocating it
+    again for each warm-up takes longer than recording.
     """
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 class _Memory:
-    """An address range as the array interface of CUDA tells it."""
+    """An address range with CUDA's array interface."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.__cuda_array_interface__ = {
@@ -74,7 +74,7 @@ class _Memory:
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """The same memory, without a claim to it: the other graphs of the pool may use it, too."""
+    """The same memory without owning it: the other graphs of the pool may use it, too."""
     assert tensor.is_contiguous()
     plain = torch.as_tensor(_Memory(tensor), device=tensor.device)
     return plain.view(tensor.dtype)

@@ -1,6 +1,6 @@
-"""The persistent batch where the device keeps it: block tables, tokens drawn last, a step's inputs.
+"""The persistent batch on the device: block tables, tokens sampled last, a step's inputs.
 
-Owns these tensors, and the way of a step to them: one buffer, filled on the host and copied without
+Owns these tensors, and how a step gets to them: one buffer, filled on the host and copied without
 waiting. Does not own what a row's tokens are (input_batch.py), nor the KV cache's bytes.
 """
 
@@ -27,7 +27,7 @@ HostStep = Step[Int32s]
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """A step's tensors on the device: of the same size always the same memory."""
+    """A step's tensors on the device; steps of one size use the same memory."""
 
     input_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -36,18 +36,18 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSamples:
-    """What follows the forward pass; the same memory in steps of any number of tokens."""
+    """Inputs of sampling; steps of any number of tokens use the same memory."""
 
-    tokens: Tensor  # int32 [S], index of the token whose hidden state is wanted
-    rows: Tensor  # int32 [S], -1 where the device draws nothing
-    positions: Tensor  # int32 [S], where a drawn token will stand
+    tokens: Tensor  # int32 [S], index of the token whose logits are needed
+    rows: Tensor  # int32 [S], -1 where the device samples nothing
+    positions: Tensor  # int32 [S], positions of the sampled tokens
     step_len: Tensor  # int32 [1], tokens of the step
 
 
 class DeviceBatch:
     """R rows on the device. batch: the same rows on the host. max_num_tokens: of a step.
 
-    shares_prefixes: tell attention which requests begin with the same blocks.
+    shares_prefixes: whether attention gets to know which requests begin with the same blocks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class DeviceBatch:
         num_tiles = StepSections(0, self._num_rows).num_shared_tiles
         self._shared = SharedTiles(self._num_rows, num_tiles, batch.block_size)
         self._shares_prefixes = shares_prefixes
-        self._changes = np.empty((0, 2), np.int32)  # of the block table, by the step taken last
+        self._changes = np.empty((0, 2), np.int32)  # to the block table, by the step taken last
         self._block_table = torch.zeros(batch.block_table.shape, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self._num_rows, dtype=torch.int32, device=device)
         most = StepSections(max_num_tokens, self._num_rows).size
@@ -77,17 +77,17 @@ class DeviceBatch:
     def order(self, plan: SchedulerOutput) -> StepOrder:
         """Requests in the order of their rows."""
         rows = np.array([self._batch.row_of(entry.request_id) for entry in plan.scheduled])
-        places = np.argsort(rows)
-        scheduled = [plan.scheduled[place] for place in places.tolist()]
+        by_row = np.argsort(rows)
+        scheduled = [plan.scheduled[index] for index in by_row.tolist()]
         counts = [entry.num_tokens for entry in scheduled]
         query_start = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=query_start[1:])
-        return StepOrder(scheduled=scheduled, rows=rows[places], query_start=query_start)
+        return StepOrder(scheduled=scheduled, rows=rows[by_row], query_start=query_start)
 
     def take(self, order: StepOrder) -> bool:
-        """Note the new blocks of a step, and tell whether some requests begin with the same ones.
+        """Note the new blocks of a step; returns whether some requests begin with the same blocks.
 
-        In that order: what a row held for its last request must not be taken for this one's.
+        In that order: blocks of a row's last request must not count as those of its new one.
         """
         self._changes = self._batch.append_blocks(order.rows, order.scheduled)
         if not self._shares_prefixes:
@@ -101,8 +101,8 @@ class DeviceBatch:
     def send(self, order: StepOrder, size: StepSize, due: Ints, on_device: Ints) -> None:
         """Start the copy of the step that was taken last.
 
-        due [D]: places of the batch whose last hidden states are wanted, in the order of samples.
-        on_device [D]: the rows for which the device is to draw, -1 for the others.
+        due [D]: indices of the requests that get a token, in the order of samples.
+        on_device [D]: their rows where the recorded part samples, -1 for the others.
         """
         buffer = self._buffers.take()
         sections = self._sections(size)
@@ -117,7 +117,7 @@ class DeviceBatch:
         self._kernels.move(self._packed, buffer[:length])
 
     def clear(self, size: StepSize) -> None:
-        """In place of `send`: a step without requests, which reads and writes nobody's blocks."""
+        """Instead of `send`: a step without requests, which reads and writes no blocks."""
         self._packed.zero_()
         step: Step[Tensor] = self._sections(size).cut(self._packed)
         step.token_rows.fill_(-1)
@@ -125,7 +125,7 @@ class DeviceBatch:
         step.shared_index.fill_(-1)
 
     def build(self, size: StepSize) -> DeviceStep:
-        """What follows the copy: the kernels that make a model's inputs of it."""
+        """Launch the kernels that turn the copied step into the model's inputs."""
         sections = self._sections(size)
         step: Step[Tensor] = sections.cut(self._packed)
         inputs = self._inputs[: 3 * size.num_tokens].view(3, -1)
@@ -146,7 +146,7 @@ class DeviceBatch:
         return DeviceStep(input_ids=inputs[0], positions=inputs[1], layout=layout)
 
     def samples(self, count: int) -> DeviceSamples:
-        """What the host sent of the first samples."""
+        """Inputs of the first samples, as the host sent them."""
         step: Step[Tensor] = StepSections(0, self._num_rows).cut(self._packed)
         return DeviceSamples(
             tokens=step.sample_tokens[:count],
@@ -156,7 +156,7 @@ class DeviceBatch:
         )
 
     def _shared_prefixes(self, step: Step[Tensor], size: StepSize) -> SharedPrefixes | None:
-        """Where there are some; or in a step with prompts, which a launch a layer costs little."""
+        """Shared prefixes, if there are some; always with prompts, where a launch costs little."""
         if not size.has_shared and not (size.has_prefills and self._shares_prefixes):
             return None
         return SharedPrefixes(

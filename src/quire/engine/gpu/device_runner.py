@@ -1,14 +1,13 @@
-"""Keeps a GPU busy: launches a step without waiting for the one before it.
+"""The model runner of a GPU: launches a step without waiting for the one before it.
 
-Owns the order of a step's work on the device and the way of its outcome back. A step is launched
-from what the scheduler knows; the token that the step before will draw for a row is read on the
-device. Nothing on this path waits for the device but `collect`, which is called when the next step
-is on its way.
+Owns the order of a step's work on the device, and how its outcome gets back. A step is launched
+from what the scheduler knows; the token that the step before draws for a row is read on the device.
+Only `collect` waits for the device, and it is called when the next step has been launched.
 
-Penalties, biases and other wishes that change logits are drawn for behind the recorded part
-(step_logits.py). For those that look at the answer itself (forms, bad words) the host takes the
-outcome of the step before meanwhile. Embeddings and scores of prompts are made on the host's side:
-such a step is waited for.
+Requests whose logits are changed (penalties, biases) are sampled after the recorded part
+(step_logits.py). Where the change depends on the answer so far (grammars, bad words), the host
+first takes the outcome of the step before. Embeddings and prompt log-probabilities are computed
+from the host: such a step is waited for.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from quire.sampling.device_logits_processors import DRAWN, EXHAUSTED
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step that was launched; its outcome is on the host once `arrival` has happened."""
+    """A launched step; its outcome is on the host once the event `arrival` has occurred."""
 
     plan: SchedulerOutput
     order: StepOrder
-    due: Ints  # [D] places in the order that are due a token
+    due: Ints  # [D] indices into the order: requests that get a token
     rows: Ints  # [D] their rows
-    tenancies: Ints  # [D] whose rows these were, as they may have been given to others since
+    tenancies: Ints  # [D] whose rows these were: they may belong to other requests by now
     num_samples: int  # S
     scores: WantedScores | None
     outcome: Tensor  # int32 [2 S + T] on the host, see kernels.reference_step.finish_step
@@ -56,10 +55,10 @@ class PendingStep:
 
 
 class DeviceRunner:
-    """One rank's steps on a device that works while the host goes on.
+    """Runs the steps of one rank on a device that works while the host goes on.
 
-    max_num_tokens: of a step. num_warmed_up: see `ModelWork`. record: makes graphs of parts of
-    steps; None: kernels are launched one by one. shares_prefixes: whether requests may hold the
+    max_num_tokens: of a step. num_warmed_up: see `ModelWork`. record: records parts of steps as
+    graphs; None: kernels are launched one by one. shares_prefixes: whether requests may hold the
     same blocks.
     """
 
@@ -89,7 +88,7 @@ class DeviceRunner:
             limits.max_num_seqs, max_num_tokens,
             pads_mixed=record is not None, shares_prefixes=shares_prefixes,
         )  # fmt: skip
-        self._wishes = StepLogits(running, sampler, kernels, self._batch.last_tokens)
+        self._logits = StepLogits(running, sampler, kernels, self._batch.last_tokens)
         work = ModelWork(
             model, kv_caches, self._batch, sampler, kernels, running.heartbeat,
             has_head=limits.generates, num_warmed_up=num_warmed_up,
@@ -101,14 +100,14 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Launch each kernel that recorded steps will have, and those that may follow them."""
+        """Launch each kernel of recorded steps, and those that may follow them."""
         self._graphs.warm_up_all(self._batch.clear)
-        self._wishes.warm_up()
+        self._logits.warm_up()
         self._receive(self._batch.last_tokens)
 
     @torch.inference_mode()
     def record(self) -> None:
-        """Record what steps replay; their kernels are there."""
+        """Record what steps replay; call `warm_up` first."""
         self._graphs.record_all(self._batch.clear)
 
     @property
@@ -128,29 +127,29 @@ class DeviceRunner:
         lengths = _lengths(order)
         has_few_keys = has_prefills and have_few_keys(np.diff(order.query_start), lengths)
         size = self._sizes.of(num_tokens, len(due), has_prefills, has_shared, has_few_keys)
-        self._batch.send(order, size, due, np.where(self._wishes.among(rows), -1, rows))
-        tensors = self._graphs.run(size, partial(self._take_wishes, entered))
-        if self._wishes.read_answers(rows):
-            self._settle()  # while the device is busy
-        self._wishes.draw(tensors, size.num_samples, rows, lengths[due])
+        self._batch.send(order, size, due, np.where(self._logits.among(rows), -1, rows))
+        tensors = self._graphs.run(size, partial(self._upload_sampling, entered))
+        if self._logits.read_answers(rows):
+            self._finish_pending()  # while the device is busy
+        self._logits.draw(tensors, size.num_samples, rows, lengths[due])
         step = PendingStep(
             plan, order, due, rows,
             tenancies=self._running.batch.tenancies[rows],
             num_samples=size.num_samples,
-            scores=self._wishes.score(tensors, rows),
+            scores=self._logits.score(tensors, rows),
             outcome=self._receive(tensors.outcome[: 2 * size.num_samples + num_tokens]),
             arrival=self._mark(),
             replayed=self._graphs.replays(size),
         )  # fmt: skip
         self._pending.append(step)
         if self._running.needs_hidden_states(order):
-            self._settle(tensors)
+            self._finish_pending(tensors)
         return step
 
-    def _take_wishes(self, rows: list[int]) -> None:
-        """Bring the wishes of rows that were given to requests to the device."""
+    def _upload_sampling(self, rows: list[int]) -> None:
+        """Upload the sampling params of rows that have new requests."""
         self._sampler.upload(rows)
-        self._wishes.enter(rows)
+        self._logits.enter(rows)
 
     def collect(self, step: PendingStep) -> ModelRunnerOutput:
         """Wait for a step's outcome; steps are collected in the order of their launches."""
@@ -161,27 +160,27 @@ class DeviceRunner:
         return step.output
 
     def _receive(self, outcome: Tensor) -> Tensor:
-        """Start its copy to the host."""
-        kept = self._buffers.take()[: len(outcome)]
-        self._kernels.move(kept, outcome)
-        return kept
+        """Start the copy of an outcome to the host; returns where it will be."""
+        target = self._buffers.take()[: len(outcome)]
+        self._kernels.move(target, outcome)
+        return target
 
     def _mark(self) -> torch.cuda.Event | None:
-        """What happens when the device has done all that was launched."""
+        """An event that occurs when the device has done all that was launched; None on a CPU."""
         if not self._on_gpu:
             return None
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrival.record()
         return arrival
 
-    def _settle(self, tensors: StepTensors | None = None) -> None:
-        """Take the outcomes of all steps; tensors: of the last one."""
+    def _finish_pending(self, tensors: StepTensors | None = None) -> None:
+        """Wait for the outcomes of all pending steps. tensors: of the last one."""
         while self._pending:
             step = self._pending.popleft()
             self._finish(step, None if self._pending else tensors)
 
     def _finish(self, step: PendingStep, tensors: StepTensors | None) -> None:
-        """Make results of a step's outcome. tensors: where the host reads more than that."""
+        """Turn a step's outcome into results. tensors: if the host reads hidden states."""
         if step.arrival is not None:
             step.arrival.synchronize()
         order = step.order
@@ -221,23 +220,23 @@ class DeviceRunner:
 
 
 def _results(step: PendingStep, drawn: Int32s, failed: Int32s) -> list[SampleResult]:
-    """Of each request of the order, by tokens and what came of their draws [D]."""
-    places, statuses = step.due.tolist(), failed.tolist()
+    """The result of each request of the order, by its token and its sampling status [D]."""
+    indices, statuses = step.due.tolist(), failed.tolist()
     tokens: list[int | None] = [None] * len(step.order.scheduled)
-    for place, token_id in zip(places, drawn.tolist(), strict=True):
-        tokens[place] = token_id
+    for index, token_id in zip(indices, drawn.tolist(), strict=True):
+        tokens[index] = token_id
     results = [SampleResult(token_id=token_id) for token_id in tokens]
     if step.scores is not None:
         for sample, scores in step.scores.report().items():
-            results[places[sample]].logprobs = scores
+            results[indices[sample]].logprobs = scores
     if any(statuses):
-        for place, status in zip(places, statuses, strict=True):
+        for index, status in zip(indices, statuses, strict=True):
             if status != DRAWN:
                 is_exhausted = status == EXHAUSTED
-                results[place] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
+                results[index] = SampleResult(exhausted=is_exhausted, failed=not is_exhausted)
     return results
 
 
 def _lengths(order: StepOrder) -> Ints:
-    """How many tokens each request has with this step: [B]."""
+    """Tokens that each request has after this step: [B]."""
     return np.array([entry.start + entry.num_tokens for entry in order.scheduled], np.int64)

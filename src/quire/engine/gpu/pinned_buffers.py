@@ -1,16 +1,16 @@
-"""Host memory that a device copies from or into while the host goes on. Owns whose turn it is."""
+"""Host buffers that a device copies from or into while the host goes on."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Steps whose copies may be under way: one that runs, one that waits, and one that is launched.
+# Steps whose copies may be in progress: one runs, one waits, and one is being launched.
 _NUM_BUFFERS = 3
 
 
 class PinnedBuffers:
-    """Buffers of int32 [size] that steps use in turns; page-locked where the device is a GPU."""
+    """A ring of int32 [size] buffers, one for each step; page-locked where the device is a GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -19,6 +19,6 @@ class PinnedBuffers:
         ]
 
     def take(self) -> Tensor:
-        """The one that has not been used for longest."""
+        """The buffer that was used least recently."""
         self._buffers.append(buffer := self._buffers.pop(0))
         return buffer

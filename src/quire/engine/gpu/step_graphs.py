@@ -1,9 +1,9 @@
-"""Steps of the sizes that there are as recordings: one or two launches for all kernels of a step.
+"""Recorded steps (CUDA graphs), one set per step size: one or two launches for a whole step.
 
 Owns the recordings; does not know what a step does, how it is recorded (cuda_graph.py), nor which
 sizes there are (step_sizes.py). A step that only decodes is one recording. One with parts of
-prompts is two, as few of its tokens are followed by a drawn one: the layers by the number of
-tokens, and what draws by the number of samples, so that neither is made for more than there are.
+prompts is two, since few of its tokens are followed by a sampled one: the layers by the number of
+tokens, and sampling by the number of samples.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from quire.engine.core.step_sizes import StepSize, StepSizes
 
 logger = logging.getLogger(__name__)
 
-# A decode of so many tokens, without and with prefixes that are shared; layers of so many, for any
-# prompts and for short ones; draws for so many samples.
+# What is recorded, and its size in tokens: decodes without and with shared prefixes, layers for any
+# prompts and for short ones; for "draw", sampling, its size in samples.
 Part = tuple[Literal["decode", "shared decode", "layers", "short layers", "draw"], int]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """What a step leaves on the device."""
+    """The results of a step on the device."""
 
     hidden: Tensor  # [N, H], the step's tokens first
     logits: Tensor | None  # [S, V]; None for a model without a head, and without samples
@@ -40,7 +40,7 @@ class StepWork(Protocol):
     """What a step does on the device."""
 
     def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
-        """From the packed form to hidden states [T, H].
+        """From the packed step to hidden states [T, H].
 
         is_warm_up: launch each kernel that a step of this size has, but not for all layers.
         """
@@ -50,10 +50,10 @@ class StepWork(Protocol):
 
 
 class Recording(Protocol):
-    """Something that was launched once, to be launched again as it was."""
+    """A recorded launch that can be repeated."""
 
     def replay(self) -> StepTensors | None:
-        """Launch it; what it leaves is in the same memory each time."""
+        """Launch it; the results are in the same memory each time."""
 
 
 Record = Callable[[Callable[[], StepTensors | None]], Recording]
@@ -64,23 +64,26 @@ def _nothing() -> None:
 
 
 class StepGraphs:
-    """record: makes a recording of a part of a step; None: kernels are launched one by one."""
+    """Runs steps by their recordings.
+
+    record: records a part of a step; None: kernels are launched one by one.
+    """
 
     def __init__(self, work: StepWork, sizes: StepSizes, record: Record | None) -> None:
         self._work = work
         self._sizes = sizes
         self._record = record
         self._recordings: dict[Part, Recording] = {}
-        self._hidden: Tensor | None = None  # where layers leave them, for the draws of any number
+        self._hidden: Tensor | None = None  # the output of "layers", the input of "draw"
 
     def replays(self, size: StepSize) -> bool:
         """Whether steps of this size are replayed."""
         return all(part in self._recordings for part in _parts_of(size))
 
     def run(self, size: StepSize, before_draw: Callable[[], None] = _nothing) -> StepTensors:
-        """Launch a step; what it leaves is valid until the next one is launched.
+        """Launch a step; its results are valid until the next one is launched.
 
-        before_draw: launches what only draws need, if possible while layers are busy.
+        before_draw: launches what only sampling needs, if possible while layers are busy.
         """
         if not self.replays(size):
             hidden = self._work.forward(size)
@@ -97,7 +100,7 @@ class StepGraphs:
     def warm_up_all(self, clear: Callable[[StepSize], None]) -> None:
         """Launch every kernel of every part, those of the largest first.
 
-        clear: makes the next step of a size one without requests.
+        clear: makes the inputs of a step of that size those of no requests.
         """
         for part in self._parts():
             self._warm_up(part, clear)
@@ -106,7 +109,7 @@ class StepGraphs:
     def record_all(self, clear: Callable[[StepSize], None]) -> None:
         """Record every part, the largest first, so that the others fit into its memory.
 
-        What is made at a kernel's first launch must not be recorded, so each part is rehearsed.
+        What happens at a kernel's first launch must not be recorded, so each part is warmed up.
         """
         if self._record is None:
             return
@@ -117,7 +120,7 @@ class StepGraphs:
         logger.info("%d CUDA graphs: %.2f s", len(self._recordings), time.monotonic() - begin)
 
     def _parts(self) -> list[Part]:
-        """All that are recorded, in the order of recording."""
+        """All parts that are recorded, in that order."""
         if self._record is None:
             return []
         parts: list[Part] = [("decode", count) for count in self._sizes.decodes]
@@ -147,7 +150,7 @@ class StepGraphs:
 
 
 def _parts_of(size: StepSize) -> list[Part]:
-    """In the order of their launches."""
+    """The parts of a step, in the order of their launches."""
     if size.has_prefills:
         layers: Part = ("short layers" if size.has_few_keys else "layers", size.num_tokens)
         return [layers, ("draw", size.num_samples)]
@@ -167,5 +170,5 @@ def _size_of(part: Part) -> StepSize:
 
 
 def _is_layers(part: Part) -> bool:
-    """Whether draws are another part."""
+    """Whether sampling is a part of its own, after this one."""
     return part[0] in ("layers", "short layers")

@@ -1,8 +1,7 @@
-"""What follows a step's recorded part: draws by wishes that change logits, and log-probabilities.
+"""What follows a step's recorded part: logits processors with their sampling, and logprobs.
 
-Owns their launches behind the others of the step, and how what comes of them gets into the step's
-outcome. Few steps have any; they are launched one by one, on rows that asked alone. Nothing here
-waits for the device.
+Owns their launches, and how their results get into the step's outcome. Few steps have any; they are
+launched one by one, for the rows that need them. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -26,19 +25,22 @@ from quire.sampling.sampling_state import Need
 
 @dataclass(frozen=True, slots=True)
 class WantedScores:
-    """Log-probabilities on their way to the host. counts: how many of the best ones each wants."""
+    """Logprobs on their way to the host. counts: how many of the best each sample wants."""
 
     samples: list[int]
     counts: list[int]
     scores: Scores
 
     def report(self) -> dict[int, TokenLogprobs]:
-        """By sample, once they have arrived."""
+        """Logprobs by sample, once they have arrived."""
         return dict(zip(self.samples, self.scores.report(self.counts), strict=True))
 
 
 class StepLogits:
-    """last_tokens: int32 [R] on the device, where the next step finds what was drawn."""
+    """Logits processors and logprobs of steps.
+
+    last_tokens: int32 [R] on the device, where the next step reads the sampled tokens.
+    """
 
     def __init__(
         self,
@@ -55,11 +57,11 @@ class StepLogits:
         )
 
     def enter(self, rows: list[int]) -> None:
-        """Take note of rows that were given to requests."""
+        """Note rows that have new requests."""
         self._rows.enter(rows, self._batch.history)
 
     def among(self, rows: Ints) -> Flags:
-        """Which rows [N] are not to be drawn in the recorded part: [N]."""
+        """Which rows [N] are not sampled in the recorded part: [N]."""
         return self._rows.among(rows)
 
     def read_answers(self, rows: Ints) -> bool:
@@ -67,9 +69,9 @@ class StepLogits:
         return self._rows.read_answers(rows)
 
     def draw(self, tensors: StepTensors, num_samples: int, rows: Ints, lengths: Ints) -> None:
-        """Draw for those of the samples' rows [D] that were left out.
+        """Sample for those of the samples' rows [D] that the recorded part left out.
 
-        lengths [D]: how many tokens each row has with this step.
+        lengths [D]: tokens that each row has after this step.
         """
         samples = np.flatnonzero(self._rows.among(rows))
         if not len(samples):
@@ -89,7 +91,7 @@ class StepLogits:
         self._last_tokens.index_copy_(0, index[2], tokens)
 
     def score(self, tensors: StepTensors, rows: Ints) -> WantedScores | None:
-        """Start the scores of what was drawn for those of the samples' rows [D] that asked."""
+        """Start the logprobs of sampled tokens for those of the samples' rows [D] that asked."""
         samples = np.flatnonzero(self._state.needs[rows] & Need.LOGPROBS)
         if not len(samples):
             return None
@@ -101,5 +103,5 @@ class StepLogits:
         return WantedScores(samples.tolist(), counts.tolist(), scores.on_host())
 
     def warm_up(self) -> None:
-        """Launch what would else be compiled at its first use."""
+        """Launch what would otherwise be compiled at its first use."""
         self._rows.warm_up()

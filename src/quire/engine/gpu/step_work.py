@@ -1,7 +1,7 @@
-"""A step's work on a device: from its packed form through the model to drawn tokens.
+"""A step's work on a device: from its packed inputs through the model to sampled tokens.
 
-Owns which kernels are launched, and their order; all of them depend on the step's size alone. It
-does not know how a step comes to the device, nor what becomes of its outcome.
+Owns which kernels are launched, and in which order; both depend on the step's size alone. Does not
+know how a step gets to the device (device_batch.py) nor what becomes of its outcome.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from quire.models.runtimes.torch_model import CausalLM, KVCaches
 
 
 class DeviceDraw(Protocol):
-    """Draws tokens where the logits are; see `sampling.device.DeviceSampler`."""
+    """Samples tokens on the device; see `sampling.device_sampler.DeviceSampler`."""
 
     def upload(self, rows: list[int]) -> None:
-        """Start the copy of the wishes of these rows of the sampling state."""
+        """Start the copy of these rows of the sampling state."""
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V], int32 rows and positions [S] → int32 token ids and failures [S].
 
-        Rows of -1 are not looked at. Never waits, and always launches the same kernels.
+        Rows of -1 are skipped. Never waits, and always launches the same kernels.
         """
 
 
@@ -56,19 +56,19 @@ class ModelWork:
         self._batch = batch
         self._sampler = sampler
         self._kernels = kernels
-        self._beat = heartbeat
+        self._heartbeat = heartbeat
         self._has_head = has_head
         self._num_warmed_up = num_warmed_up
 
     def forward(self, size: StepSize, *, is_warm_up: bool = False) -> Tensor:
-        """From the packed form to hidden states [T, H]; in a rehearsal through few layers."""
+        """From the packed step to hidden states [T, H]; in a warm-up through few layers."""
         inputs = self._batch.build(size)
         kv_caches = self._kv_caches[: self._num_warmed_up] if is_warm_up else self._kv_caches
-        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._beat)
+        context = ForwardContext(layout=inputs.layout, kv=kv_caches, heartbeat=self._heartbeat)
         return self._model.forward(inputs.input_ids, inputs.positions, context)
 
     def finish(self, hidden: Tensor, num_samples: int) -> StepTensors:
-        """From hidden states [N, H] to what the host reads."""
+        """From hidden states [N, H] to the outcome that the host reads."""
         samples = self._batch.samples(num_samples)
         logits, drawn, failed = None, samples.rows, samples.rows
         if self._has_head and num_samples:

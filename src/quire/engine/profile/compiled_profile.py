@@ -81,7 +81,7 @@ def profile_compiled(resolved: ResolvedConfig, stored: StoredArrays, step: StepS
         run()
         return calls.work
 
-    with calls.in_place_of_the_library():
+    with calls.replacing_the_library():
         runs = repeat(run_timed)
     roofline = measure_host_roofline(resolved.dtype)
     operations = [_operation(key, [run[key] for run in runs], roofline) for key in runs[0]]
@@ -137,7 +137,7 @@ class TimedCalls:
         return getattr(self._library, name)
 
     @contextmanager
-    def in_place_of_the_library(self) -> Iterator[None]:
+    def replacing_the_library(self) -> Iterator[None]:
         """A context in which operations call these functions."""
         library = native.compiled
         vars(native)["compiled"] = lambda: self

@@ -73,8 +73,8 @@ def measure_host_roofline(dtype: str) -> Roofline:
     with ThreadPoolExecutor(count) as pool:
         copy = median_seconds(lambda: list(pool.map(np.copyto, targets, sources)))
     rows, square = _ones((_SIDE, _SIDE), dtype), _packed(_SIDE, _SIDE, dtype)
-    product = 2 * _SIDE**3 / median_seconds(lambda: linear(rows, square, None))
-    return Roofline(max(reading, 2 * num_bytes / copy), product)
+    flops = 2 * _SIDE**3 / median_seconds(lambda: linear(rows, square, None))
+    return Roofline(max(reading, 2 * num_bytes / copy), flops)
 
 
 def _ones(shape: tuple[int, ...], dtype: str) -> Array:

@@ -1,6 +1,6 @@
-"""The operations that a model calls in a step, noted, and what each call moves and computes.
+"""Recording of the operations that a model calls in a step: their bytes, FLOPs and arguments.
 
-They are those of the dispatch seam (kernels/dispatch.Kernels), wrapped.
+Operations are those of kernels/dispatch.Kernels, wrapped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.kernels.reference import FP8
 
 @dataclass(slots=True)
 class CallKind:
-    """Calls with equal shapes: what one of them moves and computes, and the calls themselves.
+    """Calls of one operation with equal shapes. num_bytes, flops: of one call.
 
     in_fp8: whether they multiply by weights in FP8.
     """
@@ -40,7 +40,7 @@ class Recorder:
         self.kinds: dict[tuple[str, str], CallKind] = {}
         self._caches: set[int] = set()
         names = [f.name for f in fields(Kernels)]
-        if not kernels.fuses:  # which layers tell by this one
+        if not kernels.fuses:  # layers look whether this one is there
             names.remove("rms_norm_linear")
         if not kernels.fuses_rope:
             names.remove("qkv_rope_write_kv")
@@ -48,11 +48,11 @@ class Recorder:
         self.kernels = replace(kernels, **wrapped)
 
     def ignore(self, kv_caches: list[tuple[Tensor, Tensor]]) -> None:
-        """Count of these only what an operation touches."""
+        """Have the bytes of these counted only as far as an operation reads or writes them."""
         self._caches = {cache.data_ptr() for pair in kv_caches for cache in pair}
 
     def record(self, step: Call) -> None:
-        """Run a step twice and note the second: what is made at a first call is no part of it."""
+        """Run a step twice and record the second: a first call may initialise something."""
         step()
         self._is_on = True
         step()
@@ -65,7 +65,7 @@ class Recorder:
         return result
 
     def _kind_of(self, name: str, arguments: tuple[Any, ...], result: Any) -> CallKind:
-        """The kind of a call: that of others with the same operation and shapes."""
+        """The kind of a call: one for each operation and shapes."""
         given = [tensor for tensor in _tensors(arguments) if not self._is_cache(tensor)]
         if name == "embedding":  # reads a row for each token
             given = [result]
@@ -76,7 +76,7 @@ class Recorder:
         return self.kinds.setdefault((name, shape), own)
 
     def _shapes(self, arguments: tuple[Any, ...]) -> list[str]:
-        """Of the first matrix of each argument."""
+        """Shapes of the first matrix of each argument."""
         first = (next((t for t in _tensors([each]) if t.ndim > 1), None) for each in arguments)
         return [_shape(t) for t in first if t is not None and not self._is_cache(t)]
 
@@ -105,7 +105,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
-    """Of the KV cache: what attention reads, and what a step's tokens write."""
+    """Bytes of the KV cache that attention reads, or that a step's tokens write."""
     if name == "attention":
         _, cache, _, layout, params = arguments
         num_slots = sum(num_keys(q, s, params.window) for q, s in _lens(layout))
@@ -119,7 +119,7 @@ def _cache_bytes(name: str, arguments: tuple[Any, ...]) -> int:
 
 
 def _flops(name: str, arguments: tuple[Any, ...]) -> int:
-    """Of matrix products and attention; the rest is a few for each byte, and not counted."""
+    """FLOPs of matrix products and attention; those of other operations are few."""
     if name.startswith(("linear", "rms_norm_linear")):
         rows, weight = (next(_tensors(argument)) for argument in arguments[:2])
         return 2 * len(rows) * weight.numel()

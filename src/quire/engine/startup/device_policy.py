@@ -84,7 +84,7 @@ def is_cpu_build(library: Path | None) -> bool:
 
 
 def _is_emulated(dtype: str) -> bool:
-    """Whether the processor lacks matrix products of a data type, as far as the system tells."""
+    """Whether the processor lacks matrix products of a data type, as far as /proc/cpuinfo shows."""
     if dtype != "bfloat16":
         return dtype != "float32"
     cpuinfo = Path("/proc/cpuinfo")

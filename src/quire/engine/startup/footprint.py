@@ -1,7 +1,7 @@
-"""What a model takes in memory, told before it is loaded: from its config and its files' headers.
+"""Bytes that a model will take in memory, from its config and the headers of its files.
 
-No torch and no look at a weight. Owns the arithmetic; what it is compared with is model_fleet.py's
-business. Startup (start_engine.py) sizes the KV cache by the same rules.
+No torch and no look at a weight. model_fleet.py compares them with its limits; a start sizes the
+KV cache by the same rules.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def footprint_of(config: EngineConfig, memory_bytes: int | None = None) -> Footp
     block_bytes = block_bytes_of(config, model_config)
     default = default_kv_bytes(memory_bytes or available_bytes())
     return Footprint(
-        weights=sum(weights_by_form(config, model_config, folder).values()),
+        weights=sum(weights_by_format(config, model_config, folder).values()),
         kv_cache=blocks_within(config, model_config, default, block_bytes) * block_bytes,
     )
 
@@ -65,7 +65,7 @@ def usable_blocks(config: EngineConfig, limit: int) -> int:
     return config.scheduler.max_num_seqs * -(-limit // config.cache.block_size)
 
 
-def weights_by_form(
+def weights_by_format(
     config: EngineConfig, model_config: ModelConfig, folder: Path
 ) -> dict[str, int]:
     """Bytes of all weights as they stay in memory, by data type or weight format."""

@@ -1,7 +1,7 @@
-"""Code of PyTorch's libraries that is in memory since it was loaded, and is not run again.
+"""Unmapping of pages of PyTorch's libraries that only its import needed.
 
-Loading runs thousands of functions, one for each operator, all over a library of 400 MB, and the
-system maps what lies around each, too. Such pages are the file's, so they can go at any time; what
+The import runs thousands of functions, one for each operator, all over a library of 400 MB, and the
+system maps pages around each. These are the file's pages, so they can be unmapped at any time; what
 is run again comes back from the page cache.
 """
 

@@ -1,8 +1,8 @@
-"""What a model will take on its device and what fits beside it, in bytes, before any is taken.
+"""The memory plan: bytes of a model on its device by purpose, before anything is allocated.
 
 No torch, and no look at a weight. The KV cache gets what is left: on a GPU of the share that the
-settings give, on a CPU by footprint's rule. Sizes of a step are upper bounds by arithmetic; at the
-start of an engine on a GPU they are measured instead (kv_cache_size.py).
+settings give, on a CPU by the rule of footprint.py. Sizes of a step are upper bounds; the start of
+an engine on a GPU measures them instead (gpu_backend.py).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from quire.engine.startup.footprint import (
     block_bytes_of,
     blocks_within,
     default_kv_bytes,
-    weights_by_form,
+    weights_by_format,
 )
 from quire.engine.startup.kv_cache_size import cache_problem
 from quire.engine.startup.resolved_config import resolve
 from quire.errors import ConfigError
 from quire.models.config.model_config import ModelConfig
 
-# What CUDA takes in a process before anything is asked of it, as seen on Hopper.
+# What CUDA allocates in a process at its start, as seen on Hopper.
 CONTEXT_BYTES = 512 << 20
 # Scratch memory of Triton's kernels and of cuBLAS.
 WORKSPACE_BYTES = 96 << 20
-# Code of kernels, which the driver loads at the first launch of each: of some long after the KV
-# cache has all that was left. The largest of ours have half a megabyte; the library's scratch for
-# the stream on which steps are recorded is of it, too.
+# Code of kernels, which the driver loads at the first launch of each, for some long after the KV
+# cache was allocated. The largest of ours have half a megabyte. Scratch of cuBLAS for the stream on
+# which steps are recorded is included.
 CODE_BYTES = 128 << 20
-# What the driver keeps for each graph.
+# What the driver allocates for each graph.
 GRAPH_BYTES = 3 << 20
-# Of tiles of requests with a shared prefix, at most.
-UNFILLED_PLACES = 17 * 16
-_LENGTHS = (2048, 8192, 32_768)  # of requests, for which it is told how many fit
+# Unused rows in tiles of requests with a shared prefix, at most.
+UNFILLED_ROWS = 17 * 16
+_LENGTHS = (2048, 8192, 32_768)  # of requests, for which the plan says how many fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose, and what they give. weights: by the form that they are kept in.
+    """Bytes by purpose, and the limits that follow. weights: by data type or weight format.
 
-    budget: what may be taken of the device, by others, too. max_model_len: None if nothing fits.
-    problem: what does not fit and which setting to change; None if all does.
+    budget: what may be used of the device, others' use included. max_model_len: None if nothing
+    fits. problem: what does not fit and which setting to change; None if all does.
     """
 
     model: str
@@ -101,7 +101,7 @@ class MemoryPlan:
         return {n: min(self.max_num_seqs, self.num_blocks // blocks[n]) for n in lengths}
 
     def as_json(self) -> dict[str, Any]:
-        """All of it for machines."""
+        """The plan as JSON values."""
         lengths = {str(length): count for length, count in self.at_once().items()}
         return asdict(self) | {"kv_cache": self.kv_cache, "at_once": lengths}
 
@@ -117,7 +117,7 @@ def plan_memory(config: EngineConfig, memory: DeviceMemory) -> MemoryPlan:
     resolved = resolve(config, memory.device)
     config, model_config = resolved.config, resolved.model_config
     sizes = _sizes(config, model_config, DTYPES[resolved.dtype].num_bytes)
-    weights = weights_by_form(config, model_config, resolved.folder)
+    weights = weights_by_format(config, model_config, resolved.folder)
     share = config.cache.gpu_memory_utilization if memory.device == "cuda" else 1.0
     budget = int(memory.total * share)
     fixed = memory.context + sum(sizes.values()) + sum(weights.values())
@@ -183,34 +183,33 @@ def _widest(layer: LayerSpec) -> int:
 
 
 def logits_bytes(model_config: ModelConfig, num_rows: int, item: int) -> int:
-    """Logits as they come, in float32, and two copies for a sampler to change."""
+    """Bytes of logits in the model's type, in float32, and of two copies for the sampler."""
     return num_rows * model_config.vocab_size * (item + 3 * 4)
 
 
 def token_count_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Of how often each request has each token, for penalties on a GPU."""
+    """Bytes of the counts of each token in each request, for penalties on a GPU."""
     return (
         config.scheduler.max_num_seqs * model_config.vocab_size * 2 if model_config.has_head else 0
     )
 
 
 def shared_part_bytes(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Of the parts of softmaxes over prefixes that requests share, in float32 with two statistics.
+    """Bytes of partial softmax results over shared prefixes, in float32 with two statistics.
 
     Requests are in tiles, some of them unfilled: see `StepSections.num_shared_tiles`.
     """
     if not config.shares_prefixes:
         return 0
-    places = config.scheduler.max_num_seqs + UNFILLED_PLACES
+    rows = config.scheduler.max_num_seqs + UNFILLED_ROWS
     heads = (layer.attention for layer in model_config.spec.layers)
-    return places * max(each.num_heads * (each.value_dim + 2) * 4 for each in heads)
+    return rows * max(each.num_heads * (each.value_dim + 2) * 4 for each in heads)
 
 
 def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> int:
-    """Of recorded steps: the largest one's tensors, which all share, and the driver's part.
+    """Bytes of recorded steps: the largest one's tensors, which all share, and the driver's part.
 
-    A step may draw for each row, from logits as they come. Hidden states are kept apart from what
-    all share.
+    A step may sample for each row. Hidden states are not shared.
     """
     if config.device.enforce_eager:
         return 0
@@ -230,7 +229,9 @@ def graph_bytes(config: EngineConfig, model_config: ModelConfig, item: int) -> i
 def _problem(
     config: EngineConfig, left: int, num_bytes: int, block_bytes: int, num_blocks: int
 ) -> str | None:
-    """left: beside all else; negative if something is missing even without a KV cache.
+    """What does not fit and which setting to change, or None.
+
+    left: beside all but the KV cache; negative if that alone does not fit.
 
     num_bytes: what the KV cache may take.
     """

@@ -1,8 +1,7 @@
 """An engine without a model: the real loop and scheduler, and tokens that cost nothing. No torch.
 
 For measuring everything around a model. It answers with arbitrary ordinary tokens, and with made-up
-log-probabilities and embeddings where they are asked for; forms of answers (structured outputs)
-are not kept.
+log-probabilities and embeddings where they are asked for, and ignores structured outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _STRIDE = 7  # so that neighbouring tokens differ in more than their last digit
 
 
 def start_null_engine(config: EngineConfig) -> tuple[EngineCore, EngineInfo]:
-    """An engine in the shape of the model's config.json. Raises CheckpointError or ConfigError."""
+    """An engine with a model's sizes alone. Raises CheckpointError or ConfigError."""
     config = config.resolved("cpu")
     path = resolve_model(config.model.model, config.model.revision)
     model_config = ModelConfig.from_folder(path)

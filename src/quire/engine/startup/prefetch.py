@@ -23,7 +23,7 @@ _TRITON = "quire-triton"  # the thread's name
 
 
 def start_prefetch(config: EngineConfig) -> None:
-    """Start the threads. What fails in one is reported by whoever needs it later."""
+    """Start the threads. What fails in one is reported by the code that needs it later."""
     if device_type(config) == "cuda" and (driver := _driver()) is not None:
         threading.Thread(
             target=_initialise_driver, args=(driver,), name="quire-driver", daemon=True

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 class Phases:
     """Seconds by the phase's name, in their order.
 
-    wait: until a GPU has done what it was given.
+    wait: waits until a GPU has done its work.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Phases:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Note what it takes, with all that it gave a GPU to do; without phases within it."""
+        """Note the seconds of a phase, its work on a GPU included, phases inside it excluded."""
         begin, before = time.monotonic(), sum(self.seconds.values())
         yield
         self.wait()
@@ -30,6 +30,6 @@ class Phases:
         self.note(phase, time.monotonic() - begin - within)
 
     def note(self, phase: str, spent: float) -> None:
-        """Add to a phase."""
+        """Add seconds to a phase."""
         self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent, 3)
         logger.info("%s: %.2f s", phase, spent)

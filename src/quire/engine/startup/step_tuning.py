@@ -28,7 +28,7 @@ from quire.models.runtimes.host_model import HostModel, WithCache
 logger = logging.getLogger(__name__)
 
 # Below this size of float32 weights nothing is measured: one thread serves, which is a guess, and
-# the scheduler soon learns what steps cost.
+# the scheduler soon learns the times of steps.
 TINY_MODEL_BYTES = 1 << 26
 DECODES = (1, 8)  # tokens of a step, each of another request
 PROMPTS = (32, 128, 512)  # tokens of a step that are one prompt's
