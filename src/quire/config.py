@@ -38,13 +38,13 @@ class ModelSettings:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
         "data type of weights and KV cache, unless they have one of their own; auto takes the "
-        "checkpoint's, or float32 for a small model on a CPU without 16-bit products",
+        "checkpoint's, or float32 for a small model on a CPU without 16-bit instructions",
     )
     quantization: Literal["none", "fp8", "int8", "int4"] = setting(
         "none",
-        "form that weights are brought into while they are loaded; fp8 and int8: 8 bits, with a "
-        "scale for each output, the head's too; int4: 4 bits, with a scale for each 32 numbers, "
-        "and the head in int8; int8 and int4 run on CPUs",
+        "weight format that weights are converted to while they are loaded; fp8 and int8: 8 "
+        "bits, with a scale for each output, also of the head; int4: 4 bits, with a scale for "
+        "each 32 numbers, and the head in int8; int8 and int4 run on CPUs",
     )
     max_model_len: int | None = setting(
         None, "longest prompt + answer in tokens; default: the model's own limit", within=COUNT
@@ -56,16 +56,17 @@ class ModelSettings:
     )
     prepared_weights: str = setting(
         "auto",
-        "folder that keeps a CPU's weights in their run-time form, which the next start maps, "
-        "and what steps cost; auto: quire/prepared in the user's cache folder; none: keep none",
+        "folder for prepared weights of a CPU (packed for its kernels), which the next start "
+        "maps, and for measured step costs; auto: quire/prepared in the user's cache folder; "
+        "none: store none",
     )
     pooling: Literal["auto", "mean", "last"] = setting(
         "auto",
-        "how hidden states become an embedding; auto: as the checkpoint's files say, or the last "
-        "token's",
+        "how hidden states become an embedding; auto: as the checkpoint's files say, else the "
+        "last token's state",
     )
     seed: int = setting(
-        0, "seed of dummy weights and of requests that bring none", within=(-(2**63), 2**63 - 1)
+        0, "seed of dummy weights and of requests without a seed", within=(-(2**63), 2**63 - 1)
     )
 
     @property
@@ -87,7 +88,7 @@ class CacheConfig:
 
     block_size: int = setting(16, "tokens per KV block", within=COUNT)
     num_blocks: int | None = setting(
-        None, "number of KV blocks; default: from the memory given", within=COUNT
+        None, "number of KV blocks; default: as many as fit the memory", within=COUNT
     )
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for the KV cache, all layers", within=(1, MOST_BYTES)
@@ -126,7 +127,8 @@ class SchedulerConfig:
         within=(0, MOST),
     )
     scheduling_policy: Literal["fcfs", "priority"] = setting(
-        "fcfs", "order of waiting requests: first come, or lowest priority number first"
+        "fcfs",
+        "order of waiting requests: first come first served, or lowest priority number first",
     )
     enable_chunked_prefill: bool = setting(True, "let a prompt be computed over several steps")
     long_prefill_token_threshold: int = setting(
@@ -143,8 +145,8 @@ class SchedulerConfig:
     )
     ttft_target_ms: float | None = setting(
         None,
-        "time from a request's arrival to its first token, in milliseconds, by which prompts take "
-        "turns; default: none",
+        "target for the time from a request's arrival to its first token, in milliseconds, "
+        "which orders prompts; default: none",
         within=_MILLISECONDS,
     )
 
@@ -195,8 +197,8 @@ class DeviceConfig:
     )
     batch_invariant: bool = setting(
         False,
-        "on a GPU, use kernels by which a request gets the same tokens alone and in any batch; "
-        "slower, and for weights in 16 or 32 bits or FP8",
+        "on a GPU, use kernels whose results do not depend on the batch, so that a request gets "
+        "the same tokens alone and in any batch; slower; for weights in 16 or 32 bits or FP8",
     )
 
     def __post_init__(self) -> None:

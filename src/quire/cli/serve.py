@@ -56,7 +56,7 @@ def make_parser() -> CommandParser:
         dest="models",
         action="append",
         metavar="[NAME=]MODEL",
-        help="a model of several, given once for each; the first is the default",
+        help="one of several models, given once for each; the first is the default",
     )
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file with the models and their own options"
@@ -65,7 +65,7 @@ def make_parser() -> CommandParser:
         "--dry-run",
         action="store_true",
         default=False,
-        help="tell what would be taken of the memory, and leave",
+        help="print the planned memory use, and exit",
     )
     parser.add_argument(
         "--gpu-memory-gib", type=float, metavar="X", help="with --dry-run: a GPU of this size"

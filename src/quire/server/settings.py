@@ -26,8 +26,8 @@ class ServerSettings:
     port: int = setting(8000, "port to listen on; 0 takes a free one", within=_PORTS)
     api_key: str | None = setting(
         None,
-        "key that requests must bring; of several, given so or with commas between, one; "
-        "default: $QUIRE_API_KEY",
+        "key that requests must send; several keys may be given, by repeating the option or "
+        "with commas between; default: $QUIRE_API_KEY",
         is_list=True,
     )
     api_key_file: str | None = setting(None, "file of more such keys, one per line")
@@ -41,7 +41,7 @@ class ServerSettings:
     )
     max_queued_requests: int = setting(
         1024,
-        "most answers that may wait, besides the max-num-seqs that run; more get 429",
+        "most answers that may wait, besides the max-num-seqs that run; further requests get 429",
         within=_WAITING,
     )
     max_queued_tokens: int | None = setting(
@@ -50,26 +50,29 @@ class ServerSettings:
         within=_WAITING,
     )
     queue_timeout: float | None = setting(
-        None, "seconds after which a request that has not begun to run gets 503", within=_SECONDS
+        None, "seconds after which a request that has not started to run gets 503", within=_SECONDS
     )
     request_timeout: float | None = setting(
         None,
-        "seconds after which a request gets 504; it may ask for less (then 408), not for more",
+        "seconds after which a request gets 504; a request may set a shorter limit (then 408), "
+        "not a longer one",
         within=_SECONDS,
     )
     slow_reader_timeout: float = setting(
         30.0,
-        "seconds without progress after which a client that does not read is cut off",
+        "seconds without progress after which a client that does not read is disconnected",
         within=_SECONDS,
     )
     admin_port: int | None = setting(
-        None, "port of 127.0.0.1 for the admin endpoints; default: there are none", within=_PORTS
+        None,
+        "port of 127.0.0.1 for the admin endpoints; default: no admin endpoints",
+        within=_PORTS,
     )
     admin_uds: str | None = setting(
         None, "path of a Unix socket for the admin endpoints, instead of a port"
     )
     admin_api_key: str | None = setting(
-        None, "key that admin requests must bring; default: $QUIRE_ADMIN_API_KEY", is_list=True
+        None, "key that admin requests must send; default: $QUIRE_ADMIN_API_KEY", is_list=True
     )
     tool_call_parser: Literal[
         "auto",
@@ -85,16 +88,19 @@ class ServerSettings:
         "phi4_mini_json",
         "granite",
         "internlm",
-    ] = setting("auto", "how the model writes tool calls; auto: as its chat template shows")
+    ] = setting(
+        "auto", "format in which the model writes tool calls; auto: detected from its chat template"
+    )
     reasoning_parser: Literal["auto", "none", "think", "mistral"] = setting(
-        "auto", "how the model marks its thoughts; auto: as its chat template shows"
+        "auto",
+        "format in which the model marks its reasoning; auto: detected from its chat template",
     )
     model_load: Literal["at_start", "on_demand"] = setting(
         "at_start", "when models are loaded; on_demand: by the first request that names one"
     )
     model_memory_bytes: int | None = setting(
         None,
-        "memory of all loaded models; for more, idle ones are unloaded, default: no limit",
+        "memory for all loaded models; idle ones are unloaded to stay below it; default: no limit",
         within=_BYTES,
     )
     model_load_timeout: float = setting(
@@ -108,28 +114,32 @@ class ServerSettings:
     max_body_bytes: int = setting(4 << 20, "largest request body", within=_BYTES)
     max_held_body_bytes: int | None = setting(
         None,
-        "bytes of large request bodies that an API process holds at once, more get 429; "
+        "bytes of large request bodies that an API process holds at once; further ones get 429; "
         "default: 64 times max-body-bytes",
         within=_BYTES,
     )
-    api_server_count: int = setting(1, "processes that speak HTTP, on one port", within=(1, 256))
+    api_server_count: int = setting(
+        1, "number of API processes (HTTP, tokenizer) on the one port", within=(1, 256)
+    )
     engine_hang_timeout: int = setting(
         60,
-        "seconds without a sign of life, one comes with each layer of a step, after which the "
-        "engine is restarted; 0: never",
+        "seconds without a heartbeat (one per layer of a step) after which the engine is "
+        "restarted; 0: never",
         within=_WHOLE_SECONDS,
     )
     shutdown_timeout: int = setting(
-        30, "seconds that running requests get to finish at the end", within=_WHOLE_SECONDS
+        30, "seconds that running requests get to finish at shutdown", within=_WHOLE_SECONDS
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least level logged")
-    log_format: Literal["text", "json"] = setting("text", "form of the log's lines")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "lowest level that is logged"
+    )
+    log_format: Literal["text", "json"] = setting("text", "format of the log's lines")
     otlp_traces_endpoint: str | None = setting(
         None, "URL that OpenTelemetry traces are sent to; needs the extra `trace`"
     )
     gpu_hour_cost: float | None = setting(
         None,
-        "what an hour of this server costs; /metrics then tells the cost of tokens",
+        "cost of an hour of this server; /metrics then reports the cost of tokens",
         within=(0.0, 1e9),
     )
 
