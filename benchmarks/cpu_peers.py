@@ -61,6 +61,7 @@ def run(bench: Bench, rows: list[Row], args: argparse.Namespace) -> bool:
         visits.append(found)
         settings = {"shape": SHAPE.name, "threads": args.threads}
         save(args.name, result_of(visits) | settings)
+        save(f"{args.name}_visits", {"visits": visits})  # for --resume; not under version control
     return key is not None
 
 
@@ -86,8 +87,8 @@ def _counted(visits: list[Answer]) -> Counter[Key]:
 
 
 def _earlier(name: str) -> list[Answer]:
-    """Visits of a result file; none where there is no file."""
-    path = RESULTS / f"{name}.json"
+    """Visits of earlier runs; none where there is no file."""
+    path = RESULTS / f"{name}_visits.json"
     found: list[Answer] = json.loads(path.read_text())["visits"] if path.is_file() else []
     return found
 
@@ -104,7 +105,6 @@ def result_of(visits: list[Answer]) -> dict[str, Any]:
     return {
         "rates": {name: statistics.median(found) for name, found in rates.items()},
         "rows": [_medians(undisturbed(groups[key])) for key in sorted(groups, key=_order)],
-        "visits": visits,
     }
 
 

@@ -52,8 +52,19 @@ def save(name: str, measured: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `<name>.json` in a folder and return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(_circumstances() | measured, indent=1) + "\n")
+    path.write_text(text_of(_circumstances() | measured))
     return path
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """A result as JSON: each item of its lists on a line."""
+    parts = []
+    for name, value in result.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(json.dumps(each) for each in value) + "\n]"
+        parts.append(f"{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _circumstances() -> dict[str, Any]:

@@ -26,7 +26,8 @@ import record
 from quire.config import EngineConfig
 from quire.core.messages import AddRequest
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core.engine_core import EngineCore, model_runner, running_requests
+from quire.engine.core import model_runner, running_requests
+from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.input_batch import InputBatch
 from quire.engine.startup import start_engine
 from quire.kernels.dispatch import Kernels, kernels_for

@@ -111,7 +111,6 @@ def test_rows_are_medians_in_the_order_of_the_list_without_failed_visits() -> No
     assert result["rates"] == RATES
     assert [row["weights"] for row in result["rows"]] == ["bfloat16", "float32"]
     assert result["rows"][1]["decode_tokens_per_s"] == {"1": 7.0, "8": 21.0}
-    assert len(result["visits"]) == 7
     table = cpu_peers(result | {"threads": 2})
     assert "| **Quire** float32 | **7.0** | **7.0** | **21.0** | 1.0 | 3.00 | 3.50 | 70% |" in table
     assert "Behind a peer with as many bits: in no cell." in table
