@@ -63,7 +63,7 @@ def test_decodes_come_first() -> None:
         BatchLayout.build([2, 1], [2, 1], np.zeros((2, 1), dtype=np.int32), 16)
 
 
-def test_what_was_worked_out_is_dropped_for_the_next_pass() -> None:
+def test_what_was_derived_is_dropped_for_the_next_pass() -> None:
     layout = BatchLayout.build([1], [1], np.zeros((1, 1), dtype=np.int32), 16)
     answers = iter([1, 2])
     assert [layout.once("key", lambda: next(answers)) for _ in range(2)] == [1, 1]

@@ -36,7 +36,7 @@ def test_steps_launched_early_give_the_bits_of_steps_that_wait(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = layers.step()
-    (plan,) = (made for made in layers.layout._worked_out.values() if isinstance(made, Plan))
+    (plan,) = (made for made in layers.layout._derived.values() if isinstance(made, Plan))
     for turn in range(50):
         for tensor in results.values():
             bits_of(tensor).fill_(0xFF)

@@ -46,7 +46,7 @@ def shared_case(heads: tuple[int, int, int], dtype: torch.dtype) -> tuple[Any, .
             tile_lens[tile] = length * SHARED_TOKENS
             tile += 1
     shared = SharedPrefixes(torch.tensor([tile], dtype=torch.int32), places, stands, tile_lens)
-    layout = dataclasses.replace(layout, shared=shared, _worked_out={})
+    layout = dataclasses.replace(layout, shared=shared, _derived={})
     return query, k_cache, v_cache, layout, *rest
 
 
@@ -74,8 +74,8 @@ def test_shared_keys_are_read_where_the_first_of_the_tile_has_them() -> None:
 def on_device(layout: Any) -> Any:
     """Nested dataclasses, too."""
     shared = moved(layout.shared)
-    plain = moved(dataclasses.replace(layout, shared=None, _worked_out={}))
-    return dataclasses.replace(plain, shared=shared, _worked_out={})
+    plain = moved(dataclasses.replace(layout, shared=None, _derived={}))
+    return dataclasses.replace(plain, shared=shared, _derived={})
 
 
 def test_a_window_leaves_shared_prefixes_out() -> None:

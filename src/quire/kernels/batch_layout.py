@@ -1,13 +1,13 @@
-"""How one step's ragged batch lies in memory. Owns the description, not the tensors it points to.
+"""The memory layout of one step's ragged batch, as kernels on tensors read it.
 
 A step is a flat list of T tokens of B requests, one after the other; nothing is padded to the
 longest request. There are two kinds of layouts:
 
 - `build` makes one from host data, for the CPU and for single steps on a device. Requests with a
   single query token (decodes) come first, and the host lists are filled.
-- A device layout describes all rows of the persistent batch, in any order, by tensors alone, so
-  that a graph recorded with it serves any batch. Rows that do not run have no query token, the
-  tokens after the last request's are padding with slot -1, and the host lists are empty.
+- A device layout describes all rows of the persistent batch, in any order, by tensors only, so
+  that a graph recorded with it serves any batch. Rows that do not run have no query token. Tokens
+  after the last request's are padding with slot -1. The host lists are empty.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from quire.array_types import Ints
 from quire.kernels.ragged_batch import RaggedBatch
 
 SHARED_MEMBERS = 16  # requests of a tile of `SharedPrefixes`
-SHARED_TOKENS = 128  # which lengths of shared prefixes are multiples of
-FEW_KEYS = 128  # of a prompt, for which other kernels may be quicker
+SHARED_TOKENS = 128  # lengths of shared prefixes are multiples of it
+FEW_KEYS = 128  # up to so many keys of a prompt, other kernels may be faster
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Requests with one query token whose block tables begin alike, by tiles of SHARED_MEMBERS.
+    """Decoding requests whose block tables begin with the same blocks, in tiles of SHARED_MEMBERS.
 
-    Nothing depends on it but how often keys are read: all of it is in the block tables, too.
+    An optimisation only: it lets kernels read shared keys once. Results do not depend on it.
     """
 
     num_tiles: Tensor  # int32 [1], in use
-    index: Tensor  # int32 [B], each request's in `rows`; -1 for one that shares nothing
-    rows: Tensor  # int32 [C * SHARED_MEMBERS], which request stands there; -1 for none
-    lens: Tensor  # int32 [C], tokens that all of a tile's requests begin with
+    index: Tensor  # int32 [B], each request's index in `rows`; -1 if it shares nothing
+    rows: Tensor  # int32 [C * SHARED_MEMBERS], requests of each tile; -1 for none
+    lens: Tensor  # int32 [C], length of each tile's shared prefix in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """B requests, T tokens, and where their keys and values are.
+    """B requests, T query tokens, and where their keys and values are in the cache.
 
     The KV cache of a layer is a pair of [num_blocks, block_size, num_kv_heads, head_dim]; slot =
-    block_id * block_size + offset. Lists named `_host` repeat on the host what kernels would
-    otherwise have to read back from tensors. Of a row without query tokens nothing else is read.
+    block_id * block_size + offset. Lists named `_host` are host copies of tensors. Of a row
+    without query tokens nothing else is read.
     """
 
     query_start_loc: Tensor  # int32 [B + 1], first token of each request, then T
@@ -57,27 +57,27 @@ class BatchLayout:
     has_decodes: bool  # whether some request may have one query token
     has_prefills: bool  # whether some request may have more
     has_few_keys: bool = False  # whether those that have more have FEW_KEYS at most
-    shared: SharedPrefixes | None = None  # where it may pay
+    shared: SharedPrefixes | None = None  # None where it would not pay
     query_lens_host: list[int] = field(default_factory=list)  # B
     seq_lens_host: list[int] = field(default_factory=list)  # B
-    _worked_out: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def once(self, key: Hashable, work_out: Callable[[], Any]) -> Any:
-        """What a kernel derives from the layout; worked out by the first layer that asks."""
-        if key not in self._worked_out:
-            self._worked_out[key] = work_out()
-        return self._worked_out[key]
+    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """A value that kernels derive from the layout, computed for the first layer that asks."""
+        if key not in self._derived:
+            self._derived[key] = compute()
+        return self._derived[key]
 
     def knows(self, key: Hashable) -> bool:
-        """Whether that was worked out."""
-        return key in self._worked_out
+        """Whether `once` has computed that value."""
+        return key in self._derived
 
     def forget(self) -> None:
-        """Drop what was worked out; at the start of each forward pass.
+        """Drop derived values. Called at the start of each forward pass.
 
-        The tensors may hold another batch by now, and a graph has to record the working out.
+        The tensors may hold another batch by now, and a CUDA graph has to record the derivation.
         """
-        self._worked_out.clear()
+        self._derived.clear()
 
     @classmethod
     def build(
@@ -88,10 +88,10 @@ class BatchLayout:
         block_size: int,
         device: torch.device | str = "cpu",
     ) -> BatchLayout:
-        """Derive everything from host data.
+        """Make a layout from host data.
 
-        query_lens: tokens each request computes now, at least 1, ones first. seq_lens: its
-        tokens in the cache after the step. block_table: int32 [B, max_blocks].
+        query_lens: tokens that each request computes now, at least 1, decodes first. seq_lens:
+        its tokens in the cache after the step. block_table: int32 [B, max_blocks].
         """
         queries = np.asarray(query_lens, dtype=np.int64)
         lens = np.asarray(seq_lens, dtype=np.int64)
@@ -99,7 +99,7 @@ class BatchLayout:
 
     @classmethod
     def of(cls, ragged: RaggedBatch, device: torch.device | str) -> BatchLayout:
-        """The tensors of a batch on the host."""
+        """Make a layout from a batch on the host."""
         arrays = (
             ragged.flat.query_start.astype(np.int32), ragged.seq_lens.astype(np.int32),
             ragged.block_table, ragged.slots,
@@ -120,5 +120,5 @@ class BatchLayout:
 
 
 def have_few_keys(query_lens: Ints, seq_lens: Ints) -> bool:
-    """Whether kernels may count on it that prompts, cached prefixes included, are short."""
+    """Whether all prompts, cached prefixes included, have FEW_KEYS tokens at most."""
     return bool((seq_lens[query_lens > 1] <= FEW_KEYS).all())

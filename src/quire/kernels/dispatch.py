@@ -1,4 +1,4 @@
-"""Which function serves an operation on which device. Owns the choice, made once per device."""
+"""The table of operations of each device type, and which function implements each one there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quire.kernels.step_buffer import StepSections
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The operations as one device runs them; shapes are told by the twins in `reference`."""
+    """The operations as one device runs them. Shapes and dtypes: see the twins in `reference`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     rms_norm_residual: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -61,21 +61,21 @@ class Kernels:
 
     @property
     def fuses(self) -> bool:
-        """Whether this device has kernels for products with norm, SiLU and residual.
+        """Whether the device has fused kernels for linear layers with norm, SiLU or residual.
 
-        Elsewhere the twins of those compose what the single operations do, and better not be used.
+        Elsewhere their twins call the separate operations one by one, which callers do themselves.
         """
         return self.rms_norm_linear is not reference.rms_norm_linear
 
     @property
     def fuses_rope(self) -> bool:
-        """Whether it has one for a product whose results are heads, too."""
+        """Whether the device has a fused kernel for the QKV projection with RoPE and KV write."""
         return self.qkv_rope_write_kv is not reference.qkv_rope_write_kv
 
 
 Operations = Mapping[str, Callable[..., Any]]
 
-# what runs where nothing faster is known
+# the plain implementations, for any device
 _NAMESPACE = vars(reference) | vars(reference_step)
 _TWINS: Operations = {field.name: _NAMESPACE[field.name] for field in fields(Kernels)}
 # by PyTorch's operations, where a twin is much slower on a CPU
@@ -86,12 +86,15 @@ _ON_CPU: Operations = {
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed; it is not looked at before a GPU needs it."""
+    """Whether Triton is installed; does not import it."""
     return importlib.util.find_spec("triton") is not None
 
 
 def operations_for(device_type: str, *, batch_invariant: bool = False) -> Operations:
-    """What a device has in place of twins: Triton's kernels on CUDA, our own on a CPU, if there."""
+    """The operations that a device type has faster versions of than the plain ones.
+
+    Triton's kernels on "cuda"; on "cpu" the native library's, if it was built.
+    """
     if device_type == "cuda" and has_triton():
         from quire.kernels.triton.triton_operations import OPERATIONS
 
@@ -109,17 +112,19 @@ def operations_for(device_type: str, *, batch_invariant: bool = False) -> Operat
 
 @functools.cache
 def kernels_for(device_type: str, *, batch_invariant: bool = False) -> Kernels:
-    """The kernels of a device type, such as "cpu" or "cuda"; of any other, such as "meta", twins.
+    """The kernels of a device type: "cpu", "cuda", or any other, such as "meta": the plain ones.
 
-    batch_invariant: those whose results for a row do not depend on the others; of a GPU alone.
+    batch_invariant: kernels whose results for a row do not depend on the rest of the batch ("cuda"
+    only).
     """
     return Kernels(**{**_TWINS, **operations_for(device_type, batch_invariant=batch_invariant)})
 
 
 def compiling_ahead(device_type: str) -> AbstractContextManager[None]:
-    """Within it launches do no more than begin to compile kernels, where those are compiled late.
+    """A context in which Triton kernels are compiled in parallel instead of launched.
 
-    At its end all are there, made side by side. Results of such launches mean nothing.
+    It ends when all are compiled. Tensors that those launches would have filled are undefined.
+    Elsewhere than on a GPU it does nothing.
     """
     if device_type != "cuda" or not has_triton():
         return nullcontext()
@@ -129,7 +134,7 @@ def compiling_ahead(device_type: str) -> AbstractContextManager[None]:
 
 
 def describe(device: torch.device | str = "cpu") -> str:
-    """The choice for a device as a table of text, one line an operation."""
+    """The implementations of a device as a table of text, one line for each operation."""
     kernels = kernels_for(torch.device(device).type)
     rows = [(field.name, getattr(kernels, field.name)) for field in fields(kernels)]
     return "\n".join(f"{op:18} {f.__module__}.{f.__qualname__}" for op, f in rows)

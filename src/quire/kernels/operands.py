@@ -1,4 +1,4 @@
-"""What operations take and give besides tensors: the residual stream, norms, weights by form."""
+"""Records that operations take or return: residual state, RoPE, attention, quantized weights."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """bfloat16 activations as `reference.quantize_rows` made them, for the next product."""
+    """Activations in FP8 with a scale for each row, as `reference.quantize_rows` makes them.
+
+    They stand for bfloat16 rows on their way to a linear layer whose weight is in FP8.
+    """
 
     codes: Tensor  # e4m3 [T, K]
     scale: Tensor  # float32 [T, 1]
 
     def widened(self) -> Tensor:
-        """In bfloat16, which holds them exactly: scales are powers of two."""
+        """The rows in bfloat16 [T, K]: exact, as scales are powers of two."""
         return (self.codes.float() * self.scale).bfloat16()
 
 
-Rows: TypeAlias = "Tensor | Fp8Rows"  # [T, K], what a fused product takes
+Rows: TypeAlias = "Tensor | Fp8Rows"  # [T, K], the input of a fused linear layer
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualState:
-    """A residual stream and its rows behind an RMSNorm, on their way to the next product.
+    """The residual stream between two linear layers, with what is known of its RMSNorm.
 
-    RMSNorm(r) = r · weight / rms(r), and the division by a row's rms may as well follow that
-    product. Where `squares` is given, `rows` are r · weight, still to be divided; else they are the
-    norm's result, rounded already if the next product takes it in FP8, or None: that
-    product's business.
+    RMSNorm(r) = r · weight / rms(r). The next linear layer can divide its results by rms(r) instead
+    of its inputs. Where `squares` is given, `rows` are r · weight and the division is left to that
+    layer. Otherwise `rows` are the norm's result, in FP8 if the next layer's weight is; or None,
+    and the next layer computes the norm itself (on CPUs).
     """
 
-    residual: Tensor  # [T, H], the stream itself
+    residual: Tensor  # [T, H]
     rows: Rows | None  # [T, H]
-    weight: Tensor  # [H], the norm's
+    weight: Tensor  # [H], of the norm
     eps: float
-    squares: Tensor | None = None  # float32 [stretches, T], sums of r's squares over the columns
+    squares: Tensor | None = None  # float32 [column tiles, T], sums of r² over each tile's columns
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorms of each head of the query and of the key, before they are turned."""
+    """Weights of the RMSNorms over each query head and each key head, before RoPE."""
 
     query: Tensor  # [D]
     key: Tensor  # [D]
@@ -52,18 +55,18 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class RopeWriteKV:
-    """What becomes of a step's heads: queries and keys are turned, keys and values written."""
+    """How a step's heads are processed: RoPE of queries and keys, keys and values to the cache."""
 
     head_dim: int
-    norms: HeadNorms | None  # before they are turned, in families that have them
+    norms: HeadNorms | None  # before RoPE, in model families that have them
     cos: Tensor  # [T, R], as `reference.rotary` reads them
     sin: Tensor
     k_cache: Tensor  # [blocks, size, Hkv, D], as `write_kv` takes it
     v_cache: Tensor
-    slots: Tensor  # int64 [T], negative for those not to be written
+    slots: Tensor  # int64 [T], of the cache; negative: not written
 
     def operands(self, fused: Tensor) -> tuple[Any, ...]:
-        """What `rope_write_kv` takes, for heads that lie side by side: [T, (Hq + 2 Hkv) · D]."""
+        """The arguments of `rope_write_kv`. fused: [T, (Hq + 2 Hkv) · D], all heads of a token."""
         heads = fused.view(len(fused), -1, self.head_dim)
         caches = self.k_cache, self.v_cache, self.slots
         return heads, self.norms, self.cos, self.sin, *caches
@@ -71,7 +74,7 @@ class RopeWriteKV:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """How one layer's attention turns scores into weights, in all steps.
+    """The parameters of one layer's attention, the same in all steps.
 
     soft_cap: scores become soft_cap · tanh(score / soft_cap), before the mask. sinks: one logit for
     each query head, which adds to the denominator of its softmax and has no value.

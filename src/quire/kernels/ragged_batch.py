@@ -18,20 +18,20 @@ class FlatTokens:
     """The T tokens of B requests one after the other: int64 arrays."""
 
     query_start: Ints  # [B + 1], first token of each request, then T
-    rows: Ints  # [T], whose a token is
-    positions: Ints  # [T], its place in its request
+    rows: Ints  # [T], request of each token
+    positions: Ints  # [T], position of each token in its request
 
     @classmethod
     def of(cls, query_lens: Ints, seq_lens: Ints) -> FlatTokens:
-        """Of requests that compute the last query_lens [B] of their seq_lens [B] tokens."""
+        """The tokens of requests that compute the last query_lens [B] of their seq_lens [B]."""
         num_requests = len(query_lens)
         num_tokens = int(query_lens.sum())
-        if num_tokens == num_requests:  # each has one: most steps, and nothing to work out
+        if num_tokens == num_requests:  # one token each, as in most steps
             starts = np.arange(num_requests + 1)
             return cls(starts, starts[:-1], seq_lens - 1)
         starts = np.zeros(num_requests + 1, np.int64)
         np.cumsum(query_lens, out=starts[1:])
-        # position of each token: its place in the batch, moved to where its request goes on
+        # position of each token: its index in the batch, shifted to where its request continues
         positions = np.arange(num_tokens) - np.repeat(starts[1:] - seq_lens, query_lens)
         return cls(starts, np.repeat(np.arange(num_requests), query_lens), positions)
 
@@ -46,14 +46,14 @@ class RaggedBatch:
     flat: FlatTokens
     query_lens: Ints  # [B], tokens that each request computes now
     seq_lens: Ints  # [B], its tokens in the cache after this step
-    block_table: Int32s  # int32 [B, W], only the blocks in use have a meaning
-    slots: Ints  # [T], where each token's key and value go
+    block_table: Int32s  # int32 [B, W], undefined behind the blocks in use
+    slots: Ints  # [T], cache slot of each token's key and value
 
     @classmethod
     def of(
         cls, query_lens: Ints, seq_lens: Ints, block_table: Int32s, block_size: int
     ) -> RaggedBatch:
-        """Of requests in their order, each with one token at least."""
+        """The batch of requests in their order, each with at least one token."""
         num_decodes = np.count_nonzero(query_lens == 1)
         assert (query_lens[:num_decodes] == 1).all(), "decodes come first in the batch"
         flat = FlatTokens.of(query_lens, seq_lens)

@@ -1,7 +1,8 @@
-"""Plain PyTorch twins of all operations: the oracle in tests, the documentation, the fallback.
+"""Plain PyTorch versions of all operations: oracle in tests, documentation and fallback.
 
-Written to be read, not to be fast. They run on every device, and wait for it where they have to
-read a tensor's values.
+They are written to be read, not to be fast. They run on every device, and synchronise with it
+where they need a tensor's values on the host. A faster version elsewhere is called the twin of the
+function here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def rms_norm_residual(
 ) -> tuple[Tensor, Tensor]:
     """Add x to the residual stream and normalise the sum: (normed, new residual), all [T, H].
 
-    The residual passed in is given away: a fast version may add to it in place.
+    The residual passed in may be overwritten: faster versions add to it in place.
     """
     residual = residual + x
     return rms_norm(residual, weight, eps), residual
@@ -63,49 +64,50 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + R/2) of the first R dimensions by its token's angle; keep the rest.
+    """RoPE: rotate pairs (i, i + R/2) of the first R dimensions by their token's angles.
 
-    x [T, heads, D]; cos, sin [T, R] in x's dtype, R <= D. Both halves of a row hold the same
-    angles, and sin's first half is negated. (Su et al., 2021; the half layout is GPT-NeoX's)
+    x [T, heads, D]; cos, sin [T, R] in x's dtype, R <= D; dimensions from R on are copied. Both
+    halves of a row hold the same angles, and sin's first half is negated. (Su et al., 2021; the
+    half layout is GPT-NeoX's)
     """
     dim = cos.shape[-1]
-    turned, rest = x[..., :dim], x[..., dim:]
-    swapped = torch.cat([turned[..., dim // 2 :], turned[..., : dim // 2]], dim=-1)
-    turned = turned * cos[:, None] + swapped * sin[:, None]
-    return torch.cat([turned, rest], dim=-1)
+    rotated, rest = x[..., :dim], x[..., dim:]
+    swapped = torch.cat([rotated[..., dim // 2 :], rotated[..., : dim // 2]], dim=-1)
+    rotated = rotated * cos[:, None] + swapped * sin[:, None]
+    return torch.cat([rotated, rest], dim=-1)
 
 
 def write_kv(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
 ) -> None:
-    """Put keys and values [T, Hkv, D] in their slots [T] of the cache [blocks, size, Hkv, D].
+    """Write keys and values [T, Hkv, D] to slots [T] of the caches [blocks, size, Hkv, D].
 
-    A negative slot keeps its token out. See `write_cache` for caches in FP8.
+    Tokens with a negative slot are not written. Rounding to FP8 or int8: see `write_cache`.
     """
-    kept = slot_mapping >= 0
-    write_cache(key[kept], k_cache, slot_mapping[kept])
-    write_cache(value[kept], v_cache, slot_mapping[kept])
+    written = slot_mapping >= 0
+    write_cache(key[written], k_cache, slot_mapping[written])
+    write_cache(value[written], v_cache, slot_mapping[written])
 
 
 def write_cache(x: Tensor, cache: Tensor, slots: Tensor) -> None:
-    """Put x [T, Hkv, D] in slots [T] of a cache [blocks, size, Hkv, D].
+    """Write x [T, Hkv, D] to slots [T] of a cache [blocks, size, Hkv, D].
 
-    In FP8, what is beyond the largest number becomes that; what is no number stays so. See
-    `quantize_heads` for int8.
+    A cache in FP8 saturates: values beyond ±448 become ±448, NaN stays NaN. One in int8 has rows as
+    `quantize_heads` makes them.
     """
     flat = cache.flatten(0, 1)
     if cache.dtype == torch.int8:
         x = quantize_heads(x)
-    if cache.dtype == FP8:  # whose copying PyTorch knows as bytes only
+    if cache.dtype == FP8:  # PyTorch has index_copy_ for FP8 as bytes only
         x = x.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
         flat = flat.view(torch.uint8)
     flat.index_copy_(0, slots, x)
 
 
 def quantize_heads(x: Tensor) -> Tensor:
-    """Heads [..., D] as int8 [..., D + 2]: codes from -127 to 127, and their scale in bfloat16.
+    """Heads [..., D] as int8 [..., D + 2]: codes from -127 to 127, then their scale in bfloat16.
 
-    The largest of a head is 127 steps. What is no number, or infinite, makes the scale NaN.
+    The scale is the head's largest magnitude / 127; NaN if a value is NaN or infinite.
     """
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True) / 127.0 + (x * 0.0).sum(-1, keepdim=True)
@@ -115,7 +117,7 @@ def quantize_heads(x: Tensor) -> Tensor:
 
 
 def widened(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a cache [..., D], in int8 [..., D + 2], as numbers of a type [..., D]."""
+    """Rows of a cache, [..., D] or in int8 [..., D + 2], as numbers of a dtype [..., D]."""
     if rows.dtype != torch.int8:
         return rows.to(dtype)
     scale = rows[..., -2:].contiguous().view(torch.bfloat16)
@@ -143,10 +145,10 @@ def rope_write_kv(
     v_cache: Tensor,
     slot_mapping: Tensor,
 ) -> Tensor:
-    """Turn queries and keys, normalised first if norms are given; put keys and values in slots.
+    """RoPE of queries and keys, after their norms if given; then write keys and values.
 
-    heads [T, Hq + 2 Hkv, D]: of queries, keys, values. The result is the turned query [T, Hq, D];
-    the rest as for `rotary` and `write_kv`.
+    heads [T, Hq + 2 Hkv, D]: queries, keys, values. Returns the rotated queries [T, Hq, D]. The
+    other arguments are those of `rotary` and `write_kv`.
     """
     num_kv_heads = k_cache.shape[2]
     query, key, value = heads.tensor_split((-2 * num_kv_heads, -num_kv_heads), dim=1)
@@ -173,8 +175,8 @@ def attention(
 
     query [T, Hq, D]; caches [blocks, size, Hkv, D], in the query's type or in FP8, or in int8 with
     rows as `quantize_heads` makes them, Hq a multiple of Hkv; the result is [T, Hq, D].
-    The query at position p sees keys (p - window, p], or [0, p] without a window. Tokens of no
-    request become zeros.
+    The query at position p sees keys (p - window, p], or [0, p] without a window. Rows of
+    padding tokens become zeros.
     """
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = query.shape[1] // num_kv_heads
@@ -202,14 +204,14 @@ def attention(
 
 
 def soft_capped(scores: Tensor, cap: float) -> Tensor:
-    """Scores bounded smoothly to (-cap, cap). (Bello et al., 2016; as Gemma 2 has it)"""
+    """cap · tanh(scores / cap): scores bounded smoothly. (Bello et al., 2016; Gemma 2 uses it)"""
     return torch.tanh(scores / cap) * cap
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax over the last dimension of scores [Hq, Q, K], whose denominators include the sinks.
 
-    (Xiao et al., 2023; one learned logit for each head as gpt-oss has it)
+    (Xiao et al., 2023; one learned logit for each head, as in gpt-oss)
     """
     if sinks is None:
         return scores.softmax(-1)
@@ -220,7 +222,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 def visible(
     num_queries: int, seq_len: int, sliding_window: int | None, device: torch.device
 ) -> Tensor:
-    """Which keys each of the last num_queries positions sees: bool [num_queries, seq_len]."""
+    """Which keys the last num_queries positions see: bool [num_queries, seq_len]."""
     keys = torch.arange(seq_len, device=device)[None]
     positions = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
     seen = keys <= positions
@@ -269,17 +271,17 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 
 
 def pad_rows(weight: Tensor) -> Tensor:
-    """A weight [N, K] with rows of zeros behind it, as many as its form needs; here none."""
+    """A weight [N, K] followed by as many rows of zeros as its packed format needs; here none."""
     return weight
 
 
 def order_gate_up(weight: Tensor) -> Tensor:
-    """Bring W [2I, ...] of gate rows, then up rows, into the order that `linear_silu` reads."""
+    """W [2I, ...] of all gate rows, then all up rows, in the order that `linear_silu` reads."""
     return weight
 
 
 def rms_norm_linear(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-    """`linear` of a residual stream behind its norm: [T, H] → [T, N]."""
+    """`linear` of the normalized residual stream: [T, H] → [T, N]."""
     return linear(normalized_rows(x), weight, bias)
 
 
@@ -289,12 +291,12 @@ def qkv_rope_write_kv(
     bias: Tensor | None,
     rope: RopeWriteKV,
 ) -> Tensor:
-    """The product that makes a stream's heads, then `rope_write_kv`: queries [T, Hq, D]."""
+    """QKV projection of the normalized stream, then `rope_write_kv`: queries [T, Hq, D]."""
     return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
 def linear_silu(x: ResidualState, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-    """silu(gate) · up of a stream behind its norm: [T, H] → [T, I].
+    """silu(gate) · up, both projections of the normalized stream: [T, H] → [T, I].
 
     weight [2I, H] and bias [2I] as `order_gate_up` left them, and the weight then `pack`.
     """
@@ -309,16 +311,16 @@ def linear_add_norm(
     norm_weight: Tensor,
     eps: float,
 ) -> ResidualState:
-    """residual + `linear` of x, ready for the product behind the next norm.
+    """residual + `linear` of x, with the norm that follows: the next linear layer's input.
 
-    x [T, K], residual [T, N], norm_weight [N]. The residual passed in is given away.
+    x [T, K], residual [T, N], norm_weight [N]. The residual passed in may be overwritten.
     """
     rows, residual = rms_norm_residual(linear(x, weight, bias), residual, norm_weight, eps)
     return ResidualState(residual, rows, norm_weight, eps)
 
 
 def normalized_rows(x: ResidualState) -> Tensor:
-    """The norm's result, [T, H]."""
+    """RMSNorm of the residual stream, [T, H]."""
     if x.squares is None and isinstance(x.rows, Tensor):
         return x.rows
     return rms_norm(x.residual, x.weight, x.eps)
@@ -333,10 +335,10 @@ def skinny_gemm(
     eps: float,
     silu: bool,
 ) -> Tensor:
-    """What may be fused into a product, in its order: norm, product, bias, SiLU, residual.
+    """All that may be fused into a linear layer, in order: norm, matmul, bias, SiLU, residual.
 
-    x [T, K], normalised first if norm_weight [K] is given; weight [N, K], whose rows are gate and
-    up by turns with silu; residual as the result, [T, N] or [T, N / 2].
+    x [T, K], normalised first if norm_weight [K] is given; weight [N, K], whose gate and up
+    rows are interleaved with silu; residual as the result, [T, N] or [T, N / 2].
     """
     if norm_weight is not None:
         x = rms_norm(x, norm_weight, eps)
@@ -347,7 +349,7 @@ def skinny_gemm(
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of a weight [N, K] as FP8: codes [N, K], and a float32 scale [N] each.
+    """A weight [N, K] in FP8: codes [N, K], and a float32 scale for each row [N].
 
     weight ≈ codes · scale; the largest of a row becomes the largest number of the type, the others
     are rounded to the nearest. (Micikevicius et al., 2022)
@@ -360,7 +362,7 @@ def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Activations [T, K] as FP8: codes [T, K], and a float32 scale [T, 1] each.
+    """Activations [T, K] in FP8: codes [T, K], and a float32 scale for each row [T, 1].
 
     Scales are powers of two, the least that bring a row into the type's range. As they only move
     exponents, a value's rounding does not depend on how much of its row shares its scale (but for

@@ -1,7 +1,6 @@
-"""The plain NumPy twins of what a CPU does with rows of hidden states and logits. No torch.
+"""Plain NumPy versions of operations on rows of hidden states and logits. No torch.
 
-Owns what these operations mean; cpu/rows.py has them in compiled code, where it was built.
-bfloat16 is an array of its bits, uint16.
+cpu/row_ops.py has them in native code. bfloat16 is stored as uint16 arrays of bits.
 """
 
 from __future__ import annotations
@@ -11,39 +10,42 @@ import numpy as np
 from quire.array_types import Array, Bits, Flags, Ints, Singles
 from quire.kernels import sampling_math
 
-BLOCK = 64  # logits that the sampler looks at together
+BLOCK = 64  # logits of a block, the unit in which the sampler narrows its search
 _PIECE = 1 << 18  # logits worked on at a time: 1 MiB, which stays in a core's cache
 
 
 def few_rows(count: int, size: int) -> list[slice]:
-    """Rows of `size` logits, so few at a time that a copy of them stays in a core's cache."""
+    """Slices of `count` rows of `size` logits, each small enough for a core's cache."""
     step = max(1, _PIECE // size)
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 
 def finite_rows(x: Array) -> Flags:
-    """Whether all numbers of a row are finite: [T, H], float32 or bfloat16 → [T]."""
+    """Whether all numbers of each row are finite: x [T, H], float32, float16 or bfloat16 → [T]."""
     values: Singles = to_float(x) if x.dtype == np.uint16 else x
     sound: Flags = np.isfinite(values).all(axis=1)  # type: ignore[assignment]
     return sound
 
 
 def to_float(x: Bits) -> Singles:
-    """Logits [S, V] in bfloat16 as float32, in which tokens are drawn."""
+    """bfloat16 bits [S, V] as float32 [S, V]."""
     return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def highest(logits: Singles) -> tuple[Ints, Singles]:
-    """The best token of each row, of equals the first, and its logit: [S, V] → [S], [S].
+    """The best token of each row (the first of equals) and its logit: [S, V] → [S], [S].
 
-    Where a row holds NaN, that is its logit, and the token means nothing.
+    Where a row holds NaN, the logit is NaN and the token is undefined.
     """
     ids = logits.argmax(axis=1)
     return ids, logits[np.arange(len(ids)), ids]
 
 
 def block_maxima(logits: Singles, indices: Ints) -> Singles:
-    """The highest logit, or NaN, of each block of rows: [S, P], indices [N] → [N, P / 64]."""
+    """The highest logit (or NaN) of each block of 64: logits [S, P], indices [N] → [N, P / 64].
+
+    indices: rows of logits.
+    """
     out = np.empty((len(indices), logits.shape[1] // BLOCK), np.float32)
     for part in few_rows(len(indices), logits.shape[1]):
         out[part] = _in_blocks(logits[indices[part]]).max(axis=2)
@@ -56,10 +58,9 @@ def block_masses(
     peaks: Singles,
     slopes: Singles,
 ) -> Ints:
-    """The sum of the tokens' weights in each block of rows: [N, P / 64].
+    """The sum of the tokens' weights in each block of 64: int64 [N, P / 64], exact.
 
-    logits [S, P]; indices [N]: which rows; peaks, slopes [N]. The weights are those of
-    `quire.kernels.sampling_math`, and the sums exact.
+    logits [S, P]; indices [N] of its rows; peaks, slopes [N]. For weights see `sampling_math`.
     """
     out = np.empty((len(indices), logits.shape[1] // BLOCK), np.int64)
     for part in few_rows(len(indices), logits.shape[1]):

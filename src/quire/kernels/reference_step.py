@@ -1,6 +1,6 @@
-"""The plain PyTorch twins of what surrounds a model in a step: its inputs and its outcome.
+"""Plain PyTorch versions of the operations before and after the model in a step.
 
-Owns what these operations mean; see reference.py for those of the model itself.
+Those of the model itself are in reference.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels.step_buffer import StepSections
 
-MOST_COUNTED = 0x7FFF  # times a token is in an answer, see `penalise`
+MOST_COUNTED = 0x7FFF  # largest count of a token in an answer, see `penalise`
 
 
 def build_inputs(
@@ -21,7 +21,7 @@ def build_inputs(
     inputs: Tensor,
     block_size: int,
 ) -> None:
-    """Apply a step's changes to the block table, and fill in what each of its T tokens needs.
+    """Apply a step's changes to the block table, and compute the model's inputs for T tokens.
 
     packed: int32, a step as `sections` cut it; last_tokens int32 [R]; block_table int32 [R, N];
     inputs int64 [3, T]: token ids, positions, and slots, which are 0, 0 and -1 beyond the last
@@ -46,15 +46,15 @@ def build_inputs(
 
 
 def move(target: Tensor, source: Tensor) -> None:
-    """Copy int32 numbers [N] to the beginning of target, in the stream's order; nobody waits.
+    """Copy int32 numbers [N] to the beginning of target, in stream order, without waiting.
 
-    One of them may be the host's page-locked memory.
+    Either may be in the host's page-locked memory.
     """
     target[: len(source)].copy_(source, non_blocking=True)
 
 
 def _change_blocks(block_table: Tensor, changes: Tensor, count: int) -> None:
-    """changes int32 [..., 2]: a place in the flattened table, and the block's id."""
+    """changes int32 [..., 2]: an index into the flattened table, and the block id."""
     table = block_table.view(-1)
     table[changes[:count, 0].long()] = changes[:count, 1]
 
@@ -67,11 +67,11 @@ def finish_step(
     rows: Tensor,
     last_tokens: Tensor,
 ) -> Tensor:
-    """Keep the drawn tokens for the next step, and gather all that the host wants to know.
+    """Store the sampled tokens for the next step, and collect what the host reads.
 
-    hidden [N, H], the first step_len, int32 [1], of which are a token's; drawn, failed, rows int32
-    [S], rows -1 where nothing was drawn; last_tokens int32 [R]. The result is int32 [2 S + N]:
-    drawn, failed, and 1 for each token's state that is finite.
+    hidden [N, H], of which the first step_len (int32 [1]) rows belong to tokens; drawn, failed,
+    rows int32 [S], rows -1 where nothing was sampled; last_tokens int32 [R]. Returns int32
+    [2 S + N]: drawn, failed, and 1 for each token whose hidden state is finite.
     """
     mine = rows >= 0
     last_tokens[rows[mine].long()] = drawn[mine]
@@ -80,11 +80,11 @@ def finish_step(
 
 
 def penalise(logits: Tensor, rows: Tensor, counts: Tensor, penalties: Tensor) -> None:
-    """What tokens that were there before do to logits float32 [U, V], in place.
+    """Apply repetition, presence and frequency penalties to logits float32 [U, V], in place.
 
-    rows int64 [U]: of the table counts, int16 [R, V], whose numbers are how often a token is in the
-    answer, with the sign's bit set for those of the prompt. penalties float64 [U, 3]: repetition
-    (x / r where x > 0, else x * r), then presence and frequency, of tokens of the answer alone.
+    rows int64 [U]: rows of counts int16 [R, V]: how often a token is in the answer, with the sign
+    bit set if it is in the prompt. penalties float64 [U, 3]: repetition (x / r where x > 0, else
+    x * r; for tokens of prompt and answer), then presence and frequency (answer only).
     """
     held = counts[rows].int()
     repetition = penalties[:, :1].float()

@@ -1,4 +1,4 @@
-"""Angles of a rotary embedding for all positions up to one, on the host. No torch."""
+"""RoPE's cos and sin for all positions up to a limit, on the host. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LEAST = 1024  # positions
 
 
 class RopeTable:
-    """cos and sin · scale of the angles at positions 0 to P, which grows as they are asked for.
+    """cos and sin · scale at positions 0 to P - 1; P grows on demand.
 
-    inv_freq: float32 [R / 2], radians per position of each pair of dimensions. in_bfloat16: as
-    uint16 arrays of their bits, else in float32.
+    inv_freq: float32 [R / 2], radians per position of each pair of dimensions. in_bfloat16: the
+    table holds bfloat16 as uint16 bits, else float32.
     """
 
     def __init__(self, inv_freq: Singles, scale: float, *, in_bfloat16: bool) -> None:
@@ -25,7 +25,7 @@ class RopeTable:
         self._sin = self._cos
 
     def up_to(self, end: int) -> Table:
-        """Of at least the positions before `end`."""
+        """cos and sin of positions 0 to at least end - 1."""
         if end > len(self._cos):
             size = max(_LEAST, 1 << (end - 1).bit_length())  # so that there are rarely too few
             angles = np.arange(size, dtype=np.float32)[:, None] * self._inv_freq

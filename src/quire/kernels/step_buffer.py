@@ -1,10 +1,9 @@
-"""How a step travels to the device: all it needs in one buffer of int32, one copy.
+"""The int32 buffer by which a step's inputs are copied to the device, in one transfer.
 
-Owns the order and sizes of the buffer's sections; what they mean for a model is told by
-`BatchLayout`. A row is a place in the persistent batch, and the device's layout lists all R of
-them, with no token where a row does not run: so it fits any mix of requests, and a CUDA graph of
-T tokens can be replayed for all of them. Where samples are told does not depend on T, so that what
-draws may serve steps of any number of tokens.
+Owns the order and sizes of the buffer's sections; `BatchLayout` says what they mean for a model. A
+row is one of R rows of the persistent batch. All R are listed, with no token where a row does not
+run, so a CUDA graph of T tokens can be replayed for any mix of requests. The sections about
+sampling come before those whose sizes depend on T, so the sampling graph serves all T.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from quire.kernels.batch_layout import SHARED_MEMBERS
 Buffer = TypeVar("Buffer", Tensor, Int32s)
 
 _MORE_GROUPS = 16  # of requests with a shared prefix, in a step
-_ALIGNMENT = 4  # numbers of int32: kernels load 16 bytes at a time from where a section begins
+_ALIGNMENT = 4  # in int32 numbers: kernels load 16 bytes at a time from the start of a section
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +29,20 @@ class Step(Generic[Buffer]):
     header: Buffer  # [4], the numbers of block changes and of tiles of shared prefixes
     query_start_loc: Buffer  # [R + 1], first token of each row, then their number
     seq_lens: Buffer  # [R], tokens in the cache after the step; 0 for a row that does not run
-    sample_tokens: Buffer  # [R], after which of the T tokens one is drawn
-    sample_rows: Buffer  # [R], whose it is; -1 where none is drawn on the device
-    sample_positions: Buffer  # [R], where the drawn token will stand in its row
-    shared_index: Buffer  # [R], see `SharedPrefixes`, whose tiles are C
+    sample_tokens: Buffer  # [R], index of the token (of T) after which one is sampled
+    sample_rows: Buffer  # [R], row of that token; -1 where none is sampled on the device
+    sample_positions: Buffer  # [R], position of the sampled token in its row
+    shared_index: Buffer  # [R], `SharedPrefixes.index`; C is the number of tiles
     shared_rows: Buffer  # [C * SHARED_MEMBERS]
     shared_lens: Buffer  # [C]
-    token_ids: Buffer  # [T], -1: the token drawn last for this row
+    token_ids: Buffer  # [T], -1: the token sampled last for this row
     token_rows: Buffer  # [T], -1 beyond the last token
-    block_changes: Buffer  # [..., 2], a place in the flattened block table and the block's id
+    block_changes: Buffer  # [..., 2], an index into the flattened block table, and the block id
 
 
 @dataclass(frozen=True, slots=True)
 class StepSections:
-    """The sections for T tokens of R rows, each of which draws one token at most."""
+    """The sections for T tokens of R rows, each of which samples one token at most."""
 
     num_tokens: int
     num_rows: int
@@ -57,12 +56,12 @@ class StepSections:
 
     @property
     def num_shared_tiles(self) -> int:
-        """Room for all rows in one group, or in some that each leave a tile unfilled."""
+        """Tiles enough for all rows in one group, or in several that each leave a tile unfilled."""
         return -(-self.num_rows // SHARED_MEMBERS) + _MORE_GROUPS
 
     @property
     def size(self) -> int:
-        """Where the last section begins."""
+        """Index of the last section's first number."""
         return sum(-(-length // _ALIGNMENT) * _ALIGNMENT for length in self.lengths)
 
     def cut(self, packed: Buffer) -> Step[Buffer]:

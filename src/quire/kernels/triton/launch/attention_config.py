@@ -1,4 +1,7 @@
-"""How attention cuts its work: by rules, the best on the whole when measured."""
+"""Tile sizes and pipeline depths of the attention kernels, and the rules that choose them.
+
+The rules are those that were fastest on the whole when measured.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How decode attention is cut. tile: keys at a time; min_units: tiles worth a program.
+    """Config of plain decode attention.
 
-    stages: of the loop's pipeline, with stages - 1 tiles of keys and values in shared memory.
+    tile: keys of a tile. stages: of the loop's pipeline, with stages - 1 tiles of keys and values
+    in shared memory. per_sm: programs for each multiprocessor. min_units: the least number of tiles
+    for which another program is used.
     """
 
     tile: int
@@ -23,8 +28,11 @@ class DecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HopperDecodeConfig:
-    """How Hopper's decode attention is cut. slots: tiles of keys in shared memory, and of
-    their values, for each of per_sm programs of a multiprocessor. tile: 64 or 128 keys."""
+    """Config of Hopper's decode attention.
+
+    per_sm: programs for each multiprocessor. slots: tiles of keys, and as many of values, that each
+    program has in shared memory. tile: keys of a tile, 64 or 128. min_units: as in `DecodeConfig`.
+    """
 
     per_sm: int
     slots: int
@@ -34,7 +42,11 @@ class HopperDecodeConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """How prefill attention is cut. rows: queries times heads of a group; tile: keys at a time."""
+    """Config of plain prefill attention.
+
+    rows: query tokens · query heads of a key head, in a tile. tile: keys of a tile. stages: of the
+    loop's pipeline.
+    """
 
     rows: int
     tile: int
@@ -42,17 +54,17 @@ class PrefillConfig:
     warps: int = 8
 
     def tokens(self, group: int) -> int:
-        """Queries of a tile, of `group` heads each."""
+        """Query tokens of a tile, with `group` query heads for each key head."""
         return self.rows // group
 
 
 @dataclass(frozen=True, slots=True)
 class HopperConfig:
-    """How prefill attention is cut on Hopper: for two warpgroups, each with a product's 64 rows.
+    """Config of Hopper's prefill attention: two warpgroups, each with the 64 rows of an MMA.
 
-    tile: keys at a time; slots: tiles of keys in shared memory, and of their values. split: both
-    have the same queries, and every other tile of keys, so that few queries make more programs.
-    ping_pong: else they alternate in issuing products.
+    tile: keys of a tile. slots: tiles of keys, and as many of values, in shared memory. split: both
+    warpgroups have the same queries and every other tile of keys, so that few queries make more
+    programs. ping_pong: without split, the warpgroups alternate in issuing MMAs.
     """
 
     tile: int
@@ -61,15 +73,16 @@ class HopperConfig:
     ping_pong: bool = True
 
     def tokens(self, group: int) -> int:
-        """Queries of a tile, of `group` heads each."""
+        """Query tokens of a tile, with `group` query heads for each key head."""
         return (1 if self.split else 2) * (64 // group)
 
 
 def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
-    """By rule: tiles of 16 KiB of keys and values; the best on the whole when measured.
+    """The config for a cache: tiles of 16 KiB of keys and values.
 
-    One request of some 2,000 keys is quickest with larger ones and one program a multiprocessor,
-    which leave fewer parts to merge; of 512 or 8,192 keys that costs 10 to 19 % at most.
+    A single request of some 2,000 keys is fastest with larger tiles and one program for each
+    multiprocessor, which leaves fewer partial results to merge. With 512 or 8,192 keys that costs
+    10 to 19 % at most.
     """
     row_bytes = padded_head_dim(k_cache) * k_cache.dtype.itemsize
     tile = max(16, min(64, 2**13 // row_bytes))
@@ -79,12 +92,13 @@ def decode_config(k_cache: Tensor, num_tokens: int) -> DecodeConfig:
 
 
 def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> HopperDecodeConfig:
-    """By rule, the best on the whole when measured: 96 KiB on their way to a multiprocessor.
+    """The config for a cache: 96 KiB of loads in flight on each multiprocessor.
 
-    With few requests one program there has all of it, in tiles of 32 KiB, so that few parts are to
-    be merged; of one or two in 16 bits with 64 dimensions smaller ones, as each program else has a
-    single one. Three programs, or two if heads take more registers, hide each other's softmax. With
-    many requests, which are often short, no tile has more than 64 keys.
+    With few requests one program has all of it, in tiles of 32 KiB, so that few partial results are
+    merged. One or two requests in 16 bits with 64 dimensions get smaller tiles, as each program
+    would have only one otherwise. With more requests three programs, or two if the heads take more
+    registers, hide each other's softmax. With many requests, which are often short, tiles have 64
+    keys at most.
     """
     itemsize = k_cache.dtype.itemsize
     row_bytes = 2 * int(k_cache.shape[3]) * itemsize  # of a key and its value
@@ -102,11 +116,12 @@ def hopper_decode_config(k_cache: Tensor, group: int, num_tokens: int) -> Hopper
 def decode_registers(
     config: HopperDecodeConfig, k_cache: Tensor, group: int, num_tokens: int
 ) -> int:
-    """Of a thread of `hopper_decode.py`, four of whose eight warps are idle.
+    """Registers of a thread of `hopper_decode_kernel`, four of whose eight warps are idle.
 
-    By 136 no two programs find room on a multiprocessor. Where one is meant for each, they crowd
-    else on those that the product in front leaves first: with 38 key heads and 32 requests that
-    cost a third of a layer. With one or two requests, or in FP8, nothing was gained.
+    With 136, two programs do not fit on a multiprocessor. Where one is meant for each, they would
+    otherwise crowd on those that the previous kernel leaves first: with 38 key heads and 32
+    requests that cost a third of a layer's time. With one or two requests, or in FP8, nothing was
+    gained.
     """
     if config.per_sm == 1 and k_cache.dtype.itemsize == 2 and num_tokens > 2:
         return 136
@@ -114,24 +129,27 @@ def decode_registers(
 
 
 def opens_early(k_cache: Tensor, num_tokens: int) -> bool:
-    """Whether the kernel behind attention should be there while that runs.
+    """Whether the kernel after attention should be launched while attention still runs.
 
-    With few requests the product behind it can fill its ring meanwhile, and has one if weights have
-    as many bits as keys. One that only waits costs 4 % of a step's time.
+    With few requests the linear layer after it can prefetch its weights meanwhile, if it uses a
+    kernel that does, which holds if weights have as many bits as keys. A kernel that only waits
+    costs 4 % of a step's time.
     """
     return num_tokens * k_cache.dtype.itemsize <= 8
 
 
 def prefill_config(k_cache: Tensor, group: int) -> PrefillConfig:
-    """By rule: 64 rows for four warps, the best on the whole; a query's heads must fit."""
+    """The config for a cache: 64 rows for four warps; all query heads of a key head must fit."""
     tile = 2**14 // (padded_head_dim(k_cache) * max(2, k_cache.dtype.itemsize))
     rows = max(64, 1 << (group - 1).bit_length())
     return PrefillConfig(rows=rows, tile=max(16, min(64, tile)), stages=2, warps=rows // 16)
 
 
 def short_config(k_cache: Tensor, group: int) -> PrefillConfig:
-    """By rule, for prompts of up to 128 keys, such that more programs have room: in FP8 no second
-    tile on its way, else tiles of half the keys."""
+    """The config for prompts of up to 128 keys, with less shared memory so that more programs fit.
+
+    In FP8 no second tile is prefetched; in 16 bits tiles have half the keys.
+    """
     usual = prefill_config(k_cache, group)
     if k_cache.dtype.itemsize == 1:
         return replace(usual, stages=1)
@@ -139,7 +157,7 @@ def short_config(k_cache: Tensor, group: int) -> PrefillConfig:
 
 
 def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
-    """By rule, for 64 or 128 dimensions."""
+    """The config for 64 or 128 dimensions a head, with or without a split of the keys."""
     if split:
         return HopperConfig(tile=64, slots=4, split=True)
     return HopperConfig(tile=128, slots=256 // k_cache.shape[3], split=False)
@@ -148,17 +166,20 @@ def hopper_config(k_cache: Tensor, *, split: bool) -> HopperConfig:
 def choose_hopper_config(
     k_cache: Tensor, num_tokens: int, group: int, num_sms: int
 ) -> HopperConfig:
-    """Of queries of so many tokens: the keys are shared out where half of the multiprocessors or
-    fewer would have work else, since that makes twice as many pieces."""
+    """The config for num_tokens query tokens on a GPU of num_sms multiprocessors.
+
+    Keys are split where half of the multiprocessors or fewer would have work otherwise: that makes
+    twice as many tiles.
+    """
     halves = hopper_config(k_cache, split=False)
-    pieces = num_tokens // halves.tokens(group) * k_cache.shape[2]
-    return hopper_config(k_cache, split=2 * pieces <= num_sms)
+    num_tiles = num_tokens // halves.tokens(group) * k_cache.shape[2]
+    return hopper_config(k_cache, split=2 * num_tiles <= num_sms)
 
 
 def padded_head_dim(k_cache: Tensor) -> int:
-    """The dimensions that attention computes with: a power of two, the least that tl.dot takes.
+    """Head dimensions padded to a power of two and to the least that tl.dot takes.
 
-    Those of FP8 are multiplied by halves.
+    In FP8 even and odd dimensions are multiplied separately, so that least is twice as large.
     """
     least = 32 if k_cache.dtype.itemsize == 1 else 16
     return max(least, 1 << (int(k_cache.shape[3]) - 1).bit_length())

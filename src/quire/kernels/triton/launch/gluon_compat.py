@@ -1,4 +1,4 @@
-"""What Gluon calls by other names since Triton 3.7, by the names that kernels here use."""
+"""Gluon functions that were renamed in Triton 3.7, under one name for all versions."""
 
 from __future__ import annotations
 

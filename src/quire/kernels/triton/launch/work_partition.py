@@ -1,10 +1,9 @@
-"""How a line of equal work units is shared among the programs of a grid.
+"""Partition of a sequence of equal work units among the programs of a grid.
 
-T units in a row are cut into G consecutive, equal runs, one a program (G <= T). Units belong to
-tiles (a stretch of an output), so a run may end inside a tile; its programs then leave partial
-results, and the one that arrives last combines them in order. Every program does the same amount of
-work whatever the tiles' sizes, which neither one program a tile nor a fixed split can offer. (The
-idea is Stream-K's: Osama et al., 2023.)
+T units are cut into G consecutive runs of equal length, one for each program (G <= T). Several
+consecutive units make up an output tile, so a run may end inside a tile. The programs of that tile
+then store partial results, and the last one to arrive combines them in order. So every program has
+the same amount of work whatever the tiles' sizes. (The idea is Stream-K's: Osama et al., 2023.)
 """
 
 from __future__ import annotations
@@ -15,33 +14,35 @@ import triton.language as tl
 
 @triton.jit
 def run_begin(program, num_programs, num_units):
-    """First unit of a program's run; the next program's is its end.
+    """First unit of a program's run; the next program's first unit is its end.
 
-    Units times programs stay below 2^31 (64 million keys of eight heads); a division of 64 bits
-    takes as long as a load.
+    num_units · num_programs must be below 2^31 (64 million keys of eight heads): a 64-bit division
+    would take as long as a load.
     """
     return program * num_units // num_programs
 
 
 @triton.jit
 def owner(unit, num_programs, num_units):
-    """The program whose run holds a unit."""
+    """The program whose run contains a unit."""
     return ((unit + 1) * num_programs - 1) // num_units
 
 
 @triton.jit
 def slot(program, first):
-    """Where a program leaves its part of a tile, whose first program is `first`.
+    """Index of a program's partial result of a tile whose first program is `first`.
 
-    A run has at most two tiles that are not its own alone: one begun by an earlier program, and one
-    that it begins itself.
+    A run has at most two tiles that it shares: one that an earlier program began, and one that it
+    begins itself.
     """
     return 2 * program + (program == first)
 
 
 @triton.jit
 def arrive(counter_ptr, num_parts):
-    """Tell that this program's part is in memory; True for the last to come, who resets it.
+    """Count this program's partial result as stored; True for the last program.
+
+    The last program also resets the counter to zero.
 
     The barrier orders all threads' stores before the one thread's release; the acquire lets the
     last one read what the others stored.
