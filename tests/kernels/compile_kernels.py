@@ -242,7 +242,7 @@ def decode(
             "STAGES": stages,
             "BLOCK_B": 64,
             "BLOCK_D": 128,
-            "FORM": form,
+            "FP8_PATH": form,
         }
         | {"PRECISION": "tf32", "PDL": False}
         | NOTHING_SHARED,

@@ -1,12 +1,12 @@
 """Attention of requests with one query token, over their paged keys and values.
 
-Floor: the bytes of the visible keys and values over the memory's bandwidth. The query heads that
-share a key head are the rows of one product, so keys are read once. Units of work are tiles of keys
-of one (request, key head), shared evenly as `sharing` tells: short and long requests, few or many,
-need no other split, and a fixed grid serves any batch. Partial softmaxes are merged by whichever
-program is last. For one request the floor is below the latency of a few loads one after another, so
-the step's plan tells each program where it begins, and blocks are looked up a tile ahead.
-(FlashAttention: Dao et al., 2022; splitting the keys: Flash-Decoding, 2023.)
+Floor: the bytes of the visible keys and values over the memory bandwidth. The query heads of a key
+head are the rows of one MMA, so keys are read once. Units of work are tiles of keys of one
+(request, key head), partitioned evenly (see launch/work_partition.py): short and long requests, few
+or many, need no other split, and a fixed grid serves any batch. The last program to finish a
+request and key head merges the partial softmaxes. For one request the floor is below the latency of
+a few dependent loads, so the plan stores where each program begins, and block ids are loaded a tile
+ahead. (FlashAttention: Dao et al., 2022; splitting the keys: Flash-Decoding, 2023.)
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def decode_attention_kernel(
     stride_kv_head, stride_table, stride_out_token, min_units, plan_is_fresh, opens_early,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FORM: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_D: tl.constexpr, FP8_PATH: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr, HAS_SHARED: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
-    tiles [B + 1]: tiles of keys of all requests before each; none for those without a query or
-    with several. runs [programs, 10]: where each program begins, as `plan_kernel` left it. Tokens
-    after the last request's are set to zeros. scale: of the scores, times log2(e). WINDOW: keys
-    that a query sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
-    [Hkv · GROUP] or None. min_units: fewer units are not worth a program. FORM: "plain", or
-    how `widened` takes keys and values in FP8.
+    tiles int32 [B + 1]: number of key tiles of all decodes before each request. runs int32
+    [programs, 10]: each program's run, as `plan_kernel` stores it. Rows of out behind the last
+    request's token are set to zeros. scale: of the scores, times log2(e). WINDOW: keys that a query
+    sees, 0 for all. SOFT_CAP: of scores times log2(e), 0 for none. sinks
+    [Hkv · GROUP] or None. min_units: the least units of a program. FP8_PATH: "plain", or how
+    `widened` converts keys and values in FP8.
 
-    With PDL a program reads its plan while the kernel in front, which makes queries and the newest
-    keys, still runs; not if that kernel made the plan. opens_early: the next one may then be
-    launched as soon as queries are there, else when this one is about to store.
+    With PDL a program loads its plan while the previous kernel, which writes queries and the newest
+    keys, still runs; unless plan_is_fresh, as that kernel then made the plan. opens_early: the next
+    kernel may be launched as soon as queries are there; otherwise when this one is about to store.
     """
     BLOCK_G: tl.constexpr = max(16, triton.next_power_of_2(GROUP))  # 16: the least of tl.dot
     if PDL:
@@ -62,23 +62,23 @@ def decode_attention_kernel(
     first, last = tl.load(run + 8), tl.load(run + 9)  # programs that share those units
     while begin < end:
         stop = tl.minimum(end, row_unit + num_tiles)
-        place, num_shared = -1, 0
+        member, num_shared = -1, 0
         if HAS_SHARED:
-            place = tl.load(shared_index_ptr + request)
-            num_shared = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
+            member = tl.load(shared_index_ptr + request)
+            num_shared = tl.load(lens_ptr + member // MEMBERS, mask=member >= 0, other=0)
         result, weight = _attend(
             q_ptr + token * stride_q_token + head * GROUP * stride_q_head,
             k_ptr + head * stride_kv_head, v_ptr + head * stride_kv_head,
             block_table_ptr + request * stride_table, seq_len, num_shared,
             begin - row_unit, stop - row_unit, scale, stride_q_head, stride_block, stride_slot,
-            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G, BLOCK_D, FORM,
+            GROUP, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_G, BLOCK_D, FP8_PATH,
             PRECISION, PDL, opens_early,
         )  # fmt: skip
         if HAS_SHARED:
-            if (begin == row_unit) & (place >= 0):
+            if (begin == row_unit) & (member >= 0):
                 result, weight = with_shared_part(
-                    result, weight, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, place, head,
-                    NUM_KV_HEADS, GROUP, BLOCK_G, BLOCK_D, MEMBERS,
+                    result, weight, shared_sums_ptr, shared_stats_ptr, shared_plan_ptr, member,
+                    head, NUM_KV_HEADS, GROUP, BLOCK_G, BLOCK_D, MEMBERS,
                 )  # fmt: skip
         if sinks_ptr is not None:
             if begin == row_unit:
@@ -94,7 +94,7 @@ def decode_attention_kernel(
         else:
             weights_ptr = partial_ptr + 2 * tl.num_programs(0) * (GROUP * BLOCK_D)
             mine = slot(program, first)
-            _leave(partial_ptr, weights_ptr, mine, result, weight, GROUP, BLOCK_G, BLOCK_D)
+            _store_part(partial_ptr, weights_ptr, mine, result, weight, GROUP, BLOCK_G, BLOCK_D)
             counter = counter_ptr + request * NUM_KV_HEADS + head
             if arrive(counter, last - first + 1):
                 _merge(out, partial_ptr, weights_ptr, first, last, GROUP, HEAD_DIM, BLOCK_D)
@@ -112,7 +112,7 @@ def decode_attention_kernel(
             num_units = tl.load(tiles_ptr + num_requests) * NUM_KV_HEADS
             num_programs = tl.minimum(tl.num_programs(0), tl.cdiv(num_units, min_units))
             first, last = program, owner(row_unit + num_tiles - 1, num_programs, num_units)
-    if PDL:  # one without work waits, too: what follows counts on all kernels in front
+    if PDL:  # programs without work wait, too: the next kernel relies on all kernels before
         gdc_wait()
     for spare in range(padding + program, num_tokens, tl.num_programs(0)):
         _clear(out_ptr + spare * stride_out_token, NUM_KV_HEADS * GROUP * HEAD_DIM)
@@ -120,7 +120,7 @@ def decode_attention_kernel(
 
 @triton.jit
 def _request_of(tiles_ptr, tile, num_requests, BLOCK_B: tl.constexpr):
-    """Whose first tile this is, and how many it has."""
+    """The request whose first tile this is, and its number of tiles."""
     requests = tl.arange(0, BLOCK_B)
     ends = tl.load(tiles_ptr + 1 + requests, mask=requests < num_requests, other=2**30)
     passed = ends <= tile
@@ -129,7 +129,7 @@ def _request_of(tiles_ptr, tile, num_requests, BLOCK_B: tl.constexpr):
 
 @triton.jit
 def _clear(out_ptr, SIZE: tl.constexpr):
-    """A token of padding."""
+    """Set a padding token's row to zeros."""
     i = tl.arange(0, triton.next_power_of_2(SIZE))
     tl.store(out_ptr + i, tl.zeros_like(i).to(out_ptr.dtype.element_ty), mask=i < SIZE)
 
@@ -150,16 +150,16 @@ def _attend(
     stride_q_head, stride_block, stride_slot,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr, FORM: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_D: tl.constexpr, FP8_PATH: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
     opens_early,
 ):  # fmt: skip
-    """Online softmax over some of a request's visible tiles: (the mean of v, log2 of its weight).
+    """Online softmax over some of a request's key tiles: (weighted mean of v, log2 of its weight).
 
-    Every tile holds at least one visible key, so the maximum is finite. num_shared: keys at the
-    beginning that are seen elsewhere.
+    float32 [BLOCK_G, BLOCK_D] and [BLOCK_G]. Every tile holds at least one visible key, so the
+    maximum is finite. num_shared: leading keys that shared prefix attention handles.
     """
-    PAIRS: tl.constexpr = FORM != "plain"
-    WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a row in memory
+    PAIRS: tl.constexpr = FP8_PATH != "plain"
+    WIDTH: tl.constexpr = BLOCK_D // 2 if PAIRS else BLOCK_D  # of a stored row
     if PAIRS:
         k_ptr, v_ptr = k_ptr.to(tl.pointer_type(tl.int16)), v_ptr.to(tl.pointer_type(tl.int16))
         stride_block, stride_slot = stride_block // 2, stride_slot // 2
@@ -172,7 +172,7 @@ def _attend(
     d = tl.arange(0, WIDTH)[None, :]
     ahead = (start + tile_begin) * TILE + keys
     block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
-    if PDL:  # from here on what the kernel in front leaves must be there
+    if PDL:  # results of the previous kernel are read from here on
         gdc_wait()
         if opens_early > 0:
             gdc_launch_dependents()
@@ -189,16 +189,16 @@ def _attend(
     for tile in tl.range(start + tile_begin, start + tile_end, num_stages=STAGES):
         positions = tile * TILE + keys
         seen = (positions < seq_len) & (positions >= oldest)
-        place = (block.to(tl.int64) * stride_block + positions % BLOCK_SIZE * stride_slot)[:, None]
+        offset = (block.to(tl.int64) * stride_block + positions % BLOCK_SIZE * stride_slot)[:, None]
         ahead = positions + TILE
         block = tl.load(table_ptr + ahead // BLOCK_SIZE, mask=ahead < limit, other=0)
         inside = seen[:, None]
         if HEAD_DIM != BLOCK_D:
             inside = inside & (d < HEAD_DIM * WIDTH // BLOCK_D)
-        k = tl.load(k_ptr + place + d, mask=inside, other=0)
-        v = tl.load(v_ptr + place + d, mask=inside, other=0)
+        k = tl.load(k_ptr + offset + d, mask=inside, other=0)
+        v = tl.load(v_ptr + offset + d, mask=inside, other=0)
         if PAIRS:
-            k, k_odd = widened(k, FORM)
+            k, k_odd = widened(k, FP8_PATH)
             scores = tl.dot(q_odd, tl.trans(k_odd), tl.dot(q, tl.trans(k)))
         else:
             scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
@@ -211,7 +211,7 @@ def _attend(
         shrink = tl.exp2(m - new_m)[:, None]
         s = s * shrink + p
         if PAIRS:
-            v, v_odd = widened(v, FORM)
+            v, v_odd = widened(v, FP8_PATH)
             acc_odd = tl.dot(p.to(q.dtype), v_odd, acc_odd * shrink)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink, input_precision=PRECISION)
         m = new_m
@@ -232,11 +232,11 @@ def _store_heads(
 
 
 @triton.jit
-def _leave(
+def _store_part(
     partial_ptr, weights_ptr, slot, result, weight,
     GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Put a part in memory: [GROUP, BLOCK_D] there, GROUP logarithms of weights here."""
+    """Store a partial result: [GROUP, BLOCK_D], and GROUP logarithms of weights."""
     g, d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     row = slot * GROUP + g
     tl.store(partial_ptr + row[:, None] * BLOCK_D + d[None, :], result, mask=(g < GROUP)[:, None])
@@ -248,14 +248,14 @@ def _merge(
     out_ptr, partial_ptr, weights_ptr, first, last,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The mean of all parts, in their order, some at a time: out [GROUP, HEAD_DIM].
+    """Store the weighted mean of all partial results, added in order: out [GROUP, HEAD_DIM].
 
-    A thread holds the same numbers of each part, so none are exchanged between threads.
+    A thread holds the same elements of each, so no data is exchanged between threads.
     """
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
     AT_ONCE: tl.constexpr = min(8, max(1, 8192 // (ROWS * BLOCK_D)))
     begin = slot(first, first) * GROUP
-    acc, m = _part(partial_ptr + begin * BLOCK_D, weights_ptr + begin, GROUP, GROUP, BLOCK_D)
+    acc, m = _load_part(partial_ptr + begin * BLOCK_D, weights_ptr + begin, GROUP, GROUP, BLOCK_D)
     total = tl.full([ROWS, 1], 1.0, tl.float32)
     for start in range(first + 1, last + 1, AT_ONCE):
         begin = 2 * GROUP * start  # as `slot` says
@@ -263,7 +263,7 @@ def _merge(
         results, weights = (), ()
         new_m = m
         for i in tl.static_range(AT_ONCE):
-            result, weight = _part(
+            result, weight = _load_part(
                 parts_ptr + i * (2 * GROUP * BLOCK_D), logs_ptr + i * (2 * GROUP),
                 tl.minimum(last + 1 - start - i, 1) * GROUP, GROUP, BLOCK_D,
             )  # fmt: skip
@@ -280,8 +280,8 @@ def _merge(
 
 
 @triton.jit
-def _part(partial_ptr, weights_ptr, rows, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
-    """What `_leave` left: ([ROWS, BLOCK_D], [ROWS, 1]), without any weight from `rows` on."""
+def _load_part(partial_ptr, weights_ptr, rows, GROUP: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load what `_store_part` stored: ([ROWS, BLOCK_D], [ROWS, 1]); no weight from `rows` on."""
     g = tl.arange(0, triton.next_power_of_2(GROUP))[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
     inside = g < rows

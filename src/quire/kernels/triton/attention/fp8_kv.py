@@ -1,7 +1,7 @@
-"""Keys and values in FP8 on the way to the tensor cores.
+"""Conversion of FP8 keys and values, and of their queries, to float16 for the tensor cores.
 
-There they become float16, for which the hardware has an instruction, exactly; to bfloat16 it takes
-several, one of them at an eighth of the rate. So queries in bfloat16 become float16 as well.
+FP8 converts to float16 exactly, by one instruction. To bfloat16 it would take several, one of them
+at an eighth of the rate. So queries in bfloat16 are converted to float16 as well.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Weights of a softmax are kept 2^14 times too large, as is their sum: float16 has digits for those
-# of 2^-28 of the largest that way, and many small ones together still count.
+# Softmax weights and their sum are scaled by 2^14: float16 then represents weights down to 2^-28 of
+# the largest, so that many small ones together still count.
 LIFT = tl.constexpr(14.0)
 
 
 # Two pairs of codes become two pairs of float16: of the first codes, of the second ones.
 WIDENING = tl.constexpr("""
     {
-        .reg .b32 turned;
+        .reg .b32 permuted;
         .reg .b16 first, second;
-        prmt.b32 turned, $2, 0, 0x3120;
-        mov.b32 {first, second}, turned;
+        prmt.b32 permuted, $2, 0, 0x3120;
+        mov.b32 {first, second}, permuted;
         cvt.rn.f16x2.e4m3x2 $0, first;
         cvt.rn.f16x2.e4m3x2 $1, second;
     }
@@ -31,9 +31,9 @@ WIDENING = tl.constexpr("""
 def narrowed(q):
     """q [R, D] → float16 [R, D], and float32 factors [R] by which each row was divided.
 
-    These are powers of two that bring the largest of a row to between 1 and 2: exact, whatever
-    the range of q, but for numbers of less than 2^-14 of the largest, which lose digits. None is
-    below 2^-60: scores of masked keys, -1e38 before they are scaled, have to stay low.
+    Factors are powers of two that bring a row's largest magnitude to between 1 and 2. The
+    conversion is exact whatever the range of q, except for numbers below 2^-14 of the largest. No
+    factor is below 2^-60, so that scores of masked keys, -1e38 before scaling, stay low.
     """
     q = q.to(tl.float32)
     largest = tl.max(tl.abs(q), axis=1)
@@ -43,14 +43,14 @@ def narrowed(q):
 
 
 @triton.jit
-def widened(pairs, FORM: tl.constexpr):
-    """Pairs of codes as int16 → (float16 of the first ones, of the second ones), exact.
+def widened(pairs, FP8_PATH: tl.constexpr):
+    """Pairs of FP8 codes, as int16 → (float16 of the first codes, of the second codes), exact.
 
-    Two bytes at once, since the tensor cores' operands are fetched from shared memory 16 bits at a
-    time, and values have to be turned on the way. FORM: "instruction", or "numbers" for the
-    interpreter.
+    Two codes at a time, since transposed operands of tensor cores are loaded from shared memory in
+    units of 16 bits. FP8_PATH: "instruction", or "numbers" for
+    the interpreter.
     """
-    if FORM == "instruction":
+    if FP8_PATH == "instruction":
         return tl.inline_asm_elementwise(
             WIDENING,
             "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,

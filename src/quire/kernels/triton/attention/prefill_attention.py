@@ -1,8 +1,8 @@
 """Causal attention of prefill chunks over paged keys and values, cached prefixes included.
 
-Floor: 4 · D operations for each query, head and visible key over the tensor cores' rate. A tile of
-queries holds the heads that share a key head, token by token, so that keys are fetched once for
-all; tiles with the most keys start first. Keys and values in FP8 are widened to the queries' type.
+Floor: 4 · D operations for each query, head and visible key over the tensor cores' rate. A tile
+holds some tokens' query heads of one key head, token by token, so keys are loaded once for all of
+them. Tiles with the most keys start first. FP8 keys and values are converted to the query's dtype.
 (FlashAttention: Dao et al., 2022.)
 """
 
@@ -26,9 +26,9 @@ def prefill_attention_kernel(
 ):  # fmt: skip
     """q [T, Hkv · GROUP, D], caches [blocks, BLOCK_SIZE, Hkv, D] → out [T, Hkv · GROUP, D].
 
-    One program a key head and tile of ROWS // GROUP queries, which work [most, FIELDS] lists (see
-    `prefill_tiles.py`). scale: of the scores, times log2(e). SOFT_CAP: of scores times log2(e), 0
-    for none. sinks [Hkv · GROUP] or None.
+    One program for each key head and tile of ROWS // GROUP tokens; work int32 [most, FIELDS] lists
+    the tiles (see `prefill_tiles.py`). scale: of the scores, times log2(e). SOFT_CAP: of scores
+    times log2(e), 0 for none. sinks [Hkv · GROUP] or None.
     """
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))  # 16: the least of tl.dot
     head, tile = tl.program_id(0), tl.program_id(1)
@@ -44,7 +44,7 @@ def prefill_attention_kernel(
     oldest = 0
     if WINDOW > 0:
         oldest = tl.maximum(lowest + 1 - WINDOW, 0)
-    # tiles of keys that every query of this tile sees whole need no mask
+    # key tiles that all queries of this tile see completely need no mask
     full_end = (lowest + 1) // TILE
     full_begin = oldest // TILE
     if WINDOW > 0:
@@ -72,12 +72,12 @@ def prefill_attention_kernel(
         row_scale, stride_block, stride_slot,
         HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP, STAGES, BLOCK_D, True, PRECISION,
     )  # fmt: skip
-    s = tl.maximum(s, 1e-30)  # rows of no query may have seen nothing
+    s = tl.maximum(s, 1e-30)  # rows without a query may have seen no key
     out = (acc / s[:, None]).to(out_ptr.dtype.element_ty)
     token, q_head, there = rows_of_tile(record, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
     d = tl.arange(0, BLOCK_D)[None, :]
-    place = (token * stride_out_token + q_head * HEAD_DIM)[:, None] + d
-    tl.store(out_ptr + place, out, mask=there)
+    offset = (token * stride_out_token + q_head * HEAD_DIM)[:, None] + d
+    tl.store(out_ptr + offset, out, mask=there)
 
 
 @triton.jit
@@ -86,15 +86,19 @@ def load_queries(
     IN_FP8: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries [ROWS, BLOCK_D], each row's position and the scale of its scores, and the
-    tile's request, number of queries and of keys, and first query. IN_FP8: what keys are."""
+    """Load a tile of queries and its record.
+
+    Returns q [ROWS, BLOCK_D], each row's position and scale of its scores [ROWS], and of the tile:
+    request, number of queries and of keys of the request, index of its first query. IN_FP8: whether
+    keys are in FP8.
+    """
     token, q_head, there = rows_of_tile(record_ptr, head, GROUP, HEAD_DIM, ROWS, BLOCK_D)
     request, first_token = tl.load(record_ptr), tl.load(record_ptr + 1)
     num_queries, seq_len, first_query = (
         tl.load(record_ptr + 2), tl.load(record_ptr + 3), tl.load(record_ptr + 4)
     )  # fmt: skip
-    place = (token * stride_q_token + q_head * stride_q_head)[:, None]
-    q = tl.load(q_ptr + place + tl.arange(0, BLOCK_D)[None, :], mask=there, other=0.0)
+    offset = (token * stride_q_token + q_head * stride_q_head)[:, None]
+    q = tl.load(q_ptr + offset + tl.arange(0, BLOCK_D)[None, :], mask=there, other=0.0)
     row_scale = tl.full([ROWS], scale, tl.float32)
     if IN_FP8 and q.dtype == tl.bfloat16:
         q, factor = narrowed(q)
@@ -108,8 +112,10 @@ def rows_of_tile(
     record_ptr, head,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Each row's token and head, and which numbers [ROWS, BLOCK_D] exist: a query's heads of this
-    key head, then the next query's."""
+    """Each row's token and query head [ROWS], and the mask [ROWS, BLOCK_D] of what exists.
+
+    Rows are a token's query heads of this key head, then the next token's.
+    """
     row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)[None, :]
     query = tl.load(record_ptr + 4) + row // GROUP
     exists = (query < tl.load(record_ptr + 2)) & (row < ROWS // GROUP * GROUP)
@@ -125,7 +131,7 @@ def attend_tiles(
     SOFT_CAP: tl.constexpr, STAGES: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go on with the online softmax over some tiles of keys."""
+    """Continue the online softmax over key tiles [begin, end): (acc, maximum m, sum s)."""
     d = tl.arange(0, BLOCK_D)[None, :]
     for tile in tl.range(begin, end, num_stages=STAGES):
         keys = tile * TILE + tl.arange(0, TILE)
@@ -134,15 +140,15 @@ def attend_tiles(
             block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=written, other=0)
         else:
             block = tl.load(table_ptr + keys // BLOCK_SIZE)
-        place = (block.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot)[:, None] + d
+        offset = (block.to(tl.int64) * stride_block + keys % BLOCK_SIZE * stride_slot)[:, None] + d
         if HEAD_DIM != BLOCK_D:
-            k = tl.load(k_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+            k = tl.load(k_ptr + offset, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
         elif MASKED:
-            k = tl.load(k_ptr + place, mask=written[:, None], other=0.0)
+            k = tl.load(k_ptr + offset, mask=written[:, None], other=0.0)
         else:
-            k = tl.load(k_ptr + place)
+            k = tl.load(k_ptr + offset)
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)  # [ROWS, TILE]
-        rest = scale  # of scores that are not scaled yet
+        rest = scale  # what is left to multiply scores by
         if SOFT_CAP > 0.0:
             scores = soft_capped(scores * scale[:, None], SOFT_CAP)
             rest = tl.full(scale.shape, 1.0, tl.float32)
@@ -156,11 +162,11 @@ def attend_tiles(
         shrink = tl.exp2(m - new_m)
         s = s * shrink + tl.sum(p, axis=1)
         if HEAD_DIM != BLOCK_D:
-            v = tl.load(v_ptr + place, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
+            v = tl.load(v_ptr + offset, mask=written[:, None] & (d < HEAD_DIM), other=0.0)
         elif MASKED:
-            v = tl.load(v_ptr + place, mask=written[:, None], other=0.0)
+            v = tl.load(v_ptr + offset, mask=written[:, None], other=0.0)
         else:
-            v = tl.load(v_ptr + place)
+            v = tl.load(v_ptr + offset)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
         m = new_m
     return acc, m, s

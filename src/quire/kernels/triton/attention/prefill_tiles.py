@@ -1,7 +1,7 @@
-"""Which tiles of queries prefill attention has in a step, those with the most keys first.
+"""The list of query tiles of prefill attention in a step, those with the most keys first.
 
-Worked out once a step on the device, so that a graph serves any batch, and read by the programs of
-all layers.
+Computed once for each step on the device, so that a CUDA graph serves any batch, and read by the
+attention kernels of all layers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-WORK_FIELDS = 8  # of a tile, of which five are used
+WORK_FIELDS = 8  # int32 numbers of a tile, of which five are used
 SPAN = tl.constexpr(512)  # keys
 
 
@@ -18,13 +18,14 @@ def prefill_work_kernel(
     query_start_ptr, seq_lens_ptr, tiles_ptr, work_ptr, num_requests,
     TOKENS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """tiles [B + 1]: tiles of TOKENS queries of all requests before each → work [tiles, FIELDS]:
-    a tile's request, the request's first token, its number of queries and of keys, and the tile's
-    first query.
+    """Fill work int32 [tiles, FIELDS] with the tiles, each of TOKENS queries of one request.
 
-    First come those that see the most keys, in steps of SPAN; of as many, a request's tiles stay
-    together, so that its keys and values are still in the cache. A tile's place is the number of
-    those before it: of each request these are its last ones, so they are counted by a division.
+    Fields: the request, its first token, its number of queries and of keys, and the tile's first
+    query. tiles int32 [B + 1]: number of tiles of all requests before each.
+
+    Tiles that see the most keys come first, in steps of SPAN. Within a step a request's tiles stay
+    together, so that its keys and values are still in the L2 cache. A tile's index is the number of
+    tiles before it: of each request these are its last ones, so a division counts them.
     """
     tile = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     each = tl.arange(0, BLOCK_B)
@@ -44,7 +45,7 @@ def prefill_work_kernel(
     first_query = (tile - tl.load(tiles_ptr + request)) * TOKENS
     seen = tl.minimum(seq_len - num_queries + first_query + TOKENS, seq_len)
 
-    # of other requests' tiles those are before that see more than `bound`  [BLOCK_T, BLOCK_B]
+    # other requests' tiles that see more than `bound` keys come before  [BLOCK_T, BLOCK_B]
     step = (seen // SPAN * SPAN)[:, None] - 1
     bound = tl.where(each[None, :] < request[:, None], step, step + SPAN)
     bound = tl.where(each[None, :] == request[:, None], seen[:, None], bound)

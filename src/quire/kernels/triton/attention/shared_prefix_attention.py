@@ -1,9 +1,9 @@
-"""Attention of requests that decode over the keys that begin all of their prompts, read once.
+"""Attention of decoding requests over the keys of their shared prefixes, which are read once.
 
-Floor: the bytes of a shared prefix's keys and values once, where decode attention by itself reads
-them once for each request. The requests' queries of one key head are the rows of one product; the
-keys are split among programs where there are few. What comes out is a part of each softmax, which
-decode attention joins with what it finds in the keys behind the prefix.
+Floor: the bytes of a shared prefix's keys and values once; decode attention alone reads them once
+for each request. The requests' query heads of one key head are the rows of one MMA. Where tiles are
+few, their keys are split among programs. The result is a partial softmax for each query head, which
+decode attention merges with its own over the keys behind the prefix.
 (Hydragen: Juravsky et al., 2024; cascade inference in FlashInfer: Ye et al., 2024.)
 """
 
@@ -27,14 +27,14 @@ _PER_SM = 2  # programs
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """What the kernel leaves: a part of the softmax of each query head, in the places' order.
+    """Partial softmaxes of each query head, by members of `SharedPrefixes`.
 
-    The part of place p in split i stands at i · num_tiles · SHARED_MEMBERS + p.
+    That of member p in split i is at index i · num_tiles · SHARED_MEMBERS + p.
     """
 
-    sums: Tensor  # float32 [places, Hq, D padded], of p · v
-    stats: Tensor  # float32 [places, Hq, 2], the maximum, and the sum of p
-    plan: Tensor  # int32 [2], tiles and splits
+    sums: Tensor  # float32 [members, Hq, D padded], sums of weight · v
+    stats: Tensor  # float32 [members, Hq, 2], maximum of scores, sum of weights
+    plan: Tensor  # int32 [2], numbers of tiles and of splits
 
 
 def shared_attention(
@@ -59,10 +59,10 @@ def shared_attention(
     plan = layout.once(
         ("shared plan", num_kv_heads), lambda: _plan(layout, num_kv_heads, num_programs)
     )
-    most_places = max(len(layout.shared.lens), num_programs // num_kv_heads) * SHARED_MEMBERS
+    most_members = max(len(layout.shared.lens), num_programs // num_kv_heads) * SHARED_MEMBERS
     block_d = max(16, triton.next_power_of_2(head_dim))
-    sums = torch.empty(most_places, num_heads, block_d, device=query.device)
-    stats = torch.empty(most_places, num_heads, 2, device=query.device)
+    sums = torch.empty(most_members, num_heads, block_d, device=query.device)
+    stats = torch.empty(most_members, num_heads, 2, device=query.device)
     rows = SHARED_MEMBERS * triton.next_power_of_2(group)
     shared_attention_kernel[(num_programs,)](
         query, k_cache, v_cache, layout.block_table, layout.query_start_loc,
@@ -77,7 +77,7 @@ def shared_attention(
 
 
 def _plan(layout: BatchLayout, num_kv_heads: int, num_programs: int) -> Tensor:
-    """int32 [2]: tiles, and splits of their keys, on the device."""
+    """The numbers of tiles and of splits of their keys, computed on the device: int32 [2]."""
     assert layout.shared is not None
     plan = layout.seq_lens.new_empty(2)
     shared_plan_kernel[(1,)](
@@ -87,9 +87,10 @@ def _plan(layout: BatchLayout, num_kv_heads: int, num_programs: int) -> Tensor:
 
 
 @triton.jit
-def shared_plan_kernel(num_tiles_ptr, plan_ptr, room, MOST: tl.constexpr):
+def shared_plan_kernel(num_tiles_ptr, plan_ptr, num_items, MOST: tl.constexpr):
+    """Store the numbers of tiles and of splits, for about num_items items of work."""
     num_tiles = tl.load(num_tiles_ptr)
-    splits = tl.minimum(tl.maximum(room // tl.maximum(num_tiles, 1), 1), MOST)
+    splits = tl.minimum(tl.maximum(num_items // tl.maximum(num_tiles, 1), 1), MOST)
     tl.store(plan_ptr, num_tiles)
     tl.store(plan_ptr + 1, splits)
 
@@ -105,8 +106,8 @@ def shared_attention_kernel(
 ):  # fmt: skip
     """q [T, Hq, D], caches [blocks, BLOCK_SIZE, Hkv, D] → `SharedParts`.
 
-    An item of work is a tile of MEMBERS requests, a key head and a split of the tile's keys.
-    rows [tiles · MEMBERS]: the requests, -1 for none; lens [tiles]: keys that they share.
+    An item of work is a tile of MEMBERS requests, a key head and a split of the tile's keys. rows
+    int32 [tiles · MEMBERS]: the requests, -1 for none; lens int32 [tiles]: shared keys.
     """
     GROUP_2: tl.constexpr = triton.next_power_of_2(GROUP)
     BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
@@ -116,14 +117,14 @@ def shared_attention_kernel(
     member, g = tl.arange(0, ROWS) // GROUP_2, tl.arange(0, ROWS) % GROUP_2
     num_items = num_tiles * num_splits * NUM_KV_HEADS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        tile = item % num_tiles  # neighbours read the same keys
+        tile = item % num_tiles  # programs next to each other read the same keys
         head = item // num_tiles % NUM_KV_HEADS
         split = item // (num_tiles * NUM_KV_HEADS)
         row = tl.load(rows_ptr + tile * MEMBERS + member)  # [ROWS]
         there = (row >= 0) & (g < GROUP)
         token = tl.load(query_start_ptr + row, mask=there, other=0)
-        place = (token * stride_q_token + (head * GROUP + g) * stride_q_head)[:, None] + d
-        q = tl.load(q_ptr + place, mask=there[:, None] & (d < HEAD_DIM), other=0.0)
+        offset = (token * stride_q_token + (head * GROUP + g) * stride_q_head)[:, None] + d
+        q = tl.load(q_ptr + offset, mask=there[:, None] & (d < HEAD_DIM), other=0.0)
         row_scale = tl.full([ROWS], scale, tl.float32)
         if k_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
             q, factor = narrowed(q)
@@ -150,13 +151,13 @@ def shared_attention_kernel(
 
 @triton.jit
 def with_shared_part(
-    result, weight, sums_ptr, stats_ptr, plan_ptr, place, head,
+    result, weight, sums_ptr, stats_ptr, plan_ptr, member, head,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
     MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """Join a part of a request's softmax for one key head and what the splits left of it.
+    """Merge a request's partial softmax for one key head with those over its shared prefix.
 
-    result [ROWS, BLOCK_D], the mean of v, and weight [ROWS], log2 of what it stands for.
+    result [ROWS, BLOCK_D]: weighted mean of v; weight [ROWS]: log2 of its weight; both returned.
     """
     num_tiles, num_splits = tl.load(plan_ptr), tl.load(plan_ptr + 1)
     g, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)[None, :]
@@ -164,7 +165,7 @@ def with_shared_part(
     acc, m = result, weight
     s = tl.full([ROWS], 1.0, tl.float32)
     for split in range(num_splits):
-        part = split * num_tiles * MEMBERS + place
+        part = split * num_tiles * MEMBERS + member
         slot = (part * NUM_KV_HEADS + head) * GROUP + g
         sums = tl.load(
             sums_ptr + slot.to(tl.int64)[:, None] * BLOCK_D + d, mask=there[:, None], other=0.0

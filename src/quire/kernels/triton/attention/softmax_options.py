@@ -29,9 +29,9 @@ def softmax_of_sinks(sink_ptrs):
 
 @triton.jit
 def with_sinks(result, weight, sinks_ptr, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Join the sinks [GROUP] of one key head's query heads to a part of their softmax.
+    """Merge the sinks [GROUP] of one key head's query heads into a partial softmax.
 
-    result [ROWS, D], the mean of v, and weight [ROWS], log2 of what it stands for; both returned.
+    result [ROWS, D]: weighted mean of v; weight [ROWS]: log2 of its weight; both returned.
     """
     g = tl.arange(0, ROWS)
     sink = tl.load(sinks_ptr + g, mask=g < GROUP, other=0.0).to(tl.float32) * LOG2_E + LIFT

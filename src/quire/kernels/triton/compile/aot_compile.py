@@ -1,4 +1,4 @@
-"""Compiling kernels ahead of time, for any GPU and without one. Owns no choice of kernels."""
+"""Ahead-of-time compilation of a kernel for any GPU, on a machine without one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a compiled kernel takes of a multiprocessor."""
+    """The resources of a multiprocessor that a compiled kernel uses."""
 
-    registers: int  # of a thread
-    spilled: int  # bytes of a thread in memory that should be in registers
-    shared_memory: int  # bytes of a program
-    barriers_left: int  # in shared memory, see hopper_barriers.py
+    registers: int  # for each thread
+    spilled: int  # bytes of registers spilled to memory, for each thread
+    shared_memory: int  # bytes for each program
+    barriers_left: int  # mbarriers that are not invalidated, see hopper_barriers.py
 
 
 def compile_kernel(
@@ -39,8 +39,8 @@ def compile_kernel(
 ) -> Compiled:
     """Compile for a compute capability such as 90.
 
-    types: Triton's names of the types of the arguments, such as "*bf16", "i32"; pointers and those
-    named in 16 bytes' steps are taken as aligned. constants: the values of all others.
+    types: arguments' types by Triton's names, such as "*bf16", "i32"; pointers and strides are
+    taken as divisible by 16. constants: values of all other arguments.
     """
     names: list[str] = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
@@ -65,7 +65,7 @@ def compile_kernel(
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
-    """The resources of the one function of a cubin, by the names that cuobjdump gives them."""
+    """The resources of a cubin's only function, by the names that cuobjdump uses."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

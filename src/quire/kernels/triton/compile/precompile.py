@@ -1,9 +1,10 @@
-"""Kernels are compiled when they are first launched; here many at a time, before a step waits.
+"""Parallel compilation of all kernels that a model's steps launch, before they are needed.
 
-What a model's steps will launch is found by launching them: within such a step kernels of Triton
-are only noted. What they would have written stays as it was, so the step's tensors mean nothing;
-those that other kernels take for indices are zero from the start. Processes (forked_workers.py)
-compile what was noted while more of it is found, and leave it in Triton's cache on disk.
+Triton compiles a kernel when it is first launched. Here a step is run in which launches are only
+recorded, to find the kernels and their specialisations. Its tensors are not written, so their
+values are undefined; those that other kernels use as indices are zero from the start. Forked
+processes (forked_workers.py) compile what is recorded while the step goes on, into Triton's cache
+on disk.
 """
 
 from __future__ import annotations
@@ -64,20 +65,20 @@ _ALL = (
 
 @contextmanager
 def only_compiling() -> Iterator[None]:
-    """Within it launches of kernels only note them; at its end all are compiled.
+    """A context in which launches of kernels are only recorded; when it ends, all are compiled.
 
-    A kernel that does not compile is told when it is launched.
+    A kernel that does not compile raises when it is launched later.
     """
     with ExitStack() as stack:
         stack.enter_context(_Noting())
         for kernel in (*_ALL, *_hopper_kernels()):
-            hash(kernel)  # always in this order: some hashes depend on what was hashed before
+            hash(kernel)  # always in this order: some hashes depend on those before
             stack.enter_context(_not_launching(kernel))
         yield
 
 
 def _hopper_kernels() -> tuple[Any, ...]:
-    """Those that other GPUs, and other versions of Triton, need not be able to compile."""
+    """Kernels for Hopper only; none if the GPU or this version of Triton lacks support."""
     if not (torch.cuda.is_available() and has_hopper_kernels(torch.cuda.current_device())):
         return ()
     from quire.kernels.triton.hopper.hopper_decode import hopper_decode_kernel
@@ -94,12 +95,12 @@ def _hopper_kernels() -> tuple[Any, ...]:
 
 
 class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
-    """Has each kernel that is not on disk made there by other processes; at the end reads all."""
+    """Triton's hook for compilation: workers compile to disk, and the end loads all kernels."""
 
     def __init__(self) -> None:
         super().__init__(None, ignore_errors=True)
         self._latest: tuple[str, str, str, bool] = "", "", "", False  # see _compile
-        self._types: set[tuple[Any, ...]] = set()  # of arguments that launches had
+        self._types: set[tuple[Any, ...]] = set()  # of arguments, of all launches so far
         driver = triton.runtime.driver.active
         self._gpu = driver.get_current_device(), driver.get_current_target()
         count = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
@@ -118,34 +119,35 @@ class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
         super().__exit__(*raised)
 
     def _take(self, **launch: Any) -> bool:
-        kernel, told = launch["fn"], launch["compile"]
-        types = tuple(told["signature"].values())
+        kernel, options = launch["fn"], launch["compile"]
+        types = tuple(options["signature"].values())
         is_first = types not in self._types
         self._types.add(types)
-        self._latest = kernel.module, kernel.name, told["specialization_data"], is_first
-        return False  # it is submitted next
+        self._latest = kernel.module, kernel.name, options["specialization_data"], is_first
+        return False  # Triton calls `submit` next
 
     def submit(
         self, key: str, compile_it: Callable[[], Any], keep: Callable[[Any], None], *others: Any
     ) -> Any:
-        """As in Triton. key: of which Triton makes the folder's name. others: of later Tritons."""
+        """Overrides Triton's. key: hashed to the cache folder's name. others: of later versions."""
         kernel = self.future_kernels.get(key)
         if kernel is None:
             kernel = FutureKernel(keep, *others, SimpleNamespace(result=compile_it))
             self.future_kernels[key] = kernel
-            keep(kernel)  # whoever launches it again need not work out its key
+            keep(kernel)  # so that the next launch of it need not compute its key
             if not _is_cached(key):
                 self._workers.put(*self._latest)
         return kernel
 
     def _compile(self, module: str, name: str, how: str, is_first: bool) -> None:
-        """In another process: leave a kernel on disk. how: in Triton's own JSON.
+        """In a worker: compile a kernel to disk. how: its specialisation, in Triton's JSON.
 
-        is_first: of those with such arguments. Triton 3.6 compiles a function in C for their types.
+        is_first: the first kernel with such argument types, for which Triton 3.6 also compiles a
+        launcher in C.
         """
         driver = triton.runtime.driver.active
         device, target = self._gpu
-        driver.get_current_device = lambda: device  # CUDA may not be asked behind a fork
+        driver.get_current_device = lambda: device  # CUDA cannot be called after a fork
         driver.get_current_target = lambda: target
         triton.knobs.runtime.jit_cache_hook = None
         active_mode.set(None)
@@ -155,15 +157,15 @@ class _Noting(triton.AsyncCompileMode):  # type: ignore[misc]
 
 
 def _is_cached(key: str) -> bool:
-    """Whether a kernel has been compiled before: what belongs to it is listed at the end."""
+    """Whether a kernel is in Triton's cache, complete: its file list is written last."""
     manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
-    folder = getattr(manager, "cache_dir", None)  # others than the usual one may have none
+    folder = getattr(manager, "cache_dir", None)  # other cache managers may have none
     return folder is not None and any(Path(folder).glob("__grp__*"))
 
 
 @contextmanager
 def _not_launching(kernel: Any) -> Iterator[None]:
-    """A kernel whose launches end where the GPU would get it."""
+    """A context in which a kernel's launches stop after its compilation."""
     run = kernel.run
 
     def compile_alone(*args: Any, **options: Any) -> Any:
@@ -173,4 +175,4 @@ def _not_launching(kernel: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del kernel.run  # the class's own again
+        del kernel.run  # the method of the class again

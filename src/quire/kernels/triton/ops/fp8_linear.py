@@ -1,4 +1,4 @@
-"""Products with weights in FP8 on a GPU: which way serves which number of rows.
+"""Products with weights in FP8 on a GPU: which config serves which number of rows.
 
 Floor: for few rows the bytes of W, half of 16 bits'; for many, twice the tensor cores' 16-bit rate.
 """
@@ -16,14 +16,14 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 from quire.kernels.triton.ops.skinny_gemm import MAX_ROWS, multiplies_fp8, skinny_gemm
 from quire.kernels.triton.step.elementwise import quantize_rows
 
-FEW = 16  # rows, of products that round them
-_TILE = 2**25  # weights that are widened at once
+FEW = 16  # rows, up to which `skinny_gemm` rounds them itself
+_TILE = 2**25  # numbers of a weight that are widened at a time
 
 
 def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`, with x rounded to FP8 where the GPU multiplies FP8 by FP8."""
     if isinstance(x, Fp8Rows):
-        if _has_whole_steps(codes):
+        if _has_aligned_sizes(codes):
             return _many_rows(x, codes, scale, bias)
         x = x.widened()
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
@@ -40,9 +40,9 @@ def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Te
 
 
 def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
-    """Whether what follows from a product's result [T, N] had better be written as `Fp8Rows`.
+    """Whether what is computed from a linear layer's result [T, N] should be stored as `Fp8Rows`.
 
-    The next product's weight is not known here, but layers have all of theirs in one form.
+    The next linear layer's weight is not known here, but all of a model's have one format.
     """
     if not isinstance(weight, Fp8Weight) or len(out) <= most_rows(out.dtype, weight):
         return False
@@ -50,24 +50,24 @@ def rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
 
 
 def most_rows(dtype: torch.dtype, weight: Tensor | Fp8Weight) -> int:
-    """Up to how many rows of a type a product had better be `skinny_gemm`'s.
+    """The number of rows up to which `skinny_gemm` is used.
 
-    It rounds rows itself, by scales for some columns each; more of them are served better if
-    kernels in front have rounded each by one scale.
+    It rounds rows itself, with scales for some columns each. More rows are faster if the kernels
+    before have rounded each row with one scale.
     """
     if not isinstance(weight, Fp8Weight) or dtype != torch.bfloat16:
         return MAX_ROWS
-    by_rows = has_hopper_gpu(weight.codes.device) and _has_whole_steps(weight.codes)
+    by_rows = has_hopper_gpu(weight.codes.device) and _has_aligned_sizes(weight.codes)
     return FEW if by_rows else MAX_ROWS
 
 
 def _library_multiplies(x: Tensor, codes: Tensor) -> bool:
-    """Whether the library has a product for these."""
-    return _has_whole_steps(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
+    """Whether PyTorch's scaled matmul supports these operands."""
+    return _has_aligned_sizes(codes) and x.dtype == torch.bfloat16 and multiplies_fp8(x.device)
 
 
-def _has_whole_steps(codes: Tensor) -> bool:
-    """Whether both sizes are multiples of 16, as the library asks for."""
+def _has_aligned_sizes(codes: Tensor) -> bool:
+    """Whether both sizes are multiples of 16, as PyTorch's scaled matmul requires."""
     n, k = codes.shape
     return n % 16 == k % 16 == 0
 
@@ -78,23 +78,23 @@ def _library_is_faster(rows: int, codes: Tensor) -> bool:
 
 
 def _many_rows(x: Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """By the library, or where that was slower by programs that share k."""
-    way = None
+    """PyTorch's scaled matmul, or Hopper's split-K kernel where that was measured to be faster."""
+    config = None
     if has_hopper_gpu(codes.device):
-        way = fp8_gemm_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
-    if way is None:
+        config = fp8_gemm_config(len(x.codes), *codes.shape, workspace(codes.device).num_sms)
+    if config is None:
         return by_library(x, codes, scale, bias)
     from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_rows
 
-    return multiply_rows(x, codes, scale, bias, way)
+    return multiply_rows(x, codes, scale, bias, config)
 
 
 def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, K], rounded to FP8 by a kernel of its own if it is not yet → bfloat16 [T, N]."""
+    """PyTorch's scaled matmul: x [T, K] → bfloat16 [T, N]; x is rounded to FP8 first if need be."""
     rows = quantize_rows(x) if isinstance(x, Tensor) else x
     out: Tensor = torch._scaled_mm(
         rows.codes,
-        codes.t(),  # the layout that the library asks for: nothing is moved
+        codes.t(),  # a view, in the layout that is required
         rows.scale,
         scale[None],
         bias,
@@ -105,7 +105,7 @@ def by_library(x: Tensor | Fp8Rows, codes: Tensor, scale: Tensor, bias: Tensor |
 
 
 def _widened(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The codes in x's type, some rows at a time, by cuBLAS."""
+    """cuBLAS on the weight in x's dtype, which is widened some rows at a time."""
     out = x.new_empty(len(x), len(codes))
     step = max(1, _TILE // codes.shape[1])
     for start in range(0, len(codes), step):

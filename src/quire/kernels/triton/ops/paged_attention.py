@@ -1,6 +1,6 @@
-"""The attention operation on a GPU: one plan a step, then decodes and prefill chunks.
+"""The attention operation on a GPU: a plan for each step, then decode and prefill kernels.
 
-Owns which requests go to which kernel and how they are launched.
+Owns which requests go to which kernel, and the launches.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _PLAIN = [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where each request's work begins, for one window and one way to cut it; on the device."""
+    """The partition of a step's attention among programs, for one window and config."""
 
-    decode_tiles: Tensor  # int32 [B + 1]: tiles of keys of all decodes before each request
-    decode_runs: Tensor  # int32 [programs, 10]: where each program of the decodes' begins
-    num_query_tiles: Tensor  # int32 [1], of all prefills
-    work: Tensor  # int32 [most, WORK_FIELDS]: tiles of queries, as `prefill_work_kernel` has them
+    decode_tiles: Tensor  # int32 [B + 1]: number of key tiles of all decodes before each request
+    decode_runs: Tensor  # int32 [programs, 10]: run of each decode program, see `_store_runs`
+    num_query_tiles: Tensor  # int32 [1], query tiles of all prefills
+    work: Tensor  # int32 [most, WORK_FIELDS]: query tiles, see `prefill_work_kernel`
 
 
 def attention(
@@ -63,7 +63,7 @@ def attention(
     layout: BatchLayout,
     params: AttentionParams,
 ) -> Tensor:
-    """Twin of `reference.attention`, for blocks of any size."""
+    """Twin of `reference.attention`, for any block size."""
     group = query.shape[1] // k_cache.shape[2]
     decode = choose_decode_config(query, k_cache, params)
     prefill = choose_prefill_config(query, k_cache, params, has_few_keys=layout.has_few_keys)
@@ -107,17 +107,19 @@ def decode_attention(
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with one query token.
 
-    config: of Hopper's kernel for params that are plain. shared: what is known of the prefixes that
-    several of them begin with. pdl, plan_is_fresh and opens_early: see the kernel.
+    config: a `HopperDecodeConfig` selects Hopper's kernel, for plain params only. shared: partial
+    results over shared prefixes. pdl, plan_is_fresh and opens_early: see the kernel.
 
-    Rows of padding become zeros, so that nothing downstream meets what memory happened to hold.
+    Rows of padding tokens become zeros, so that no later kernel reads undefined values.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
     num_requests = len(layout.seq_lens)
     space = workspace(query.device)
     num_programs = len(plan.decode_runs)
-    if isinstance(config, HopperDecodeConfig):  # they are crews
+    if isinstance(
+        config, HopperDecodeConfig
+    ):  # a crew of programs for each run, one for each key head
         num_programs *= num_kv_heads
     part = group * (padded_head_dim(k_cache) + 2)
     assert 2 * num_programs * part <= NUM_PARTIALS
@@ -143,14 +145,14 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         TILE=config.tile, WINDOW=window, SOFT_CAP=log2_soft_cap(params), STAGES=config.stages,
         BLOCK_B=_padded_count(num_requests), BLOCK_D=padded_head_dim(k_cache),
-        FORM=_form(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
+        FP8_PATH=_fp8_path(query, k_cache), PRECISION=dot_precision(query), PDL=pdl,
         HAS_SHARED=shared is not None, MEMBERS=SHARED_MEMBERS,
         num_warps=config.warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
 def _shared_operands(layout: BatchLayout, shared: SharedParts | None) -> tuple[Tensor | None, ...]:
-    """As the kernel takes them."""
+    """The kernel's arguments for shared prefixes."""
     if layout.shared is None or shared is None:
         return (None,) * 5
     return layout.shared.index, layout.shared.lens, shared.sums, shared.stats, shared.plan
@@ -168,7 +170,7 @@ def prefill_attention(
 ) -> None:
     """Fill the rows of out [T, Hq, D] that belong to requests with several query tokens.
 
-    config: of Hopper's kernel for params that are plain.
+    config: a `HopperConfig` selects Hopper's kernel, for plain params only.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group = query.shape[1] // num_kv_heads
@@ -195,7 +197,7 @@ def prefill_attention(
 def choose_decode_config(
     query: Tensor, k_cache: Tensor, params: AttentionParams
 ) -> DecodeConfig | HopperDecodeConfig:
-    """How decode attention is cut; for Hopper in its own way, where that serves the operands."""
+    """The config of decode attention: for Hopper's kernel where that serves the operands."""
     group = query.shape[1] // k_cache.shape[2]
     if group <= 16 and hopper_serves(query, k_cache, params):
         return hopper_decode_config(k_cache, group, len(query))
@@ -205,10 +207,11 @@ def choose_decode_config(
 def choose_prefill_config(
     query: Tensor, k_cache: Tensor, params: AttentionParams, *, has_few_keys: bool = False
 ) -> PrefillConfig | HopperConfig:
-    """How prefill attention is cut; for Hopper in its own way, where that serves the operands.
+    """The config of prefill attention: for Hopper's kernel where that serves the operands.
 
     has_few_keys: see `BatchLayout`. Hopper's kernel has one program on a multiprocessor, which
-    waits for each step of a short prompt; of the other several have different prompts meanwhile.
+    stalls at each step of a short prompt; of the plain kernel several programs work on different
+    prompts at a time.
     """
     group = query.shape[1] // k_cache.shape[2]
     if has_few_keys:
@@ -219,7 +222,7 @@ def choose_prefill_config(
 
 
 def hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bool:
-    """Whether Hopper has kernels for these: types, and a cache that the copy engine can fetch."""
+    """Whether Hopper's kernels serve these dtypes, shapes and params."""
     _, block_size, _, head_dim = k_cache.shape
     types = query.dtype, k_cache.dtype
     return (
@@ -234,7 +237,7 @@ def hopper_serves(query: Tensor, k_cache: Tensor, params: AttentionParams) -> bo
 
 @functools.cache
 def has_hopper_kernels(index: int | None) -> bool:
-    """Whether a GPU is a Hopper, and Triton has the experimental language of its kernels."""
+    """Whether a GPU is a Hopper, and this Triton can import its kernels (in Gluon)."""
     if torch.cuda.get_device_capability(index)[0] != 9:
         return False
     try:
@@ -245,32 +248,39 @@ def has_hopper_kernels(index: int | None) -> bool:
 
 
 def has_hopper_gpu(device: torch.device) -> bool:
-    """Whether the kernel with a ring runs there."""
+    """Whether Hopper's kernels run on the device."""
     return device.type == "cuda" and has_hopper_kernels(device.index)
 
 
 def _most_query_tiles(num_tokens: int, num_requests: int, query_tile: int) -> int:
-    """A bound that needs no length: each request has a token or more, and one broken tile."""
+    """A bound on the number of query tiles that holds for any lengths of requests.
+
+    Each request has a token or more, and one partial tile at most.
+    """
     most_requests = min(num_requests, num_tokens)
     return max(1, most_requests + (num_tokens - most_requests) // query_tile)
 
 
 def _padded_count(num_requests: int) -> int:
-    """Few different values, since each is compiled on its own."""
+    """num_requests rounded up to a power of two, 64 at least, so that few kernels are compiled."""
     return max(64, 1 << (num_requests - 1).bit_length())
 
 
 def log2_soft_cap(params: AttentionParams) -> float:
-    """Of scores that are multiplied by log2(e); 0 for none, as kernels take it."""
+    """The soft cap of scores that are multiplied by log2(e), as kernels take it; 0 for none."""
     return 0.0 if params.soft_cap is None else params.soft_cap * LOG2_E
 
 
 def dot_precision(query: Tensor) -> str:
+    """The input_precision of tl.dot for the query's dtype."""
     return "ieee" if query.dtype == torch.float32 else "tf32"
 
 
-def _form(query: Tensor, k_cache: Tensor) -> str:
-    """How decodes take keys and values; float32 queries ask for more than float16 has."""
+def _fp8_path(query: Tensor, k_cache: Tensor) -> str:
+    """FP8_PATH of decode attention. "plain": keys and values are converted to the query's dtype.
+
+    Also for float32 queries, as the other paths multiply in float16.
+    """
     if k_cache.dtype != reference.FP8 or query.dtype == torch.float32:
         return "plain"
     return "instruction" if query.is_cuda else "numbers"
@@ -283,14 +293,16 @@ def make_plan(
     query_tile: int,
     num_kv_heads: int,
 ) -> Plan:
-    """Work out a plan on the device. window: 0 for none; query_tile in tokens.
+    """Compute a plan on the device. window: 0 for none. query_tile: tokens of a query tile.
 
-    decode: None leaves requests with one query token to prefill attention, too.
+    decode: None: prefill attention serves requests with one query token, too.
     """
     num_requests = len(layout.seq_lens)
-    way = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
-    num_programs = way.per_sm * workspace(layout.seq_lens.device).num_sms
-    if isinstance(way, HopperDecodeConfig):  # crews with a program for each key head
+    config = decode or DecodeConfig(tile=16, stages=1, per_sm=1)
+    num_programs = config.per_sm * workspace(layout.seq_lens.device).num_sms
+    if isinstance(
+        config, HopperDecodeConfig
+    ):  # a run for each crew, which has a program for each key head
         num_programs, num_kv_heads = max(1, num_programs // num_kv_heads), 1
     shared = layout.shared if not window else None
     index, lens = (None, None) if shared is None else (shared.index, shared.lens)
@@ -298,8 +310,8 @@ def make_plan(
     runs = layout.seq_lens.new_empty(num_programs, 10)
     plan_kernel[(triton.cdiv(num_programs, 16),)](
         layout.query_start_loc, layout.seq_lens, index, lens, starts[0], starts[1], runs,
-        num_requests, num_programs, way.min_units,
-        KEY_TILE=way.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
+        num_requests, num_programs, config.min_units,
+        KEY_TILE=config.tile, QUERY_TILE=query_tile, WINDOW=window, NUM_KV_HEADS=num_kv_heads,
         DECODES=decode is not None, MEMBERS=SHARED_MEMBERS,
         BLOCK_B=_padded_count(num_requests), BLOCK_P=16,
     )  # fmt: skip
@@ -321,7 +333,7 @@ def plan_kernel(
     NUM_KV_HEADS: tl.constexpr, DECODES: tl.constexpr, MEMBERS: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Fill a `Plan`: each program BLOCK_P of the runs, the first the tiles as well."""
+    """Fill a `Plan`: each program BLOCK_P of the runs, program 0 the tile counts as well."""
     request = tl.arange(0, BLOCK_B)
     there = request < num_requests
     begin = tl.load(query_start_ptr + request, mask=there, other=0)
@@ -331,8 +343,8 @@ def plan_kernel(
     if WINDOW > 0:
         oldest = tl.maximum(seq_len - WINDOW, 0)
     if shared_index_ptr is not None:
-        place = tl.load(shared_index_ptr + request, mask=there, other=-1)
-        oldest = tl.load(lens_ptr + place // MEMBERS, mask=place >= 0, other=0)
+        member = tl.load(shared_index_ptr + request, mask=there, other=-1)
+        oldest = tl.load(lens_ptr + member // MEMBERS, mask=member >= 0, other=0)
     key_tiles = tl.cdiv(seq_len, KEY_TILE) - oldest // KEY_TILE
     decodes = there & (queries == 1) & DECODES
     key_tiles = tl.where(decodes, key_tiles, 0)
@@ -355,9 +367,12 @@ def _store_runs(
     runs_ptr, query_start_ptr, seq_lens_ptr, program, ends, num_units, num_programs, min_units,
     NUM_KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Of each program: begin and end of its run of units; of the first its request and key head,
-    their first unit and number of tiles, the request's token and length, and the first and last
-    program that have a share."""
+    """Store runs [programs, 10], the run of units of each decode program:
+
+    its first unit and its end; the first unit's request and key head; the first unit and the number
+    of tiles of that (request, head); the request's token and length; the first and the last program
+    that work on that (request, head).
+    """
     busy = tl.minimum(num_programs, tl.cdiv(num_units, min_units))
     works = program < busy
     busy = tl.maximum(busy, 1)

@@ -1,6 +1,6 @@
-"""Linear layers for at most 64 rows: how the kernel is launched, with what fused.
+"""Linear layers for at most 64 rows, with fused norm, bias, SiLU, residual or RoPE: the launches.
 
-Floor: the bytes of W over the memory's bandwidth; x, out and partial results are a few percent.
+Floor: the bytes of W over the memory bandwidth; x, out and partial results are a few percent.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def skinny_gemm(
 ) -> Tensor:
     """x · weightᵀ + bias + residual: x [M <= 64, K], weight [N, K] → [M, N].
 
-    With a weight in FP8, x is rounded to it, too, where the GPU multiplies FP8 by FP8. A
-    ResidualState x, with its squares, stands for the normalised rows. config: how work is cut, by
-    the shape if None. pdl: be launched before the kernel in front has ended; None where the GPU
-    can.
+    With a weight in FP8, x is rounded to FP8, too, where the GPU multiplies FP8 by FP8. A
+    `ResidualState` x with squares stands for its normalized rows. config: chosen by the shape if
+    None. pdl: launch before the previous kernel has ended; None: where the GPU can.
     """
     return _launch(x, weight, bias, residual, None, 0.0, False, None, config, pdl)[0]
 
@@ -60,7 +59,7 @@ def skinny_gemm_silu(
     config: GemmConfig | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
-    """silu(gate) · up of the product with W's rows, gate and up by turns: [M, N / 2]."""
+    """silu(gate) · up, with gate and up rows interleaved in W [N, K]: [M, N / 2]."""
     return _launch(x, weight, bias, None, None, 0.0, True, None, config, pdl)[0]
 
 
@@ -75,15 +74,15 @@ def skinny_gemm_norm(
     config: GemmConfig | None = None,
     pdl: bool | None = None,
 ) -> ResidualState:
-    """residual + x · weightᵀ, ready for the next product: residual [M, N], norm_weight [N].
+    """residual + x · weightᵀ with the norm that follows: residual [M, N], norm_weight [N].
 
-    This product stores the sum times the norm's weight and, for each stretch of columns that one of
-    its programs held, the sums of squares. So the norm costs no launch and no pass over memory.
+    The kernel stores the sum, the sum times the norm's weight and, for each of its tiles of
+    columns, the sums of squares. So the norm costs no launch and no pass over memory.
     """
-    out, normed, squares = _launch(
+    out, normalized, squares = _launch(
         x, weight, bias, residual, norm_weight, eps, False, None, config, pdl
     )
-    return ResidualState(out, normed, norm_weight, eps, squares)
+    return ResidualState(out, normalized, norm_weight, eps, squares)
 
 
 def skinny_gemm_rope(
@@ -95,16 +94,16 @@ def skinny_gemm_rope(
     bias: Tensor | None = None,
     pdl: bool | None = None,
 ) -> Tensor:
-    """x · weightᵀ + bias are heads, which are turned and written: queries [M, Hq, D].
+    """QKV projection with RoPE and KV write: queries [M, Hq, D].
 
-    config: one whose tiles hold whole heads, as `choose_rope_gemm_config` gives them.
+    config: one whose tiles contain whole heads, as `choose_rope_gemm_config` returns.
     """
     out, _, _ = _launch(x, weight, bias, None, None, 0.0, False, rope, config, pdl)
     return out.view(len(out), -1, rope.head_dim)
 
 
 def interleave_gate_up(weight: Tensor) -> Tensor:
-    """W [2I, ...] of gate rows, then up rows, to the order that `silu` reads: by turns."""
+    """W [2I, ...] of all gate rows, then all up rows, as gate, up, gate, up, ..."""
     gate, up = weight.chunk(2)
     return torch.stack([gate, up], dim=1).flatten(0, 1)
 
@@ -121,7 +120,7 @@ def _launch(
     config: GemmConfig | None,
     pdl: bool | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Run a kernel → (out, out times the norm's weight, sums of out's squares)."""
+    """Launch the kernel: (out, out times the norm's weight or None, sums of out² or None)."""
     w, w_scale, form = _operand(weight)
     pdl = launches_early(w.device) if pdl is None else pdl
     rows = x.rows if isinstance(x, ResidualState) else x
@@ -135,16 +134,18 @@ def _launch(
     num_tiles = triton.cdiv(n, config.block_n)
     assert num_tiles <= NUM_COUNTERS
     operands, head_constants = _rope_operands(rope)
-    kept = 2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]  # of a row, in the caches
-    out = w.new_empty(num_rows, n // 2 if silu else n - kept, dtype=rows.dtype)
-    normed = squares = None
+    stored = (
+        2 * head_constants["KV_HEADS"] * head_constants["HEAD_DIM"]
+    )  # columns that go to the caches
+    out = w.new_empty(num_rows, n // 2 if silu else n - stored, dtype=rows.dtype)
+    normalized = squares = None
     if norm_weight is not None:
-        normed = torch.empty_like(out)
+        normalized = torch.empty_like(out)
         squares = w.new_empty(num_tiles, num_rows, dtype=torch.float32)
     incoming = x.squares if isinstance(x, ResidualState) else None
     assert incoming is not None or not isinstance(x, ResidualState)
     behind = (
-        w_scale, out, bias, residual, norm_weight, normed, squares, incoming, *operands[:7],
+        w_scale, out, bias, residual, norm_weight, normalized, squares, incoming, *operands[:7],
         space.partials, space.counters, num_rows, n, k, 0 if incoming is None else len(incoming),
         x.eps if isinstance(x, ResidualState) else eps, *operands[7:], rows.stride(0),
     )  # fmt: skip
@@ -158,7 +159,7 @@ def _launch(
         _run_ring(config, rows, w, behind, out, flags)
     else:
         _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
-    return out, normed, squares
+    return out, normalized, squares
 
 
 def _default_config(num_rows: int, w: Tensor) -> GemmConfig:
@@ -170,11 +171,11 @@ def _default_config(num_rows: int, w: Tensor) -> GemmConfig:
 def choose_rope_gemm_config(
     x: ResidualState, weight: Tensor | Fp8Weight, rope: RopeWriteKV
 ) -> GemmConfig | None:
-    """How `skinny_gemm_rope` cuts these, or None if it does not serve them."""
+    """The config of `skinny_gemm_rope` for these operands, or None if it does not serve them."""
     rows = x.rows
     if x.squares is None or not isinstance(rows, Tensor) or len(rows) == 0:
         return None
-    if rope.cos.shape[1] != rope.head_dim:  # some dimensions are not turned
+    if rope.cos.shape[1] != rope.head_dim:  # partial RoPE is not served
         return None
     w = _operand(weight)[0]
     shape = (len(rows), *w.shape, w.itemsize, workspace(w.device).num_sms)
@@ -183,7 +184,7 @@ def choose_rope_gemm_config(
 
 
 def _rope_operands(rope: RopeWriteKV | None) -> tuple[tuple[Any, ...], dict[str, int]]:
-    """As the kernels take them: tensors and numbers, constants."""
+    """The kernels' arguments for RoPE and KV write: (tensors and numbers, constants)."""
     if rope is None:
         return (None,) * 7 + (0.0, 0, 0, 0, 0), {"HEAD_DIM": 0, "KV_HEADS": 0, "CACHE_BLOCK": 0}
     norms, cache = rope.norms, rope.k_cache
@@ -224,7 +225,7 @@ def _run_ring(
 
 
 def registers(config: RingConfig) -> int | None:
-    """Of a thread, so that a multiprocessor has room for two programs if its memory has."""
+    """The limit of registers for each thread, so that two programs fit on a multiprocessor."""
     return 128 if config.warps == 8 and config.block_n < 256 else None
 
 
@@ -252,7 +253,7 @@ def _run_skinny(
 
 
 def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
-    """(what the kernel reads, its scales, the kernel's name for the form)."""
+    """(the tensor that the kernel reads, its scales or None, the kernel's FORM)."""
     if isinstance(weight, Tensor):
         return weight, None, "plain"
     if multiplies_fp8(weight.codes.device):
@@ -262,12 +263,12 @@ def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
 
 @functools.cache
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether tensor cores there take FP8; Triton's interpreter does."""
+    """Whether the device's tensor cores multiply FP8; Triton's interpreter does."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _descriptor(weight: Tensor, config: SkinnyConfig) -> TensorDescriptor | None:
-    """How the copy engine sees W."""
+    """A TMA descriptor of W, if the config uses TMA."""
     if not config.tma:
         return None
     return TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k])

@@ -1,7 +1,7 @@
-"""Norms, activations, rotary embedding and the writing of keys and values: one pass over memory.
+"""Norms, SiLU, embedding and rounding to FP8: kernels that pass over memory once.
 
-Floor of each: the bytes of its inputs and outputs over the memory's bandwidth; in a decode step
-that is far less than a launch, so what counts there is how few of them there are.
+Floor of each: the bytes of its inputs and outputs over the memory bandwidth. In a decode step that
+is far less than a launch takes, so the number of launches counts.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def rms_norm_residual(
 def rms_norm_residual_fp8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Fp8Rows, Tensor]:
-    """The same with the norm's result as `reference.quantize_rows` rounds it."""
+    """`rms_norm_residual` with the norm's result in FP8, as `reference.quantize_rows` rounds it."""
     rows = _empty_rows(x, x.shape[1])
     _norm(x, residual, weight, rows.codes, eps, rows.scale)
     return rows, residual
 
 
 def _empty_rows(x: Tensor, size: int) -> Fp8Rows:
-    """Memory for as many rows as x has."""
+    """Uninitialised `Fp8Rows` [len(x), size]."""
     codes = torch.empty(len(x), size, dtype=reference.FP8, device=x.device)
     return Fp8Rows(codes, torch.empty(len(x), 1, dtype=torch.float32, device=x.device))
 
 
 def _warps(block: int) -> int:
-    """For a program that holds a row of so many numbers."""
+    """Warps of a program that holds a row of `block` numbers."""
     return max(1, min(16, block // 512))
 
 
@@ -78,7 +78,10 @@ def norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, scale_ptr, size, stride_token, stride_head, eps,
     HAS_RESIDUAL: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: x, and the residual, [size]."""
+    """RMSNorm of one row x [size], after adding the residual if HAS_RESIDUAL.
+
+    HAS_SCALE: the result is stored in FP8 with a scale for the row.
+    """
     if PDL:
         follow()
     token, head = tl.program_id(0), tl.program_id(1)
@@ -102,7 +105,7 @@ def norm_kernel(
 
 
 def silu_and_mul(x: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Twin of `reference.silu_and_mul`; interleaved: gate and up stand side by side in x."""
+    """Twin of `reference.silu_and_mul`; interleaved: each gate is followed by its up in x."""
     tokens, width = len(x), x.shape[1] // 2
     assert x.stride(1) == 1
     out = x.new_empty(tokens, width)
@@ -135,7 +138,10 @@ def silu_kernel(
 
 @triton.jit
 def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr):
-    """silu(gate) · up of a stretch of a row of pairs, float32 [BLOCK]; 0 from width on."""
+    """silu(gate) · up of BLOCK pairs of a row, from pair `start` on: float32 [BLOCK].
+
+    0 from pair `width` on.
+    """
     i = 2 * start + tl.arange(0, 2 * BLOCK)
     pairs = tl.load(x_ptr + i, mask=i < 2 * width, other=0.0)
     gate, up = tl.split(tl.reshape(pairs.to(tl.float32), [BLOCK, 2]))
@@ -143,7 +149,7 @@ def _silu_of_pairs(x_ptr, start, width, BLOCK: tl.constexpr):
 
 
 def silu_and_mul_fp8(x: Tensor) -> Fp8Rows:
-    """The same by turns, as `reference.quantize_rows` rounds it."""
+    """SiLU of interleaved gate and up, in FP8 as `reference.quantize_rows` rounds it."""
     width = x.shape[1] // 2
     assert x.stride(1) == 1
     rows = _empty_rows(x, width)
@@ -160,9 +166,10 @@ def silu_fp8_kernel(
     x_ptr, codes_ptr, scale_ptr, width, stride,
     BLOCK: tl.constexpr, STRETCHES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A row, some of it at a time: 16-bit results wait in registers for the largest of them.
+    """One row in STRETCHES blocks; 16-bit results stay in registers until the scale is known.
 
-    As one block the row had float32 intermediates of all its length, a program a multiprocessor.
+    As one block, the row's float32 intermediates would leave room for one program on a
+    multiprocessor.
     """
     if PDL:
         follow()
@@ -208,7 +215,7 @@ def quantize_kernel(
 
 @triton.jit
 def _store_fp8(codes_ptr, scale_ptr, x, size, BLOCK: tl.constexpr):
-    """A row x [BLOCK], 0 from size on."""
+    """Store a row x [BLOCK], which is 0 from size on, as codes and their scale."""
     codes, scale = to_fp8(x[None, :])
     i = tl.arange(0, BLOCK)[None, :]
     tl.store(codes_ptr + i, codes, mask=i < size)

@@ -1,8 +1,8 @@
-"""The rotary embedding and the writing of keys and values, in one launch a layer and one a step.
+"""RoPE and the writing of keys and values to the cache, one launch a layer; RoPE's cos and sin.
 
-Floor: queries, keys and values once in and once out, over the memory's bandwidth. With few tokens
-it is the latency of one load and one store, so the three parts of a token have programs of their
-own.
+Floor: queries, keys and values read and written once, over the memory bandwidth. With few tokens it
+is the latency of one load and one store, so queries, keys and values of a token are handled by
+three programs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def rope_write_kv(
 def angles_kernel(
     positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, scale, stride_freq, HALF: tl.constexpr
 ):
-    """One token."""
+    """cos and sin of one token, [2 · HALF] each."""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, triton.next_power_of_2(HALF))
     inside = i < HALF
@@ -68,11 +68,11 @@ def angles_kernel(
     angle = tl.load(positions_ptr + token).to(tl.float32) * freq
     cos = (tl.cos(angle) * scale).to(cos_ptr.dtype.element_ty)
     sin = (tl.sin(angle) * scale).to(sin_ptr.dtype.element_ty)
-    place = token * (2 * HALF) + i
-    tl.store(cos_ptr + place, cos, mask=inside)
-    tl.store(cos_ptr + place + HALF, cos, mask=inside)
-    tl.store(sin_ptr + place, -sin, mask=inside)
-    tl.store(sin_ptr + place + HALF, sin, mask=inside)
+    offset = token * (2 * HALF) + i
+    tl.store(cos_ptr + offset, cos, mask=inside)
+    tl.store(cos_ptr + offset + HALF, cos, mask=inside)
+    tl.store(sin_ptr + offset, -sin, mask=inside)
+    tl.store(sin_ptr + offset + HALF, sin, mask=inside)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def rope_write_kv_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HAS_NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of one token: the query turned to out, or the key turned or the value as it is to a cache."""
+    """A program handles one token's queries (RoPE, to out), keys (RoPE, to the cache) or values."""
     if PDL:
         follow()
     token = tl.program_id(0).to(tl.int64)
@@ -92,33 +92,36 @@ def rope_write_kv_kernel(
     cos_ptr += token * stride_angles
     sin_ptr += token * stride_angles
     if part == 0:
-        _turn(
+        _rope_heads(
             heads_ptr, out_ptr + token * HEADS * HEAD_DIM, query_norm_ptr, cos_ptr, sin_ptr, eps,
             stride_head, HEAD_DIM, HEADS, HEAD_DIM, HALF, HAS_NORMS,
         )  # fmt: skip
     else:
         slot = tl.load(slots_ptr + token)
         if slot >= 0:  # else it is padding
-            place = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
+            offset = slot // BLOCK_SIZE * stride_block + slot % BLOCK_SIZE * stride_slot
             if part == 1:
-                _turn(
-                    heads_ptr + HEADS * stride_head, k_cache_ptr + place, key_norm_ptr,
+                _rope_heads(
+                    heads_ptr + HEADS * stride_head, k_cache_ptr + offset, key_norm_ptr,
                     cos_ptr, sin_ptr, eps,
                     stride_head, stride_kv_head, KV_HEADS, HEAD_DIM, HALF, HAS_NORMS,
                 )  # fmt: skip
             else:
                 _copy(
-                    heads_ptr + (HEADS + KV_HEADS) * stride_head, v_cache_ptr + place,
+                    heads_ptr + (HEADS + KV_HEADS) * stride_head, v_cache_ptr + offset,
                     stride_head, stride_kv_head, KV_HEADS, HEAD_DIM,
                 )  # fmt: skip
 
 
 @triton.jit
-def _turn(
+def _rope_heads(
     x_ptr, out_ptr, norm_ptr, cos_ptr, sin_ptr, eps, stride_x, stride_out,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HAS_NORMS: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token: pairs (i, i + HALF) turned, dimensions from 2 · HALF on kept."""
+    """RoPE of all heads of one token, after their norm if HAS_NORMS.
+
+    Pairs (i, i + HALF) are rotated; dimensions from 2 · HALF on are copied.
+    """
     i = tl.arange(0, triton.next_power_of_2(HALF))[None, :]
     head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
     angle, inside = i < HALF, (head < HEADS) & (i < HALF)
@@ -154,7 +157,7 @@ def _turn(
 
 @triton.jit
 def stored_as(x, dtype: tl.constexpr):
-    """x as a cache keeps it: of FP8, what is too large becomes the largest number."""
+    """x in the cache's dtype; FP8 saturates at ±448."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
@@ -162,19 +165,19 @@ def stored_as(x, dtype: tl.constexpr):
 
 @triton.jit
 def _squares(x):
-    """Of each row: [HEADS, 1]."""
+    """Sum of squares of each row: float32 [HEADS, 1]."""
     return tl.sum(x.to(tl.float32) * x.to(tl.float32), axis=1)[:, None]
 
 
 @triton.jit
 def _scaled(x, scale, weight_ptr, there):
-    """Rows of x times scale [HEADS, 1] and the norm's weight, rounded where the twin rounds."""
+    """x · scale [HEADS, 1] · the norm's weight, rounded where the twin rounds."""
     return (x.to(tl.float32) * scale).to(x.dtype) * tl.load(weight_ptr, mask=there, other=0.0)
 
 
 @triton.jit
 def _copy(x_ptr, out_ptr, stride_x, stride_out, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """All heads of one token as they are."""
+    """Copy all heads of one token, converted to the cache's dtype."""
     i = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
     head = tl.arange(0, triton.next_power_of_2(HEADS))[:, None]
     inside = (head < HEADS) & (i < HEAD_DIM)

@@ -1,7 +1,8 @@
-"""The first and the last kernel of a step: building its inputs, gathering its outcome.
+"""The first and the last kernel of a step: they build its inputs and collect its results.
 
-Floor: a launch each. The first joins what the host sent with what only the device knows, the
-tokens drawn last; the last keeps the new ones, so that the next step need not wait for the host.
+Floor: a launch each. The first combines what the host sent with the tokens sampled last, which may
+only be on the device yet. The last stores the new tokens there, so that the next step need not wait
+for the host.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from quire.kernels.step_buffer import StepSections
 
-_TOKENS = 128  # of a program
+_TOKENS = 128  # for each program
 _NUM_WRITERS = 8  # programs that change the block table
-_MOVED = 512  # numbers of a program
-_MOST_CHECKERS = 1024  # programs that look at hidden states
+_MOVED = 512  # numbers for each program
+_MOST_CHECKERS = 1024  # programs that check hidden states
 
 
 def build_inputs(
@@ -42,13 +43,16 @@ def build_inputs(
 
 @triton.jit
 def change_blocks_kernel(header_ptr, changes_ptr, table_ptr, BLOCK: tl.constexpr):
-    """Each program takes every n-th BLOCK of the changes; no place is changed twice in a step."""
+    """Write changed block ids to the block table; no entry is changed twice in a step.
+
+    Program i of n takes BLOCKs i, i + n, ... of the changes.
+    """
     count = tl.load(header_ptr)
     for begin in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         i = begin + tl.arange(0, BLOCK)
-        place = tl.load(changes_ptr + 2 * i, mask=i < count, other=0)
+        index = tl.load(changes_ptr + 2 * i, mask=i < count, other=0)
         block_id = tl.load(changes_ptr + 2 * i + 1, mask=i < count, other=0)
-        tl.store(table_ptr + place, block_id, mask=i < count)
+        tl.store(table_ptr + index, block_id, mask=i < count)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -56,7 +60,7 @@ def build_inputs_kernel(
     query_start_ptr, seq_lens_ptr, ids_ptr, rows_ptr, last_ptr, table_ptr, inputs_ptr,
     num_tokens, stride_table, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """inputs [3, num_tokens]: ids, positions, slots."""
+    """Fill inputs [3, num_tokens]: token ids, positions, slots."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < num_tokens
     row = tl.load(rows_ptr + token, mask=inside, other=-1)
@@ -66,8 +70,8 @@ def build_inputs_kernel(
     end = tl.load(query_start_ptr + row + 1, mask=there, other=0)
     length = tl.load(seq_lens_ptr + row, mask=there, other=0)
     position = tl.where(there, length - end + token, 0)
-    place = row.to(tl.int64) * stride_table + position // BLOCK_SIZE
-    block = tl.load(table_ptr + place, mask=there, other=0).to(tl.int64)
+    index = row.to(tl.int64) * stride_table + position // BLOCK_SIZE
+    block = tl.load(table_ptr + index, mask=there, other=0).to(tl.int64)
     slot = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
     tl.store(inputs_ptr + token, tl.where(sent < 0, drawn, sent).to(tl.int64), mask=inside)
     tl.store(inputs_ptr + num_tokens + token, position.to(tl.int64), mask=inside)
@@ -75,7 +79,7 @@ def build_inputs_kernel(
 
 
 def move(target: Tensor, source: Tensor) -> None:
-    """Twin of `reference_step.move`. The copy engine would do it, but a stream loses time to it."""
+    """Twin of `reference_step.move`. A kernel, as switching to the copy engine takes longer."""
     count = len(source)
     move_kernel[(triton.cdiv(count, _MOVED),)](target, source, count, BLOCK=_MOVED, num_warps=4)
 
@@ -94,7 +98,7 @@ def finish_step(
     rows: Tensor,
     last_tokens: Tensor,
 ) -> Tensor:
-    """Twin of `reference_step.finish_step`. Its launch depends on the shapes alone."""
+    """Twin of `reference_step.finish_step`. Its launch depends on shapes only."""
     num_samples, (num_tokens, size) = len(rows), hidden.shape
     outcome = torch.empty(2 * num_samples + num_tokens, dtype=torch.int32, device=hidden.device)
     finish_step_kernel[(max(num_samples, min(num_tokens, _MOST_CHECKERS)),)](
@@ -109,7 +113,7 @@ def finish_step_kernel(
     hidden_ptr, step_len_ptr, drawn_ptr, failed_ptr, rows_ptr, last_ptr, outcome_ptr,
     num_tokens, num_samples, size, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program i: sample i, and the hidden states of token i and every n-th after it."""
+    """Program i of n: sample i, and the hidden states of tokens i, i + n, i + 2n, ..."""
     i = tl.program_id(0)
     sampled = i < num_samples
     row = tl.load(rows_ptr + i, mask=sampled, other=-1)
@@ -125,10 +129,10 @@ def finish_step_kernel(
         bad = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, size, BLOCK):
             j = begin + tl.arange(0, BLOCK)
-            place = hidden_ptr + t.to(tl.int64) * size + j
-            x = tl.load(place, mask=j < width, other=0.0)
+            index = hidden_ptr + t.to(tl.int64) * size + j
+            x = tl.load(index, mask=j < width, other=0.0)
             finite = tl.abs(x.to(tl.float32)) < float("inf")  # false for NaN
             bad += 1 - finite.to(tl.int32)
         sound = (tl.sum(bad) == 0) & (t < step_len)
-        place = outcome_ptr + 2 * num_samples + t
-        tl.store(place, sound.to(tl.int32), mask=t < num_tokens)
+        index = outcome_ptr + 2 * num_samples + t
+        tl.store(index, sound.to(tl.int32), mask=t < num_tokens)
