@@ -1,0 +1,131 @@
+"""One policy of device, data type and need for PyTorch, for plans and for both kinds of starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.config import EngineConfig
+from quire.engine.startup import device_policy, torch_start
+from quire.engine.startup.device_policy import choose_dtype, device_type, torch_reason
+from quire.engine.startup.memory_plan import DeviceMemory, plan_memory
+from quire.engine.startup.start_engine import start_engine
+from quire.engine.startup.torch_start import torch_device
+from quire.errors import CheckpointError, ConfigError
+from quire.hub import resolve_model
+from quire.kernels.cpu import native
+from quire.models.config.model_config import ModelConfig
+
+MODEL_CONFIG = ModelConfig.from_folder(resolve_model("quire-tiny"))
+
+
+def config_of(**options: Any) -> EngineConfig:
+    return EngineConfig.from_options(**options)
+
+
+@pytest.fixture
+def gpu_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that NVIDIA's driver would make, and a PyTorch that could use a GPU."""
+    file = tmp_path / "nvidiactl"
+    file.touch()
+    monkeypatch.setattr(device_policy, "_GPU_FILES", (file,))
+    monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return file
+
+
+def test_auto_is_a_gpu_that_pytorch_can_use(
+    gpu_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device_type(config_of()) == device_type(config_of(device="cuda")) == "cuda"
+    assert device_type(config_of(device="cpu")) == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_type(config_of()) == "cpu"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: True)
+    assert device_type(config_of()) == "cpu"
+    monkeypatch.setattr(device_policy, "is_cpu_build", lambda _: False)
+    gpu_file.unlink()
+    assert device_type(config_of()) == "cpu"
+
+
+@pytest.mark.parametrize("is_available", [False, True])
+def test_pytorch_may_overrule_auto_and_says_so(
+    gpu_file: Path,
+    is_available: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    if is_available:
+        gpu_file.unlink()
+    assert torch_device(config_of()).type == ("cuda" if is_available else "cpu")
+    assert "PyTorch sees" in caplog.text
+    assert torch_device(config_of(device="cpu")).type == "cpu"
+    if not is_available:
+        with pytest.raises(ConfigError, match="torch sees no GPU"):
+            torch_device(config_of(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "emulates", "options", "dtype"),
+    [
+        ("bfloat16", True, {}, "float32"),
+        ("bfloat16", False, {}, "bfloat16"),
+        ("float16", False, {}, "float32"),  # which every CPU emulates
+        ("float32", True, {}, "float32"),
+        ("bfloat16", True, {"dtype": "bfloat16"}, "bfloat16"),
+        ("bfloat16", True, {"device": "cuda"}, "bfloat16"),
+    ],
+)
+def test_the_data_type_of_a_small_model(
+    checkpoint: str,
+    emulates: bool,
+    options: dict[str, Any],
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "flags : fma" if emulates else "flags : amx_tile avx512_bf16"
+    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    config = config_of(**({"device": "cpu"} | options))
+    model_config = replace(MODEL_CONFIG, dtype=checkpoint)
+    assert choose_dtype(config, model_config) == dtype
+
+
+def test_a_data_type_without_kernels_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="dtype is 'float64'; set dtype to one of"):
+        choose_dtype(config_of(device="cpu"), replace(MODEL_CONFIG, dtype="float64"))
+
+
+def test_a_plan_and_both_starts_agree(tmp_path: Path) -> None:
+    config = config_of(device="cpu", num_blocks=8, prepared_weights=str(tmp_path))
+    gib = 2**30
+    plan = plan_memory(config, DeviceMemory("cpu", 16 * gib, 16 * gib))
+    _, info = start_engine(config)
+    _, resolved = torch_start.resolve_for_torch(config)
+    assert plan.weights.keys() == {info.dtype} == {resolved.dtype}
+
+
+@pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
+def test_a_start_says_why_it_needs_pytorch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for options, reason in (
+        ({}, "there are no prepared weights"),
+        ({"quantization": "fp8"}, "quantization is fp8"),
+    ):
+        caplog.clear()
+        start_engine(
+            config_of(
+                model="quire-tiny-draft", device="cpu", num_blocks=8,
+                prepared_weights=str(tmp_path), **options,
+            )
+        )  # fmt: skip
+        assert f"this start needs PyTorch: {reason}" in caplog.text
+    assert torch_reason(config_of(device="cuda")) == "the model runs on a GPU"
+    assert torch_reason(config_of(device="cpu")) is None
