@@ -150,9 +150,29 @@ def anchors(page: Path) -> set[str]:
 def test_files_that_the_pages_name_exist(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # what it names was there at the time
+    folders = ("src", "tests", "benchmarks", "docs", "training")
+    files = [f"/{p.relative_to(ROOT).as_posix()}" for f in folders for p in (ROOT / f).rglob("*")]
     text = page.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:tests|benchmarks|src|docs)/[\w/.-]+\.\w+)`", text):
-        assert (ROOT / name).is_file(), name
+    named = set(re.findall(r"`((?:tests|benchmarks|src|docs)/[\w/.-]+\.\w+)`", text))
+    named |= set(re.findall(r"`([\w/-]+\.(?:py|h|cpp))`", text))
+    assert {name for name in named if not any(f.endswith(f"/{name}") for f in files)} == set()
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    """Each path, class, function and field in backquotes exists in the source."""
+    source = ROOT / "src" / "quire"
+    files = [*source.rglob("*"), *(ROOT / "tests").rglob("*.py")]
+    code = "".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    names = {path.stem for path in files} | {"ctx", "transformers"}
+    names |= set(re.findall(r"^ *(?:async def|def|class) (\w+)", code, re.MULTILINE))
+    names |= set(re.findall(r"^ *(\w+)(?:: | = )", code, re.MULTILINE))
+    text = re.sub(r"```.*?```", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.DOTALL)
+    missing = set()
+    for name in re.findall(r"`([\w./]+)`", text):
+        is_file = any(path.as_posix().endswith(f"/{name.rstrip('/')}") for path in files)
+        if not is_file and not set(name.split(".")) <= names:
+            missing.add(name)
+    assert missing == set()
 
 
 def load_tables() -> ModuleType:
