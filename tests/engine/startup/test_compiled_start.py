@@ -17,6 +17,7 @@ import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputs
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup import device_policy
 from quire.engine.startup.compiled_start import load_prepared
 from quire.engine.startup.start_engine import start_engine
@@ -26,7 +27,6 @@ from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.native import num_threads, set_num_threads
 from quire.models.runtimes.compiled_model import CompiledModel
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 

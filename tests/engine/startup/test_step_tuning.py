@@ -82,7 +82,7 @@ def test_the_bundled_model_measured(is_compiled: bool, config: EngineConfig) -> 
     if is_compiled:
         if native.library() is None:
             pytest.skip("the kernels were not built")
-        decoder = CompiledDecoder(model_config, stored_arrays(model), 16)
+        decoder = CompiledDecoder(model_config.spec, stored_arrays(model), 16)
         layers = model_config.spec.kv_layers
 
         def ready(num_layers: int, num_blocks: int) -> CompiledModel:

@@ -224,4 +224,4 @@ def test_random_mistakes_are_errors_of_the_checkpoint(
             continue
         last = model.model.embed_tokens(torch.tensor([model_config.vocab_size - 1]))
         assert last.shape == (1, model_config.hidden_size)
-        assert model.lm_head.weight.dtype == torch.float32
+        assert model.compute_logits(last).dtype == torch.float32

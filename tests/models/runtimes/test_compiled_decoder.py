@@ -13,6 +13,7 @@ from harness import PagedModel, PagedRequest, load_folder
 from torch import Tensor
 
 from quire.array_types import Ints
+from quire.core.layer_spec import UnsupportedModelError
 from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import embedding
@@ -28,7 +29,6 @@ from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import arrays_of, stored_arrays
 from quire.models.runtimes import compiled_decoder
 from quire.models.runtimes.compiled_decoder import FEW_TOKENS, CompiledDecoder
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="the kernels were not built")
 
@@ -51,7 +51,7 @@ class PagedDecoder(PagedModel):
         self, model: LlamaForCausalLM, model_config: ModelConfig, kv: str = "auto"
     ) -> None:
         super().__init__(model, model_config)
-        self.decoder = CompiledDecoder(model_config, stored_arrays(model), self.block_size)
+        self.decoder = CompiledDecoder(model_config.spec, stored_arrays(model), self.block_size)
         vars(self.decoder)["_rotary"] = self
         dtype = kv_name(kv, str(model.model.norm.weight.dtype).removeprefix("torch."))
         layers = model_config.spec.kv_layers
@@ -120,7 +120,7 @@ def test_logits_are_those_of_transformers(family: str, checkpoint: Callable) -> 
     folder, theirs = checkpoint(family)
     model, model_config = load_folder(folder)
     paged = PagedDecoder(model, model_config)
-    paged.decoder = CompiledDecoder(model_config, stored_arrays(model), paged.block_size)
+    paged.decoder = CompiledDecoder(model_config.spec, stored_arrays(model), paged.block_size)
     prompt = [(7 * i * i + 3) % 500 for i in range(150)]
     with torch.inference_mode():
         expected = theirs(torch.tensor([prompt]), use_cache=False).logits[0]
@@ -153,7 +153,63 @@ def test_shapes_that_are_left_to_the_modules(
 ) -> None:
     model_config = ModelConfig.from_folder(checkpoint(family)[0])
     with pytest.raises(UnsupportedModelError, match=reason):
-        CompiledDecoder(model_config, StoredArrays({}, {}), block_size)
+        CompiledDecoder(model_config.spec, StoredArrays({}, {}), block_size)
+
+
+def test_a_tensor_that_nothing_reads_is_refused(checkpoint: Callable) -> None:
+    """A family with Llama's names and more would run, wrongly, without what the rest does."""
+    model, model_config = load_folder(checkpoint("llama_d96")[0])
+    stored = stored_arrays(model)
+    name = "model.layers.1.post_feedforward_layernorm.weight"
+    more = StoredArrays({**stored.arrays, name: np.ones(48, np.float32)}, stored.formats)
+    CompiledDecoder(model_config.spec, stored, 16)
+    with pytest.raises(UnsupportedModelError, match=f"nothing reads the tensor {name}"):
+        CompiledDecoder(model_config.spec, more, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention": {"soft_cap": 50.0}}, "^soft cap 50.0"),
+        ({"attention": {"sinks": True}}, "^attention sinks"),
+        ({"attention": {"value_dim": 48}}, "^values of 48 dimensions beside keys of 96"),
+        ({"attention": {"num_kv_heads": 1}}, "^layers with different heads"),
+        ({"mlp": {"activation": "gelu_tanh"}}, "^activation gelu_tanh"),
+        ({"post_attention_norm": {}}, "^post-norm after attention"),
+        ({"post_mlp_norm": {}}, "^post-norm after the MLP"),
+        ({"pre_mlp_norm": {"adds_one": True}}, r"^norm weight \(1 \+ w\)"),
+        ({"pre_mlp_norm": {"eps": 0.1}}, "^norms with different eps"),
+    ],
+)
+def test_a_layer_that_is_not_computed_is_refused_by_name(
+    changes: dict[str, dict[str, Any]], reason: str, checkpoint: Callable
+) -> None:
+    """Though every tensor that Llama has is there."""
+    model, model_config = load_folder(checkpoint("llama_d96")[0])
+    spec, ((part, values),) = model_config.spec, changes.items()
+    layer = spec.layers[-1]
+    now = getattr(layer, part) or layer.pre_mlp_norm
+    changed = replace(layer, **{part: replace(now, **values)})
+    layers = (changed,) * 2 if "value_dim" in values else (spec.layers[0], changed)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        CompiledDecoder(replace(spec, layers=layers), stored_arrays(model), 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"logit_soft_cap": 30.0}, "^soft cap of logits 30.0"),
+        ({"embedding": {"scale": 7.0}}, "^embedding scale 7.0"),
+    ],
+)
+def test_a_model_that_is_not_computed_is_refused_by_name(
+    changes: dict[str, Any], reason: str, checkpoint: Callable
+) -> None:
+    model, model_config = load_folder(checkpoint("llama_d96")[0])
+    spec, ((part, value),) = model_config.spec, changes.items()
+    changed = replace(spec.embedding, **value) if part == "embedding" else value
+    with pytest.raises(UnsupportedModelError, match=reason):
+        CompiledDecoder(replace(spec, **{part: changed}), stored_arrays(model), 16)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.profile.compiled_profile import profile_compiled
 from quire.engine.profile.profile_result import Profile, StepShape
 from quire.engine.startup.compiled_start import open_stored, resolve_for_compiled
 from quire.engine.startup.torch_import import import_torch
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.profile.compiled_profile import profile_compiled
 from quire.engine.profile.profile_result import Operation, Profile, StepShape
 from quire.engine.profile.roofline import Call, Roofline
@@ -36,7 +37,6 @@ from quire.kvcache.kv_storage import allocate_kv
 from quire.layers.forward_context import ForwardContext
 from quire.models.config.model_config import ModelConfig
 from quire.models.loading.loader import load_model, load_unsaved
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 from quire.models.runtimes.torch_model import with_cache
 
 

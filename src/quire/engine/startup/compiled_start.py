@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup.backend import HostBackend
 from quire.engine.startup.device_policy import torch_reason
 from quire.engine.startup.resolved_config import ResolvedConfig, resolve
@@ -21,7 +22,6 @@ from quire.models.prepared.prepared_files import prepared_file
 from quire.models.prepared.prepared_reader import StoredArrays, open_prepared
 from quire.models.runtimes.compiled_decoder import CompiledDecoder
 from quire.models.runtimes.compiled_model import CompiledModel
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def open_stored(resolved: ResolvedConfig) -> StoredArrays:
 
 def make_decoder(resolved: ResolvedConfig, stored: StoredArrays) -> CompiledDecoder:
     """The decoder over these weights. Raises UnsupportedModelError."""
-    return CompiledDecoder(resolved.model_config, stored, resolved.config.cache.block_size)
+    return CompiledDecoder(resolved.model_config.spec, stored, resolved.config.cache.block_size)
 
 
 def compiled_backend(

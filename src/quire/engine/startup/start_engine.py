@@ -10,6 +10,7 @@ import logging
 import time
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.core.request_limits import RequestLimits
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
@@ -30,7 +31,6 @@ from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.kvcache.kv_sizes import block_bytes
 from quire.layers.forward_context import Heartbeat, no_heartbeat
 from quire.models.config.model_config import ModelConfig
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 from quire.scheduler.scheduler import Scheduler
 from quire.tokenizer.tokenizer import Tokenizer
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from quire.config import EngineConfig
+from quire.core.layer_spec import UnsupportedModelError
 from quire.engine.startup.backend import Backend, HostBackend
 from quire.engine.startup.compiled_start import compiled_backend, make_decoder
 from quire.engine.startup.device_policy import device_type
@@ -30,7 +31,6 @@ from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading.loader import load_unsaved
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.prepared.prepared_weights import stored_arrays
-from quire.models.runtimes.compiled_weights import UnsupportedModelError
 from quire.models.runtimes.torch_model import with_cache
 
 logger = logging.getLogger(__name__)

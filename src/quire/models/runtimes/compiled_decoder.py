@@ -1,9 +1,10 @@
 """A decoder that is run by compiled code alone: arrays in, arrays out. No torch.
 
-Between two products of a step Python would take a turn of some 60 us, with its code and objects out
-of the caches through which weights have just gone, and the other threads would fall asleep: a tenth
-of a step of few tokens with four-bit weights. So layers are calls of kernels/cpu/native/layers.cpp,
-and a process that has prepared weights needs no PyTorch. `models.llama` tells what is computed.
+Python between two linear layers of a step would take some 60 us, since its code and objects have
+been pushed out of the caches by the weights, and the other threads would fall asleep: a tenth of a
+step of few tokens with four-bit weights. So layers are calls of kernels/cpu/native/layers.cpp, and
+a process that has prepared weights needs no PyTorch. compiled_weights.py refuses what is not
+computed here; families/llama.py has the same in PyTorch's modules.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quire.array_types import Array, Ints
+from quire.core.layer_spec import ModelSpec
 from quire.kernels.cpu import native
 from quire.kernels.cpu.array_ops import DTYPES, address, embedding, linear, rms_norm
 from quire.kernels.cpu.native_structs import LayerArgs, LayersArgs
@@ -22,27 +24,27 @@ from quire.kernels.ragged_batch import RaggedBatch
 from quire.kernels.rope_table import RopeTable
 from quire.kvcache.host_kv_cache import HostCache
 from quire.layers.rope_scale import attention_factor
-from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.models.runtimes.compiled_weights import find_weights
 
 FEW_TOKENS = 64  # of a step
 _LINE = 64  # bytes of a cache line
-_TOGETHER = 8  # layers of a call, with so few: Python's turn between two is nothing beside them
+_TOGETHER = 8  # layers of one call in steps of few tokens
 
 
 class CompiledDecoder:
     """Token ids to hidden states and logits. Raises UnsupportedModelError, see `find_weights`."""
 
-    def __init__(self, model_config: ModelConfig, stored: StoredArrays, block_size: int) -> None:
-        weights = find_weights(model_config, stored, block_size)
-        self._model_config, self._weights = model_config, weights
+    def __init__(self, spec: ModelSpec, stored: StoredArrays, block_size: int) -> None:
+        self._weights = weights = find_weights(spec, stored, block_size)
+        self._first, self._final_norm = spec.layers[0], spec.final_norm
+        self._vocab_size = spec.vocab_size
         self._dtype = weights.norms[0].dtype
-        self._kept = np.empty(0, np.uint8)
+        self._workspace = np.empty(0, np.uint8)  # of steps of few tokens
         self._layers = (LayerArgs * len(weights.layers))(*weights.layers)
         self._rotary = RopeTable(
             weights.inv_freq,
-            attention_factor(model_config.rope),
+            attention_factor(spec.ropes[0]),
             in_bfloat16=self._dtype == np.uint16,
         )
 
@@ -54,7 +56,7 @@ class CompiledDecoder:
         Writes the cache. heartbeat: called now and then.
         """
         residual = embedding(input_ids, self._weights.embedding)
-        rows = rms_norm(residual, self._weights.norms[0], self._model_config.rms_norm_eps)
+        rows = rms_norm(residual, self._weights.norms[0], self._first.pre_attention_norm.eps)
         positions = batch.flat.positions
         cos, sin = (
             table[positions] for table in self._rotary.up_to(int(positions.max(initial=0)) + 1)
@@ -63,14 +65,14 @@ class CompiledDecoder:
         table = np.ascontiguousarray(batch.block_table)
         for own, (keys, values) in zip(self._layers, cache.layers, strict=False):
             own.k_cache, own.v_cache = keys, values
-        model_config, room = self._model_config, self._room(len(rows))
+        attention, workspace = self._first.attention, self._workspace_for(len(rows))
         args = LayersArgs(
-            address(rows), address(residual), -(-address(room) // _LINE) * _LINE, 0,
+            address(rows), address(residual), -(-address(workspace) // _LINE) * _LINE, 0,
             address(cos), address(sin), address(batch.slots),
             address(starts), address(lens), address(table),
             0, *residual.shape, len(lens), table.shape[1],
-            cache.block_size, model_config.num_heads, model_config.num_kv_heads,
-            model_config.head_dim, cos.shape[1],
+            cache.block_size, attention.num_heads, attention.num_kv_heads,
+            attention.key_dim, cos.shape[1],
             DTYPES[self._dtype], cache.form, native.num_threads(),
         )  # fmt: skip
         together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
@@ -79,25 +81,25 @@ class CompiledDecoder:
             args.layers = ctypes.addressof(self._layers[begin])
             args.count = min(together, len(cache.layers) - begin)
             native.compiled().quire_cpu_layers(ctypes.byref(args))
-            args.rows = None  # of those behind the first, norms are to be made
-        return rms_norm(residual, self._weights.norms[len(cache.layers)], model_config.rms_norm_eps)
+            args.rows = None  # later layers normalise the residual themselves
+        norm = self._weights.norms[len(cache.layers)]
+        return rms_norm(residual, norm, self._final_norm.eps)
 
-    def _room(self, num_tokens: int) -> Array:
-        """What lies between a layer's products; that of few tokens is kept."""
-        model_config = self._model_config
-        heads = (
-            3 * model_config.num_heads + 2 * model_config.num_kv_heads
-        )  # as made, turned, and attended
-        numbers = heads * model_config.head_dim + model_config.intermediate_size
+    def _workspace_for(self, num_tokens: int) -> Array:
+        """Memory for what lies between a layer's linear layers; that of few tokens is reused."""
+        attention = self._first.attention
+        # heads as projected, queries after RoPE, and attention's result
+        heads = 3 * attention.num_heads + 2 * attention.num_kv_heads
+        numbers = heads * attention.key_dim + self._first.mlp.intermediate_size
         size = max(num_tokens, FEW_TOKENS) * numbers * self._dtype.itemsize + _LINE
         if num_tokens > FEW_TOKENS:
             return np.empty(size, np.uint8)
-        if len(self._kept) == 0:
-            self._kept = np.empty(size, np.uint8)
-        return self._kept
+        if len(self._workspace) == 0:
+            self._workspace = np.empty(size, np.uint8)
+        return self._workspace
 
     def logits(self, hidden: Array) -> Array:
         """hidden [S, H] → float32 [S, V]. Only for checkpoints with a head."""
         assert self._weights.head is not None
         logits = in_float32(linear(hidden, self._weights.head, None))
-        return np.ascontiguousarray(logits[:, : self._model_config.vocab_size])  # without padding
+        return np.ascontiguousarray(logits[:, : self._vocab_size])  # without padding

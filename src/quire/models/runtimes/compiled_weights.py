@@ -1,7 +1,7 @@
-"""A decoder's weights as compiled calls take them, found by the names that modules give them.
+"""A decoder's weights for compiled calls, found by the description of its layers. No torch.
 
-Owns what has to hold for a model to be run by compiled code alone; compiled_decoder.py runs it. No
-torch.
+Owns what has to hold for a model to be run by compiled code alone; compiled_decoder.py runs it.
+Anything else is refused by name: a feature of a layer, a size, or a tensor that nothing reads.
 """
 
 from __future__ import annotations
@@ -10,117 +10,192 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.array_types import Array
+from quire.core.layer_spec import (
+    AttentionSpec,
+    LayerSpec,
+    LinearSpec,
+    ModelSpec,
+    NormSpec,
+    UnsupportedModelError,
+    check_features,
+    layer_module,
+)
 from quire.kernels.cpu.array_ops import BLOCK, DTYPES, address
 from quire.kernels.cpu.native_structs import LayerArgs, LinearWeightArgs
 from quire.kernels.operands import PackedWeight
-from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_reader import StoredArrays
 from quire.quantization.stored_weight import restore
 
-_MOST_DIMS = 256  # of a head, a multiple of
-_DIMS = 16
-
-Arrays = Mapping[str, Array]
-
-
-class UnsupportedModelError(Exception):
-    """Compiled code does not run a model; says why."""
+COMPUTED = frozenset(
+    {
+        "LinearSpec.bias",
+        "LinearSpec.parts",
+        "LinearSpec.is_fused_on_disk",
+        "AttentionSpec.window",
+        "AttentionSpec.query_norm",
+        "AttentionSpec.key_norm",
+    }
+)
+_MAX_HEAD_DIM = 256
+_HEAD_DIM_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledWeights:
-    """What a forward pass reads. kept: the memory that `layers` points to."""
+    """What a forward pass reads. memory: the arrays that `layers` points into."""
 
     embedding: Array | PackedWeight  # [V, H]
     layers: tuple[LayerArgs, ...]  # without caches
-    norms: tuple[Array, ...]  # [H], before each layer and behind the last
+    norms: tuple[Array, ...]  # [H], before each layer and after the last
     head: PackedWeight | None
     inv_freq: Array  # float32 [R / 2]
-    kept: Arrays
+    memory: Mapping[str, Array]
 
 
-def find_weights(
-    model_config: ModelConfig, stored: StoredArrays, block_size: int
-) -> CompiledWeights:
+def find_weights(spec: ModelSpec, stored: StoredArrays, block_size: int) -> CompiledWeights:
     """The weights of a model, from its stored arrays. Raises UnsupportedModelError."""
-    arrays = stored.arrays
-    if model_config.rope.kind == "dynamic":
-        raise UnsupportedModelError("angles that depend on a sequence's length")
-    if (
-        model_config.head_dim % _DIMS
-        or model_config.head_dim > _MOST_DIMS
-        or block_size & (block_size - 1)
-    ):
-        raise UnsupportedModelError(f"heads of {model_config.head_dim} in blocks of {block_size}")
-    names = [f"model.layers.{i}.input_layernorm.weight" for i in range(model_config.num_layers)]
-    norms = tuple(_found(name, arrays) for name in (*names, "model.norm.weight"))
+    check_features(spec, COMPUTED)
+    _check_sizes(spec, block_size)
+    reader = _Reader(stored)
+    norms = [
+        reader.norm(f"{layer_module(i)}.", layer.pre_attention_norm)
+        for i, layer in enumerate(spec.layers)
+    ]
+    norms.append(reader.norm("", spec.final_norm))
     if norms[0].dtype not in DTYPES:
         raise UnsupportedModelError(f"activations of {norms[0].dtype}")
-    return CompiledWeights(
-        embedding=_embedding(stored),
-        layers=tuple(_layer(model_config, stored, i) for i in range(model_config.num_layers)),
-        norms=norms,
-        head=_packed("lm_head", stored) if model_config.has_head else None,
-        inv_freq=_found("model.rotary.inv_freq", arrays),
-        kept=arrays,
+    layers = tuple(
+        _layer(layer, f"{layer_module(i)}.", reader) for i, layer in enumerate(spec.layers)
     )
+    head = None if spec.head is None else reader.packed("", spec.head)
+    found = CompiledWeights(
+        embedding=_embedding(spec, head, reader),
+        layers=layers,
+        norms=tuple(norms),
+        head=head,
+        inv_freq=reader.array("model.rotary.inv_freq"),
+        memory=stored.arrays,
+    )
+    reader.check_all_read()
+    return found
 
 
-def _found(name: str, arrays: Arrays) -> Array:
-    if name not in arrays:
-        raise UnsupportedModelError(f"there is no {name}")
-    return arrays[name]
+def _check_sizes(spec: ModelSpec, block_size: int) -> None:
+    """Refuse what differs between layers where compiled code takes one value for all."""
+    if len(spec.ropes) != 1:
+        raise UnsupportedModelError("layers with different rotary embeddings")
+    if spec.ropes[0].kind == "dynamic":
+        raise UnsupportedModelError("angles that depend on a sequence's length")
+    if len({_heads(layer.attention) for layer in spec.layers}) != 1:
+        raise UnsupportedModelError("layers with different heads")
+    if len({layer.mlp.intermediate_size for layer in spec.layers}) != 1:
+        raise UnsupportedModelError("MLPs of different sizes")
+    norms = [
+        norm for layer in spec.layers for norm in (layer.pre_attention_norm, layer.pre_mlp_norm)
+    ]
+    if len({norm.eps for norm in (*norms, spec.final_norm)}) != 1:
+        raise UnsupportedModelError("norms with different eps")
+    _, _, key_dim, value_dim = _heads(spec.layers[0].attention)
+    if value_dim != key_dim:
+        raise UnsupportedModelError(f"values of {value_dim} dimensions beside keys of {key_dim}")
+    is_served = key_dim % _HEAD_DIM_MULTIPLE == 0 and key_dim <= _MAX_HEAD_DIM
+    if not is_served or block_size & (block_size - 1):
+        raise UnsupportedModelError(f"heads of {key_dim} in blocks of {block_size}")
 
 
-def _embedding(stored: StoredArrays) -> Array | PackedWeight:
-    """The table of the embedding, or a tied head's weight, in which rows are found, too."""
-    own = stored.arrays.get("model.embed_tokens.weight")
-    return _packed("lm_head", stored) if own is None else own
+def _heads(attention: AttentionSpec) -> tuple[int, int, int, int]:
+    return attention.num_heads, attention.num_kv_heads, attention.key_dim, attention.value_dim
 
 
-def _layer(model_config: ModelConfig, stored: StoredArrays, index: int) -> LayerArgs:
-    prefix = f"model.layers.{index}."
+class _Reader:
+    """Arrays by name; remembers which were read."""
 
-    def place(name: str) -> int | None:
-        array = stored.arrays.get(f"{prefix}{name}.weight")
-        return None if array is None else address(array)
+    def __init__(self, stored: StoredArrays) -> None:
+        self._stored = stored
+        self._read: set[str] = set()
 
+    def optional(self, name: str) -> Array | None:
+        """An array, or None if it is not stored."""
+        self._read.add(name)
+        return self._stored.arrays.get(name)
+
+    def array(self, name: str) -> Array:
+        """An array. Raises UnsupportedModelError if it is not stored."""
+        found = self.optional(name)
+        if found is None:
+            raise UnsupportedModelError(f"there is no {name}")
+        return found
+
+    def norm(self, prefix: str, norm: NormSpec) -> Array:
+        """A norm's weight [size]."""
+        return self.array(f"{prefix}{norm.module}.weight")
+
+    def packed(self, prefix: str, linear: LinearSpec) -> PackedWeight:
+        """A linear layer's weight; its format is stored beside it."""
+        name = f"{prefix}{linear.module}"
+        try:
+            tensors = {"packed": self._stored.arrays[f"{name}.packed"]}
+            weight = restore(self._stored.formats[name], tensors)
+        except LookupError as error:
+            raise UnsupportedModelError(f"{name} is not packed") from error
+        assert isinstance(weight, PackedWeight)
+        if weight.inputs != linear.k or not linear.n <= weight.outputs < linear.n + BLOCK:
+            found = f"[{weight.outputs}, {weight.inputs}]"
+            raise UnsupportedModelError(f"{name} is {found}, not [{linear.n}, {linear.k}]")
+        self._read.add(f"{name}.packed")
+        return weight
+
+    def linear(self, prefix: str, linear: LinearSpec) -> LinearWeightArgs:
+        """The weight and the bias of a linear layer."""
+        weight = self.packed(prefix, linear)
+        bias = self.array(f"{prefix}{linear.module}.bias") if linear.bias else None
+        return LinearWeightArgs(
+            address(weight.packed),
+            None if bias is None else address(bias),
+            weight.outputs,
+            weight.group,
+            weight.format,
+        )
+
+    def check_all_read(self) -> None:
+        """Refuse a model with tensors that its description does not mention."""
+        left_over = sorted(self._stored.arrays.keys() - self._read)
+        if left_over:
+            raise UnsupportedModelError(f"nothing reads the tensor {left_over[0]}")
+
+
+def _embedding(spec: ModelSpec, head: PackedWeight | None, reader: _Reader) -> Array | PackedWeight:
+    """The table of the embedding, or a tied head's weight, which serves look-ups, too."""
+    name = f"{spec.embedding.module}.weight"
+    if spec.is_head_tied and head is not None:
+        own = reader.optional(name)
+        return head if own is None else own
+    return reader.array(name)
+
+
+def _layer(layer: LayerSpec, prefix: str, reader: _Reader) -> LayerArgs:
+    attention = layer.attention
+    query_norm, key_norm = (
+        None if norm is None else address(reader.norm(prefix, norm))
+        for norm in (attention.query_norm, attention.key_norm)
+    )
+    head_eps = {norm.eps for norm in (attention.query_norm, attention.key_norm) if norm is not None}
+    if len(head_eps) > 1:
+        raise UnsupportedModelError("norms of queries and keys with different eps")
     args = LayerArgs(
-        norm=place("input_layernorm"),
-        mlp_norm=place("post_attention_layernorm"),
-        query_norm=place("self_attn.q_norm"),
-        key_norm=place("self_attn.k_norm"),
-        eps=model_config.rms_norm_eps,
-        head_eps=model_config.rms_norm_eps,
-        scale=model_config.head_dim**-0.5,
-        window=model_config.sliding_windows[index] or 0,
+        norm=address(reader.norm(prefix, layer.pre_attention_norm)),
+        mlp_norm=address(reader.norm(prefix, layer.pre_mlp_norm)),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        eps=layer.pre_attention_norm.eps,
+        head_eps=min(head_eps, default=0.0),
+        scale=attention.scale,
+        window=attention.window or 0,
     )
-    args.qkv = _linear(f"{prefix}self_attn.qkv_proj", stored)
-    args.o = _linear(f"{prefix}self_attn.o_proj", stored)
-    args.gate_up = _linear(f"{prefix}mlp.gate_up_proj", stored)
-    args.down = _linear(f"{prefix}mlp.down_proj", stored)
+    args.qkv = reader.linear(prefix, attention.qkv)
+    args.o = reader.linear(prefix, attention.output)
+    args.gate_up = reader.linear(prefix, layer.mlp.gate_up)
+    args.down = reader.linear(prefix, layer.mlp.down)
     if args.gate_up.outputs % (2 * BLOCK):
         raise UnsupportedModelError("gate and up rows that are not interleaved")
     return args
-
-
-def _linear(name: str, stored: StoredArrays) -> LinearWeightArgs:
-    weight, bias = _packed(name, stored), stored.arrays.get(f"{name}.bias")
-    return LinearWeightArgs(
-        address(weight.packed),
-        None if bias is None else address(bias),
-        weight.outputs,
-        weight.group,
-        weight.format,
-    )
-
-
-def _packed(name: str, stored: StoredArrays) -> PackedWeight:
-    """A linear layer's weight by its module's name; its format is stored beside it."""
-    try:
-        tensors = {"packed": stored.arrays[f"{name}.packed"]}
-        weight = restore(stored.formats[name], tensors)
-    except LookupError as error:
-        raise UnsupportedModelError(f"{name} is not packed") from error
-    assert isinstance(weight, PackedWeight)
-    return weight
