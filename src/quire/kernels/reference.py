@@ -16,21 +16,14 @@ from quire.kernels.operands import (
     AttentionParams,
     Fp8Weight,
     HeadNorms,
-    Int4Weight,
-    Int8Weight,
     LinearWeight,
+    PackedWeight,
     QuantizedWeight,
     QuantSpec,
     ResidualState,
     RopeWriteKV,
 )
-from quire.kernels.reference_quantized import (
-    by_pieces,
-    linear_int4,
-    linear_int8,
-    quantize_int4,
-    quantize_int8,
-)
+from quire.kernels.reference_quantized import by_pieces, linear_integers, quantize_integers
 
 FP8 = torch.float8_e4m3fn  # 1 sign, 4 exponent and 3 mantissa bits; no infinity
 FP8_MAX = 448.0  # the largest number of it
@@ -235,22 +228,9 @@ def quantize(weight: Tensor, spec: QuantSpec) -> QuantizedWeight:
     Here: in canonical rows. Zero points are of no use then: they come with codes made elsewhere.
     """
     rows = weight.flatten(0, -2)
-    assert not spec.zeros
     if spec.codes == "fp8":
         return Fp8Weight(*by_pieces(rows, quantize_fp8))
-
-    def tensors(piece: Tensor) -> tuple[Tensor, Tensor]:
-        found = (
-            quantize_int8(piece, hadamard=spec.hadamard)
-            if spec.codes == "int8"
-            else quantize_int4(piece, spec.group, hadamard=spec.hadamard)
-        )
-        return found.codes, found.scale
-
-    codes, scale = by_pieces(rows, tensors)
-    if spec.codes == "int8":
-        return Int8Weight(codes, scale, spec.hadamard)
-    return Int4Weight(codes, scale, None, spec.group, spec.hadamard)
+    return quantize_integers(rows, spec)
 
 
 def pack(weight: LinearWeight) -> LinearWeight:
@@ -262,12 +242,10 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """x · weightᵀ + bias: x [T, K], weight [N, K] of any format, bias [N] → [T, N]."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
-    if isinstance(weight, Int8Weight):
-        return linear_int8(x, weight, bias)
-    if isinstance(weight, Int4Weight):
-        return linear_int4(x, weight, bias)
-    assert isinstance(weight, Tensor)  # packed weights are the native library's
-    return F.linear(x, weight, bias)
+    if isinstance(weight, Tensor):
+        return F.linear(x, weight, bias)
+    assert not isinstance(weight, PackedWeight)  # which only the native library reads
+    return linear_integers(x, weight, bias)
 
 
 def pad_rows(weight: Tensor) -> Tensor:

@@ -13,13 +13,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.operands import Int4Weight, Int8Weight
+from quire.kernels.operands import Int4Weight, Int8Weight, QuantSpec
 
 HADAMARD_SIZE = 64  # of the matrices for INT8; smaller where it does not divide a row,
 LEAST_HADAMARD = 16  # but no smaller than this
 ACTIVATION_GROUP = 32  # activations that share a scale in linear operations with INT4 weights, and
 # the size of the Hadamard matrices there
 WIDENED_ELEMENTS = 2**22  # elements of a weight that are widened to float32 at once
+
+
+def quantize_integers(weight: Tensor, spec: QuantSpec) -> Int8Weight | Int4Weight:
+    """A weight [N, K] by a spec without zero points, some rows at a time."""
+    assert not spec.zeros  # which come with codes made elsewhere
+
+    def rounded(piece: Tensor) -> Int8Weight | Int4Weight:
+        if spec.codes == "int8":
+            return quantize_int8(piece, hadamard=spec.hadamard)
+        return quantize_int4(piece, spec.group, hadamard=spec.hadamard)
+
+    def tensors(piece: Tensor) -> tuple[Tensor, Tensor]:
+        found = rounded(piece)
+        return found.codes, found.scale
+
+    codes, scale = by_pieces(weight, tensors)
+    if spec.codes == "int8":
+        return Int8Weight(codes, scale, spec.hadamard)
+    return Int4Weight(codes, scale, None, spec.group, spec.hadamard)
+
+
+def linear_integers(x: Tensor, weight: Int8Weight | Int4Weight, bias: Tensor | None) -> Tensor:
+    """x [T, K] · weightᵀ + bias by the weight's format → [T, N]."""
+    if isinstance(weight, Int8Weight):
+        return linear_int8(x, weight, bias)
+    return linear_int4(x, weight, bias)
 
 
 def hadamard_size(k: int, most: int = HADAMARD_SIZE) -> int:

@@ -116,7 +116,7 @@ class FusedLinearMethod(LinearMethod):
     def add_norm(
         self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
-        """Linear operation and sum in one kernel; the next norm is made by whoever reads it."""
+        """Linear operation and sum in one kernel; the norm is left to the next operation."""
         return self.kernels.linear_add_norm(
             x, self.operand, layer.bias, residual, norm.weight, norm.eps
         )

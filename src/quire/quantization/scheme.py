@@ -1,6 +1,6 @@
-"""Which format each weight of a model gets, by the name of the setting. No torch.
+"""Which format each weight of a model gets, by the name of the setting; the table of formats.
 
-The memory plan asks for bytes before anything is loaded.
+No torch: the memory plan asks for bytes before anything is loaded.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from quire.errors import ConfigError
-from quire.quantization.fp8 import FP8
-from quire.quantization.int4 import INT4
-from quire.quantization.int8 import INT8
+from quire.quantization.fp8 import FP8, Fp8
+from quire.quantization.int4 import INT4, Int4
+from quire.quantization.int8 import INT8, Int8
 from quire.quantization.weight_format import WeightFormat
 
 # What a weight multiplies: the hidden states of a layer, or the last ones to logits. Embeddings are
 # looked up, norms and biases are few: they stay in the model's data type.
 Role = Literal["layer", "head"]
+
+FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}  # by codes
 
 
 @dataclass(frozen=True, slots=True)

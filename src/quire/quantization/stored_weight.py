@@ -11,15 +11,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from quire.kernels.cpu.native_structs import NativeFormat
-from quire.kernels.operands import Fp8Weight, Int4Weight, Int8Weight, PackedWeight, QuantSpec
-from quire.quantization.fp8 import Fp8
-from quire.quantization.int4 import Int4
-from quire.quantization.int8 import Int8
-from quire.quantization.weight_format import WeightFormat
+from quire.kernels.operands import PackedWeight, QuantizedWeight, QuantSpec
+from quire.quantization.scheme import FORMATS
 
 Description = Mapping[str, Any]  # as JSON has it
 
-_FORMATS: dict[str, type[WeightFormat]] = {"fp8": Fp8, "int8": Int8, "int4": Int4}
 _SIZES = ("outputs", "inputs", "group")  # of a packed weight
 
 
@@ -28,7 +24,7 @@ def describe(weight: Any) -> Description:
     if isinstance(weight, PackedWeight):
         sizes = {name: getattr(weight, name) for name in _SIZES}
         return {"layout": "packed", "format": NativeFormat(weight.format).name, **sizes}
-    if isinstance(weight, Fp8Weight | Int8Weight | Int4Weight):
+    if isinstance(weight, QuantizedWeight):
         return {"layout": "rows", **asdict(weight.spec)}
     return {"layout": "plain"}
 
@@ -37,7 +33,7 @@ def tensors_of(weight: Any) -> dict[str, Any]:
     """The tensors of a weight, by the names under which they are stored."""
     if isinstance(weight, PackedWeight):
         return {"packed": weight.packed}
-    if isinstance(weight, Fp8Weight | Int8Weight | Int4Weight):
+    if isinstance(weight, QuantizedWeight):
         names = ("codes", "scale", "zeros")
         found = {name: getattr(weight, name, None) for name in names}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -66,4 +62,4 @@ def _restored(description: Description, tensors: Mapping[str, Any]) -> Any:
     if layout != "rows":
         raise LookupError(f"the layout {layout!r} is not known")
     spec = QuantSpec(**{field.name: description[field.name] for field in fields(QuantSpec)})
-    return _FORMATS[spec.codes](spec).rows(tensors)
+    return FORMATS[spec.codes](spec).rows(tensors)

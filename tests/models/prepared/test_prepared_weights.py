@@ -29,12 +29,12 @@ from quire.models.families.llama import LlamaForCausalLM
 from quire.models.loading import loader
 from quire.models.prepared import prepared_weights as prepared
 from quire.models.prepared.prepared_files import (
-    make_room,
+    free_space,
     newest_file,
     prepared_file,
     product_bytes,
 )
-from quire.models.prepared.prepared_weights import PreparedWeights, _Ending, prepared_weights
+from quire.models.prepared.prepared_weights import PreparedWeights, _ProcessEnd, prepared_weights
 from quire.processes import interrupted
 from quire.quantization.scheme import scheme_of
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_costs_no_more_than_a_warning(
 ) -> None:
     (tmp_path / "file").write_text("")
     load(tmp_path / "file" / "folder")
-    assert "prepared weights cannot be kept" in caplog.text
+    assert "prepared weights cannot be stored" in caplog.text
 
 
 def test_the_oldest_leave(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_the_oldest_leave(tmp_path: Path) -> None:
     abandoned = tmp_path / "half.123.tmp"
     abandoned.write_bytes(bytes(1000))
     os.utime(abandoned, (1, 1))
-    make_room(tmp_path, 2500)
+    free_space(tmp_path, 2500)
     assert {file.stem for file in tmp_path.iterdir()} == {"old", "older"}
-    make_room(tmp_path, -1)
+    free_space(tmp_path, -1)
     assert not list(tmp_path.iterdir())
 
 
@@ -222,7 +222,7 @@ def test_what_a_process_left_unfinished_is_removed_once_it_is_gone(tmp_path: Pat
         file.touch()
     for file in (old, mine):
         os.utime(file, (time.time() - 100,) * 2)
-    make_room(tmp_path, 0)
+    free_space(tmp_path, 0)
     assert set(tmp_path.iterdir()) == {new, mine}
 
 
@@ -235,7 +235,7 @@ def test_a_process_that_ends_makes_a_file_whole_or_leaves_nothing(
 ) -> None:
     tensors, nobody = {"weight": torch.ones(4)}, threading.Thread(target=int)
     nobody.start()
-    cut, hurried = _Ending(), _Ending()
+    cut, hurried = _ProcessEnd(), _ProcessEnd()
     interrupted.set()
     cut.wait_for(nobody)
     interrupted.clear()

@@ -1,9 +1,8 @@
-"""The compiled kernels of this room: whether they are there, and what they were compiled for.
+"""The native library: whether it is there, its instruction set, its threads.
 
-Owns the way from Python to `native/`: the loaded library, its choice of instruction set, and how
-many threads it takes. The library is built at install where there is a C++ compiler; without it,
-and on processors older than AVX2, PyTorch's operations serve. It is no Python module but plain C
-called by ctypes, which releases the interpreter's lock. No torch here.
+Owns the loading of what was compiled from `native/`. The library is built at install where there is
+a C++ compiler; without it, and on processors older than AVX2, PyTorch's operations serve. It is not
+a Python module but plain C called by ctypes, which releases the interpreter's lock. No torch here.
 
 The environment variable QUIRE_CPU_KERNELS names an instruction set (avx2, avx512, either with
 _vnni, avx512_bf16, amx), or `torch` for none of them.
@@ -39,7 +38,7 @@ def set_num_threads(count: int) -> None:
 
 
 def instruction_set() -> str:
-    """The name of the one that the kernels take; empty where there are none."""
+    """The instruction set that the kernels use; empty where there are none."""
     if (loaded := library()) is None:
         return ""
     wanted = os.environ.get(VARIABLE)

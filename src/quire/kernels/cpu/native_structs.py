@@ -29,6 +29,16 @@ class NativeFormat(IntEnum):
     INT4_HADAMARD = 6  # inputs are Hadamard-rotated
 
 
+# (codes, zeros, hadamard) of a `QuantSpec` → the native format that serves it
+FORMATS = {
+    ("int8", False, False): NativeFormat.INT8,
+    ("int8", False, True): NativeFormat.INT8_HADAMARD,
+    ("int4", False, False): NativeFormat.INT4,
+    ("int4", True, False): NativeFormat.INT4_ZEROS,
+    ("int4", False, True): NativeFormat.INT4_HADAMARD,
+}
+
+
 class Epilogue(IntEnum):
     """What a linear operation does with its sums before it stores them."""
 

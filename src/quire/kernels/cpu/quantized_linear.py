@@ -1,7 +1,7 @@
 """Weights of 8 and 4 bits for the native library: quantized, and packed from canonical rows.
 
-Owns which native format serves which `QuantSpec`, and the size of its packed blocks. Their layout
-is described in `native/linear_int.h`; it is the same for every instruction set.
+Owns which sizes are packed. The layout of packed blocks is described in `native/linear_int.h`; it
+is the same for every instruction set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire.kernels import reference
 from quire.kernels.cpu import native
-from quire.kernels.cpu.native_structs import QUANTIZE_ARGS, NativeFormat
+from quire.kernels.cpu.native_structs import FORMATS, QUANTIZE_ARGS, NativeFormat
 from quire.kernels.cpu.tensor_ops import DTYPES, pack_native
 from quire.kernels.operands import (
     Int4Weight,
@@ -25,21 +25,12 @@ BLOCK = 16  # outputs of a linear operation come in multiples of this
 STEP = 32  # and inputs: so many are rounded and summed at a time
 _WIDE = 32  # outputs of a packed block
 
-# (codes, zeros, hadamard) of a `QuantSpec` → the native format that serves it
-_FORMATS = {
-    ("int8", False, False): NativeFormat.INT8,
-    ("int8", False, True): NativeFormat.INT8_HADAMARD,
-    ("int4", False, False): NativeFormat.INT4,
-    ("int4", True, False): NativeFormat.INT4_ZEROS,
-    ("int4", False, True): NativeFormat.INT4_HADAMARD,
-}
-
 
 def native_format(spec: QuantSpec, n: int, k: int) -> NativeFormat | None:
     """The native format for a weight [n, k] of a spec; None for those that are not served."""
     if n % BLOCK or k % (spec.group or STEP) or spec.group % STEP:
         return None
-    return _FORMATS.get((spec.codes, spec.zeros, spec.hadamard))
+    return FORMATS.get((spec.codes, spec.zeros, spec.hadamard))
 
 
 def quantize(weight: Tensor, spec: QuantSpec) -> LinearWeight:

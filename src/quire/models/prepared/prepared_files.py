@@ -1,8 +1,8 @@
-"""Files of prepared weights: their folder, their names, and which leave when there are too many.
+"""Files of prepared weights: their folder, their names, and which are removed at the size limit.
 
 No torch: a start asks the system for its file before anything else (engine/startup/prefetch.py). A
-name begins with the checkpoint and how it is quantized, and ends with the form that this
-processor's kernels read.
+name begins with a hash of the checkpoint and its quantization, and ends with one of the layout that
+this processor's kernels read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _QUIET_SECONDS = 60  # the same, if nobody here has the process id in its name
 
 
 def prepared_folder(config: ModelSettings) -> Path | None:
-    """Where what a start on a CPU has made is kept for the next; None by the settings."""
+    """The folder of prepared weights; None if the settings turn them off."""
     if config.prepared_weights == "none":
         return None
     if config.prepared_weights != "auto":
@@ -48,21 +48,21 @@ def prepared_file(
     model_config: ModelConfig,
     path: Path,
     dtype: str,
-    plainly: tuple[object, ...] = (),
+    without_kernels: tuple[object, ...] = (),
 ) -> Path | None:
-    """The file for a checkpoint's folder, there or not; None by the settings.
+    """The file for a checkpoint's folder, whether it exists or not; None if the settings say so.
 
-    plainly: what else its form depends on where there are no compiled kernels.
+    without_kernels: what else its layout depends on where there are no compiled kernels.
     """
     folder = prepared_folder(config)
     if folder is None or config.load_format != "auto":
         return None
     max_model_len = config.max_model_len or model_config.max_position_embeddings
-    form = (
-        LAYOUT, dtype, native.instruction_set(), plainly,
+    layout = (
+        LAYOUT, dtype, native.instruction_set(), without_kernels,
         model_config.rope.takes_long_factors(max_model_len),
     )  # fmt: skip
-    return folder / file_name(checkpoint_key(config, path), digest_of(form))
+    return folder / file_name(checkpoint_key(config, path), digest_of(layout))
 
 
 def checkpoint_key(config: ModelSettings, path: Path) -> str:
@@ -80,18 +80,18 @@ def digest_of(key: tuple[object, ...]) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()[:_DIGITS]
 
 
-def file_name(checkpoint: str, form: str) -> str:
-    """form: the second half."""
-    return f"{checkpoint}-{form}{_SUFFIX}"
+def file_name(checkpoint: str, layout: str) -> str:
+    """The name of a file, from both halves."""
+    return f"{checkpoint}-{layout}{_SUFFIX}"
 
 
 def unfinished_name(file: Path) -> Path:
-    """What it is called while this thread writes it: two engines of a process may do so at once."""
+    """Its name while this thread writes it: two engines of a process may do so at once."""
     return file.with_suffix(f".{platform.node()}.{threading.get_ident()}.{os.getpid()}.tmp")
 
 
 def newest_file(config: ModelSettings, path: Path) -> Path | None:
-    """The one of a checkpoint's folder that was used last, most likely the next one, too."""
+    """The most recently used file of a checkpoint, most likely the next one, too."""
     folder = prepared_folder(config)
     if folder is None:
         return None
@@ -124,7 +124,7 @@ def read_metadata(file: Path) -> tuple[int, dict[str, Any]]:
     return length, header["__metadata__"]
 
 
-def make_room(folder: Path, limit: int) -> None:
+def free_space(folder: Path, limit: int) -> None:
     """Remove what others left unfinished, and the files not used for longest beyond the limit."""
     now = time.time()
     for file in folder.glob("*.tmp"):

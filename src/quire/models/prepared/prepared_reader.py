@@ -1,4 +1,4 @@
-"""A file of prepared weights, mapped and checked, for whoever takes its arrays. No torch."""
+"""A file of prepared weights, mapped and checked. No torch at import."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class PreparedFile:
         self._entries = {entry.name: entry for entry in read_header(file)}
         self._mapped = MappedFile(file, product_bytes(file))
         self.formats: Formats = json.loads(read_metadata(file)[1][FORMATS])
-        kept = self._array(self._entries.pop(CHECK))
+        stored = self._array(self._entries.pop(CHECK))
         arrays = self.stored_arrays().arrays
-        if kept.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
+        if stored.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
             raise LookupError("its numbers are not those that were written")
 
     def stored_arrays(self) -> StoredArrays:
@@ -94,7 +94,7 @@ class PreparedFile:
 
 
 def bytes_of(array: Array) -> memoryview:
-    """Of a contiguous array."""
+    """The bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 

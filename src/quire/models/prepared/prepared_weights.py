@@ -36,7 +36,7 @@ from quire.models.checkpoints.safetensors_writer import bring_to_disk, write_ten
 from quire.models.config.model_config import ModelConfig
 from quire.models.prepared.prepared_files import (
     FORMATS,
-    make_room,
+    free_space,
     prepared_file,
     unfinished_name,
 )
@@ -55,8 +55,8 @@ from quire.quantization.stored_weight import describe as describe_weight
 logger = logging.getLogger(__name__)
 
 WORTH_BYTES = 4 << 20  # what is smaller is prepared in no time
-LIMIT_BYTES = 64 << 30  # of all files; the ones not used for longest leave
-PATIENCE = 10.0  # seconds that an ending process takes at most; a gigabyte takes 0.15 to 3
+LIMIT_BYTES = 64 << 30  # of all files; the least recently used ones are removed
+PATIENCE = 10.0  # seconds that an ending process waits at most; a gigabyte takes 0.15 to 3
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -64,16 +64,20 @@ Model = TypeVar("Model", bound=nn.Module)
 def prepared_weights(
     config: ModelSettings, model_config: ModelConfig, path: Path, dtype: torch.dtype
 ) -> PreparedWeights | None:
-    """Where the weights of a checkpoint's folder are kept for a CPU; None by the settings."""
-    plainly: tuple[object, ...] = ()
+    """The prepared weights of a checkpoint for a CPU; None if the settings turn them off."""
+    without_kernels: tuple[object, ...] = ()
     if native.library() is None:
-        plainly = describe("cpu"), torch.backends.cpu.get_cpu_capability(), is_emulated(dtype)
-    file = prepared_file(config, model_config, path, dtype_name(dtype), plainly)
+        without_kernels = (
+            describe("cpu"),
+            torch.backends.cpu.get_cpu_capability(),
+            is_emulated(dtype),
+        )
+    file = prepared_file(config, model_config, path, dtype_name(dtype), without_kernels)
     return None if file is None else PreparedWeights(file)
 
 
 class PreparedWeights:
-    """One file, there or not."""
+    """One file of prepared weights, whether it exists or not."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -97,10 +101,10 @@ class PreparedWeights:
 
     def save_beside(self, model: nn.Module) -> threading.Thread | None:
         """Write the file in a thread, if that is worth it."""
-        tensors = kept_tensors(model)
+        tensors = stored_tensors(model)
         if sum(tensor.nbytes for tensor in tensors.values()) < WORTH_BYTES:
             return None
-        ending = _Ending()
+        ending = _ProcessEnd()
         thread = threading.Thread(
             target=self._save,
             args=(tensors, formats_of(model), _tables(model), ending),
@@ -112,9 +116,9 @@ class PreparedWeights:
         return thread
 
     def _save(
-        self, tensors: dict[str, Tensor], formats: Formats, tables: set[str], ending: _Ending
+        self, tensors: dict[str, Tensor], formats: Formats, tables: set[str], ending: _ProcessEnd
     ) -> None:
-        """Under a name of its own first, so that nobody ever sees half a file.
+        """Write the file under a temporary name first, so that nobody ever sees half of it.
 
         A process that ends leaves it to the system to bring the file to its disk.
         """
@@ -122,45 +126,45 @@ class PreparedWeights:
         unfinished = unfinished_name(self.file)
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            make_room(folder, LIMIT_BYTES - num_bytes)
+            free_space(folder, LIMIT_BYTES - num_bytes)
             if shutil.disk_usage(folder).free < 2 * num_bytes:
-                logger.info("prepared weights are not kept: %s is nearly full", folder)
+                logger.info("prepared weights are not stored: %s is nearly full", folder)
                 return
             check = check_of({name: bytes_of(a) for name, a in arrays_of(tensors).items()})
-            whole = tensors | {CHECK: torch.tensor([check])}
+            everything = tensors | {CHECK: torch.tensor([check])}
             metadata = {FORMATS: json.dumps(formats)}
-            if write_tensors(unfinished, whole, tables, ending.stops, metadata):
-                bring_to_disk(unfinished, ending.has_begun)
+            if write_tensors(unfinished, everything, tables, ending.stops, metadata):
+                bring_to_disk(unfinished, ending.has_started)
                 unfinished.replace(self.file)
             else:
                 unfinished.unlink()
         except OSError as error:
-            logger.warning("prepared weights cannot be kept in %s (%s)", folder, error.strerror)
+            logger.warning("prepared weights cannot be stored in %s (%s)", folder, error.strerror)
             with contextlib.suppress(OSError):
                 unfinished.unlink()
 
 
-class _Ending:
-    """Of the process: a file that is being written is then made whole, or given up at once."""
+class _ProcessEnd:
+    """Decides, when the process ends, whether a file being written is finished or given up."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
         self._latest = math.inf
 
-    def has_begun(self) -> bool:
-        """Whether nothing is to be waited for but the writing itself."""
+    def has_started(self) -> bool:
+        """Whether the process is ending."""
         return self._latest < math.inf
 
     def stops(self, share: float) -> bool:
-        """Whether a file of which that share is written will not be whole in time, at its pace."""
+        """Whether a file of which that share is written will not be finished in time."""
         now = time.monotonic()
         rest = (now - self._begin) * (1 / share - 1) if share else 0
         return now + rest > self._latest
 
     def wait_for(self, thread: threading.Thread) -> None:
-        """At the interpreter's end, which a thread at work would make a crash.
+        """Wait for the writing thread at the interpreter's end, when a running one would crash.
 
-        Who has pressed Ctrl-C waits for no more than a piece of the file.
+        After Ctrl-C it waits for no more than a piece of the file.
         """
         self._latest = -math.inf if interrupted.is_set() else time.monotonic() + PATIENCE
         while thread.is_alive():
@@ -172,7 +176,7 @@ class _Ending:
 
 def stored_arrays(model: nn.Module) -> StoredArrays:
     """A loaded model's weights as a prepared file has them; no copies of contiguous tensors."""
-    return StoredArrays(arrays_of(kept_tensors(model)), formats_of(model))
+    return StoredArrays(arrays_of(stored_tensors(model)), formats_of(model))
 
 
 def formats_of(model: nn.Module) -> Formats:
@@ -195,7 +199,7 @@ def arrays_of(tensors: dict[str, Tensor]) -> dict[str, Array]:
     }
 
 
-def kept_tensors(model: nn.Module) -> dict[str, Tensor]:
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The tensors that a loaded model keeps, by name."""
     found: dict[str, Tensor] = dict(model.named_parameters())
     for name, module in model.named_modules():

@@ -5,7 +5,7 @@ constexpr int64_t TOKENS = 128;     // whose scores are held at once
 constexpr int64_t TOGETHER = 16;    // of which a head's rows are worked on at once
 constexpr int64_t MOST_PARTS = 32;  // of a request
 
-// What a stretch gives: values weighted by 2^(score - most), their sums [heads, dim], and the
+// Result of a stretch of keys: values weighted by 2^(score - most), their sums [heads, dim], and the
 // weights' sums; most and total [width], where width is heads rounded up to vectors.
 struct Part {
     float *sums, *most, *total;

@@ -1,5 +1,5 @@
-// Products of bytes, sixteen outputs at a time in two registers. Included inside a namespace,
-// behind vec256.h; names and meaning are those of dot512.h.
+// Dot products of bytes, sixteen outputs at a time in two registers. Included inside a namespace,
+// after vec256.h; names and meaning are those of dot512.h.
 
 constexpr int BLOCKS = 1;
 #ifdef QUIRE_PLAIN_DOT

@@ -1,4 +1,4 @@
-// Products of bytes, sixteen outputs at a time. Included inside a namespace, behind vec512.h.
+// Dot products of bytes, sixteen outputs at a time. Included inside a namespace, after vec512.h.
 //
 // Weights are the unsigned operand and activations the signed one, k in fours: lane i of a Line
 // holds four codes of output i, a Four the same four activations in every lane. With VNNI one

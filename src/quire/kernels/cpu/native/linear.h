@@ -1,17 +1,17 @@
-// GEMMs with packed weights, fused with norm, bias, SiLU and residual. Included inside a namespace that has
-// the vector types.
+// GEMMs with packed weights, fused with norm, bias, SiLU and residual. Included inside a namespace
+// that has the vector types.
 //
 // Owns the order of work, the norm's factor and what happens to the sums; a Gemm struct for each
-// weight format (see linear_float.h) takes rows in and multiplies. Rows are worked on in blocks of at most
-// Gemm::ROWS, which stay in registers, by Gemm::OUTPUTS at a time: what the
-// second cache keeps. A sum goes over k in the format's stretches, whatever the number of rows and
-// threads: an output does not depend on what else is in the batch.
+// weight format (see linear_float.h) reads rows and multiplies. Rows are processed in blocks of at most
+// Gemm::ROWS, which stay in registers, and Gemm::OUTPUTS outputs at a time, which stay in the L2 cache.
+// A sum goes over k in the format's stretches, whatever the number of rows and threads, so an output
+// does not depend on what else is in the batch.
 
-constexpr int64_t MOST_ROWS = 512;   // taken in at once: some MiB, which the last cache keeps
+constexpr int64_t MOST_ROWS = 512;   // read at once: some MiB, which stay in the L3 cache
 constexpr int64_t FEW_OUTPUTS = 64;  // of a piece: read as streams, straight from memory
 constexpr int64_t LEAST_WORK = 1 << 18;  // of a piece, so that it pays to share
 
-// Rows cut into blocks of like sizes, or into whole ones and a rest.
+// Rows cut into blocks of nearly equal sizes, or into full blocks and a rest.
 struct RowBlocks {
     int64_t rows, most, count;
     bool even;
@@ -23,13 +23,13 @@ struct RowBlocks {
     int size(int64_t block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };
 
-// What RMSNorm multiplies a row of x by, before its weight; 1 without a norm.
+// 1 / rms of a row of x; 1 without a norm.
 template <typename T>
 inline float norm_factor(const LinearArgs& a, const T* x) {
     return a.norm_weight ? rms_factor(x, a.k, a.eps) : 1.0f;
 }
 
-// A row's outputs from `first` on: bias, epilogue, out. at(i): the sums of 16 from the i-th on.
+// Stores a row's outputs from `first` on, with bias and epilogue. at(i): 16 sums from the i-th on.
 template <typename T, typename At>
 inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64_t row,
                                                       int64_t first, int64_t outputs, At at) {
@@ -49,14 +49,14 @@ inline __attribute__((always_inline)) void finish_row(const LinearArgs& a, int64
     }
 }
 
-// Rows of them, one after the other, as they lie in memory; sums_of(r): what gives the r-th's.
+// Stores several rows in memory order; sums_of(r): the `at` of row r.
 template <typename T, typename Sums>
 inline void finish(const LinearArgs& a, int64_t row, int64_t rows, int64_t first, int64_t outputs,
                    Sums sums_of) {
     for (int64_t r = 0; r < rows; ++r) finish_row<T>(a, row + r, first, outputs, sums_of(r));
 }
 
-// One piece: outputs [first, first + outputs) of all rows that were taken in.
+// One piece of work: outputs [first, first + outputs) of all rows that were read.
 template <typename Gemm>
 inline void multiply_piece(const LinearArgs& a, const typename Gemm::X* taken, int64_t row,
                            const RowBlocks& blocks, int64_t first, int64_t outputs) {

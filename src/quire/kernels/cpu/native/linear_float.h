@@ -1,5 +1,5 @@
-// Products with float and bfloat16 weights, which are widened as they are read where the processor
-// has no dot products of them. Included inside a namespace that has the vector types, behind linear.h.
+// GEMMs with float and bfloat16 weights, which are widened as they are read where the processor has no
+// dot products of them. Included inside a namespace that has the vector types, after linear.h.
 
 constexpr int64_t K_STRETCH = 512;  // with a block of rows: what the first cache keeps
 constexpr int64_t AHEAD = 1 << 10;  // weights that are asked for before they are read

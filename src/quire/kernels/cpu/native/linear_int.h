@@ -1,13 +1,13 @@
 // GEMMs with weights of 8 and 4 bits. Included inside a namespace, after quantize.h.
 //
-// A weight is packed in blocks of 32 outputs, each one stream of memory (see pack.cpp):
+// A weight is packed in blocks of 32 outputs, each contiguous (see pack.cpp):
 //   int8: float scale [32], then for each four k's codes [32][4], 128 added
 //   int4: for each group float16 scale [32], zero point [32] if there are any, then for each eight
 //         k's codes [32][4], k's 0..3 in the lower bits and 4..7 in the upper ones; with int4_hadamard
-//         float scale [32] before all, by which tiles make bytes of them (widen_tiles.h)
-// Activations are rounded to bytes once; then a tile of some rows by 32 outputs at a time is made
-// from top to bottom of a block, whatever the number of rows: for a few, weights come straight from
-// memory, and for many from the cache. Unpacking in registers is shared by the rows of a tile.
+//         float scale [32] first, with which AMX tiles widen codes to bytes (widen_tiles.h)
+// Activations are rounded to bytes once. Then tiles of some rows by 32 outputs are computed over all of
+// k: with few rows weights come straight from memory, with many from the cache. The rows of a tile
+// share the unpacking in registers.
 
 constexpr int64_t WIDE = 32;           // outputs of a packed block
 constexpr int64_t BYTES_AHEAD = 1536;  // how far before its use a line is asked for

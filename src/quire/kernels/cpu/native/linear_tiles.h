@@ -1,16 +1,16 @@
-// GEMMs by AMX tiles. Included inside a namespace, behind tiles.h, quantize.h and widen_tiles.h.
+// GEMMs by AMX tiles. Included inside a namespace, after tiles.h, quantize.h and widen_tiles.h.
 //
-// Bytes and bfloat16 are packed as for the dot instructions: what lies side by side there is a
-// tile's row here. Four bits become one of both on their way. Work goes by units: 32 outputs' weights
-// over a stretch of k, which the first cache keeps while all rows are multiplied by them, and the
-// next unit's are asked for meanwhile. So weights come from memory once, in a steady stream; rows
-// come from the second cache. Sums go over k in stretches, in an order that nothing changes.
+// Bytes and bfloat16 are packed as for the dot instructions, whose lines are a tile's rows here. Four
+// bits are widened to one of both first. A unit of work is the weights of 32 outputs over a stretch of
+// k: they stay in the L1 cache while all rows are multiplied by them, and the next unit's are
+// prefetched. So weights come from memory once, in a steady stream, and rows from the L2 cache. Sums
+// go over k in stretches, always in the same order.
 
 constexpr int64_t LINE = 64;
 constexpr int64_t STEPS = 8;           // of a stretch, where rows are in several blocks
 constexpr int64_t TILE_AHEAD = 6144;   // for one block of rows: how far before its use a line is asked for
 
-// From how many rows on four bits are not multiplied as they are.
+// Number of rows from which on four-bit codes are widened for tiles.
 constexpr int64_t MANY_ROWS4 = 32, MANY_HADAMARD4 = 10;
 
 // Sources: where the weights of 32 outputs lie from a k on, as `lines` of each of two runs for a
@@ -105,8 +105,8 @@ struct Tiled {
         }
     }
 
-    // Panels' sums [rows, 32] one after the other. One block of rows goes through a panel's
-    // weights as they lie, several go through a stretch of all panels, so that rows stay in the cache.
+    // Panels' sums [rows, 32] one after the other. A single block of rows goes through the panels one by
+    // one; several go through a stretch of all panels, so that rows stay in the cache.
     static void multiply_units(const LinearArgs& a, const X* taken, const RowBlocks& blocks,
                                int64_t first, int64_t outputs, float* sums) {
         const bool few = blocks.count == 1;
@@ -140,13 +140,13 @@ struct Tiled {
         bool more;
     };
 
-    // What is asked for at a step while one block of rows is multiplied: what comes soon. What is
-    // widened was asked for there.
+    // Prefetches at a step while the only block of rows is multiplied: lines that are read soon.
+    // Widened weights were prefetched when they were widened.
     static Ahead ahead(const Ahead& unit) {
         const int64_t lines = WIDENED ? 0 : unit.lines / STEPS;
         return {unit.first + TILE_AHEAD, unit.second + TILE_AHEAD, unit.stride, lines};
     }
-    // While one of several is: its share of the next unit.
+    // Prefetches while one of several blocks is multiplied: its share of the next unit.
     static Ahead share(const Ahead& next, int64_t block, int64_t blocks) {
         const int64_t lines = (next.lines + STEPS * blocks - 1) / (STEPS * blocks);
         const int64_t skipped = block * STEPS * lines * next.stride;
@@ -161,7 +161,7 @@ struct Tiled {
         add_block<Source, true, true, false>,   add_block<Source, true, true, true>,
     };
 
-    // Whole numbers in index of sums become what they stand for.
+    // Integer sums, stored where float sums would be, are multiplied by their scales.
     template <typename T>
     static void finish_panels(const LinearArgs& a, const X* taken, int64_t row,
                               const RowBlocks& blocks, int64_t first, int64_t outputs,

@@ -1,4 +1,4 @@
-// Packs weights into the layouts that the GEMMs read: see Format and linear_int.h. Runs once per weight.
+// Packs weights into the layouts that the GEMMs read, see Format and linear_int.h; once per weight.
 
 #include <algorithm>
 #include <cmath>
@@ -20,8 +20,8 @@ uint32_t interleaved(uint32_t eight) {
     return deposit(eight & 0xffff) | deposit(eight >> 16) << 4;
 }
 
-// The scale of an output's bytes where four bits become some: what `size` stands for, times 8, is 127
-// of them. size: of a float16, without its sign.
+// The scale of an output whose four-bit codes are widened to bytes: -8 times its largest scale becomes
+// ±127. size: the bits of that scale as float16, without its sign.
 float scale_of_bytes(uint16_t size) {
     if (size >= 0x7c00) return NAN;
     const uint32_t bits = static_cast<uint32_t>(size) << 13;
@@ -36,7 +36,7 @@ int64_t bytes_of_group(const PackArgs& a) {
 
 bool is_float(const PackArgs& a) { return a.format == Format::f32 || a.format == Format::bf16; }
 
-// Four bytes of each output side by side: a number, or two that lie next to each other.
+// Words of four bytes in a row: each holds one float or two bfloat16.
 int64_t words_of_row(const PackArgs& a) { return a.format == Format::f32 ? a.k : a.k / 2; }
 
 int64_t bytes_of_block(const PackArgs& a) {
@@ -84,7 +84,7 @@ void pack_row4(const PackArgs& a, int64_t row, uint8_t* block) {
     }
 }
 
-// 16 rows, some of their words at a time: so that what is written stays in the first cache.
+// Packs 16 rows, some words of each at a time, so that the output stays in the L1 cache.
 void pack_numbers(const PackArgs& a, int64_t first, uint8_t* block) {
     constexpr int64_t some = 128;
     const int64_t words = words_of_row(a);

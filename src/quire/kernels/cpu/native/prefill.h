@@ -29,7 +29,7 @@ inline void multiply(const float* a, int64_t row, int64_t step, const float* b, 
         for (int v = 0; v < V; ++v) sum[i][v].store(c + i * width + 16 * v);
 }
 
-// As `AttendRows` tells.
+// An `AttendRows`, see quire_cpu.h.
 template <typename Code>
 void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t position,
                  int64_t count, int64_t head) {

@@ -1,7 +1,7 @@
 // Attention of several query tokens of one request, for one key head, by tiles of bfloat16. Included
 // inside a namespace that has tiles.h, paged.h and softmax.h.
 //
-// As in prefill.h scores stand transposed, [keys, rows]: keys are a product's rows as they lie, and
+// As in prefill.h scores stand transposed, [keys, rows]: keys are the rows of one tile GEMM as they lie, and
 // weights become the next one's columns in pairs of keys, without a shuffle. Queries, once for all
 // keys, and values, once for a step's rows, are transposed. Weights are rounded to bfloat16, sums
 // are float.
@@ -100,7 +100,7 @@ inline void transpose_values(const bf16* values, int64_t keys, int64_t dim, bf16
 // sums [rows, LANES] = (from zero, or what they hold) + rows · columns; rows in lines `row` numbers
 // apart, columns in pairs [depth / 2, LANES].
 template <bool from_zero>
-inline void add_product(const bf16* rows, int64_t count, int64_t row, const bf16* columns,
+inline void add_gemm(const bf16* rows, int64_t count, int64_t row, const bf16* columns,
                         int64_t depth, float* sums) {
     const auto side = [](const bf16* first, int64_t second, int64_t stride, int64_t step) {
         const uint8_t* at = reinterpret_cast<const uint8_t*>(first);
@@ -137,7 +137,7 @@ struct Queries {
     }
 };
 
-// What is kept of LANES rows from step to step.
+// State of LANES rows from step to step.
 struct Lanes {
     float *sums, *positions, *most, *total;  // [dim, LANES], [LANES]
     bf16* query;                             // pairs [dim / 2, LANES]
@@ -177,7 +177,7 @@ struct Lanes {
     }
 };
 
-// As `AttendRows` tells.
+// An `AttendRows`, see quire_cpu.h.
 template <typename Code>
 void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t position,
                  int64_t count, int64_t head) {
@@ -208,15 +208,15 @@ void attend_rows(const AttentionArgs& a, const int32_t* table, int64_t token, in
             const int64_t oldest = position + queries.query(g * LANES);
             const int64_t newest = position + queries.query(g * LANES + LANES - 1);
             if (first > newest) continue;
-            add_product<true>(keys, padded, dim, at.query, dim, scores);
+            add_gemm<true>(keys, padded, dim, at.query, dim, scores);
             const bool masked = first + padded > oldest + 1 || first <= newest - window;
             weigh_rows(scores, padded, LANES, first, masked, at.positions, static_cast<float>(window),
                        a.scale * LOG2_E, at.most, at.total, by, InPairs{weights});
             if (first == begin) {
-                add_product<true>(transposed, dim, KEYS, weights, padded, at.sums);
+                add_gemm<true>(transposed, dim, KEYS, weights, padded, at.sums);
             } else {
                 rescale(by, dim, at.sums);
-                add_product<false>(transposed, dim, KEYS, weights, padded, at.sums);
+                add_gemm<false>(transposed, dim, KEYS, weights, padded, at.sums);
             }
         }
     }

@@ -1,6 +1,6 @@
-// Activations as signed bytes, on their way into a product. Included inside a namespace.
+// Rounds activations to signed bytes on their way into a GEMM. Included inside a namespace.
 //
-// Rows are kept in blocks of those that a tile multiplies, so that all it reads lies in a row:
+// Rows are stored in blocks of as many as a tile multiplies, so that it reads memory in order:
 //   int4: for each 32 k's codes [rows][32], float scale [rows], start [rows]
 //   int8: float scale [rows], start [rows], then for each 32 k's codes [rows][32], widened to
 //         16 bits (k's 0, 2, 1, 3 of four) where there is no VNNI
@@ -17,7 +17,7 @@ constexpr int64_t WIDTH = 2;
 constexpr int64_t CODES8 = CHUNK * WIDTH;  // bytes of a row in a block
 constexpr int64_t CODES4 = CHUNK + 8;
 
-// A row of x, behind its norm if it has one.
+// A row of x, normalised if there is a norm.
 template <typename T>
 struct NormedRow {
     const T *x, *norm;
@@ -38,7 +38,7 @@ inline float inverse_of(float largest) {  // in two steps, as PyTorch divides a 
     return largest > 0.0f ? 127.0f * (1.0f / largest) : 0.0f;
 }
 
-// 32 numbers as codes, in registers: what was stored in halves is slow to read back as a whole.
+// 32 numbers as codes, combined in registers: two half stores and one full load would be slow.
 inline __m256i bytes_of(F32 first, F32 second) {
     return _mm256_set_m128i(bytes_of(second), bytes_of(first));
 }
@@ -75,7 +75,7 @@ inline int32_t start4(__m128i pair, bool zeros) {
 #endif
 }
 
-// 32 numbers times a Hadamard matrix.
+// Multiplies 32 numbers by a Hadamard matrix.
 inline void hadamard32(F32& first, F32& second) {
     const F32 a = hadamard(first), b = hadamard(second);
     first = a + b, second = a - b;
@@ -151,7 +151,7 @@ struct Head {
     int32_t start;
 };
 
-// to(i): where the 32 codes from the i-th on belong.
+// Rounds a row to bytes with one scale. to(i): the address for the 32 codes from the i-th on.
 template <typename T, typename To>
 Head round_row8(const LinearArgs& a, int64_t row, To to) {
     const NormedRow<T> x = normed_row<T>(a, row);

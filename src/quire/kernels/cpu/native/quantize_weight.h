@@ -5,7 +5,7 @@ inline void store_bytes(F32 a, int8_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes_of(a));
 }
 
-// Codes and scales of some rows, as kernels/operands.py tells.
+// Codes and scales of some rows, as kernels/operands.py describes.
 struct Rounded {
     uint8_t* codes;
     void* scale;
@@ -103,7 +103,7 @@ void quantize_row4(const QuantizeArgs& a, int64_t row, Rounded out) {
 
 constexpr int64_t SIDE_BY_SIDE = 32;  // rows of a packed block
 
-// Some rows, rounded in memory that the cache keeps and packed from there.
+// Rounds the rows of one packed block in a buffer that stays in the cache, and packs them.
 template <typename T>
 void quantize_block(const QuantizeArgs& a, int64_t block) {
     thread_local Scratch codes, scale;

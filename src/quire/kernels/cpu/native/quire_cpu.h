@@ -1,4 +1,4 @@
-// What the kernels of each instruction set offer, and the types that they share with Python.
+// The kernels that each instruction set offers, and the types that they share with Python.
 //
 // Kernels are compiled once for each instruction set, in a namespace of its own (avx2.cpp,
 // avx512.cpp, ...), from the same text; library.cpp chooses the best that the processor runs.
@@ -50,7 +50,8 @@ enum class Epilogue : int32_t {
 };
 
 // How a GEMM's weight is packed: blocks of 16 outputs, inside them the steps of k that the dot
-// instructions take. Python's NativeFormat (native_structs.py) has the same names and numbers. n is a multiple of 16 (of 32 with silu), k of the step.
+// instructions take. n is a multiple of 16 (of 32 with silu), k of the step. Python's NativeFormat
+// (native_structs.py) has the same names and numbers.
 enum class Format : int32_t {
     f32 = 0,   // [n / 16, k, 16] float, k even
     bf16 = 1,  // [n / 16, k / 2, 16, 2] bf16
@@ -79,7 +80,7 @@ struct LinearArgs {
     int32_t threads;
 };
 
-// The row of the source that a row of a packed weight is: interleaved halves give 16 rows each in turn.
+// The source of a packed weight's row: interleaved halves give 16 rows each in turn.
 inline int64_t source_row(int64_t row, int64_t half) {
     return half ? row / 32 * 16 + row / 16 % 2 * half + row % 16 : row;
 }
@@ -116,7 +117,7 @@ struct RotaryArgs {
     int64_t tokens, stride;  // of the rows of `heads`, in numbers
     int32_t num_heads, kv_heads, head_dim, rotary_dim;
     float eps;
-    Dtype dtype, cache_dtype;     // of all but the caches, of the caches
+    Dtype dtype, cache_dtype;  // of all but the caches, of the caches
     int32_t threads;
 };
 
@@ -129,7 +130,7 @@ struct AttentionArgs {
     int32_t block_size, heads, kv_heads, head_dim;        // block_size: a power of two
     int32_t window;        // keys that a query sees, 0 for all
     float scale;
-    Dtype dtype, cache_dtype;     // of query and out, of the caches
+    Dtype dtype, cache_dtype;  // of query and out, of the caches
     int32_t threads;
 };
 
@@ -144,14 +145,14 @@ struct LayerArgs {
     const void *norm, *mlp_norm;        // [hidden]
     const void *query_norm, *key_norm;  // [head_dim], or null
     void *k_cache, *v_cache;
-    LinearWeight qkv, o, gate_up, down;      // gate_up as Epilogue::silu takes it
+    LinearWeight qkv, o, gate_up, down; // gate_up as Epilogue::silu takes it
     float eps, head_eps, scale;         // of both norms; of heads'; of scores
     int32_t window;
 };
 struct LayersArgs {
     const void* rows;      // [tokens, hidden], normalised by the first layer's first norm, or null
     void* residual;        // [tokens, hidden], in and out
-    void* workspace;            // for each token the outputs of qkv, twice those of heads, half of gate_up's
+    void* workspace;       // for each token the outputs of qkv, twice those of heads, half of gate_up's
     const LayerArgs* layers;  // [count]
     const void *cos, *sin; // the rest as in RotaryArgs and AttentionArgs
     const int64_t* slots;
@@ -201,8 +202,8 @@ void linear_int_avx2_vnni(const LinearArgs& args);
 void linear_int_avx512_vnni(const LinearArgs& args);
 // With AVX-512 BF16, those with bfloat16 weights, too.
 void linear_avx512_bf16(const LinearArgs& args);
-// With tiles both, where sizes allow.
+// Both by AMX tiles, where sizes allow.
 void linear_int_amx(const LinearArgs& args);
 void linear_bf16_amx(const LinearArgs& args);
-// And prompts' attention: null for what it does not serve.
+// Prefill attention by AMX tiles: null for what it does not serve.
 Prompts prompts_amx(const AttentionArgs& args);

@@ -1,4 +1,4 @@
-// What is asked of rows as a whole. Included inside a namespace that has the vector types.
+// Checks and reductions of whole rows. Included inside a namespace that has the vector types.
 
 constexpr int64_t BLOCK = 64;  // logits that the sampler looks at together
 

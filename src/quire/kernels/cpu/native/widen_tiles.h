@@ -1,10 +1,10 @@
-// Weights of four bits on their way into tiles, of bytes or of bfloat16. Included inside a namespace,
-// behind dot512.h; linear_int.h tells how they are packed.
+// Widens four-bit weights to AMX tiles of bytes or of bfloat16. Included inside a namespace, after
+// dot512.h; linear_int.h describes how they are packed.
 //
-// Where a product's rows are many, this costs less than its sums in whole numbers, one for each
-// 32 k's and their scales, which tiles cannot make at their speed. Bytes have one scale for each
-// output and so one for each row of activations, which Hadamard matrices are for: of a weight that
-// is not behind them, bfloat16 is made.
+// With many rows this costs less than integer sums for each 32 k's with scales of their own, which
+// tiles cannot compute at full speed. Bytes need one scale for each output and one for each row of
+// activations, which is exact enough after a Hadamard rotation only: other weights are widened to
+// bfloat16.
 
 constexpr int64_t NIBBLES_AHEAD = 1536;  // how far before its use a line is asked for
 
