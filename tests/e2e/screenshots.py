@@ -43,7 +43,7 @@ def body(rng: random.Random) -> dict[str, Any]:
 
 
 async def load(url: str) -> None:
-    """Clients that call again and again, until this is cancelled."""
+    """ClientOutboxes that call again and again, until this is cancelled."""
 
     async def client(number: int) -> None:
         rng = random.Random(number)

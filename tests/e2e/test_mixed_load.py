@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from kv_usage import num_allocated_slots, num_stored_tokens
 
 from quire.array_types import Ints
 from quire.config import EngineConfig
@@ -116,8 +117,8 @@ def serve(core: EngineCore, requests: list[AddRequest]) -> Served:
     while core.has_work:
         for delta in core.step().deltas:
             served.take(delta)
-        served.stored += kv.num_stored_tokens
-        served.allocated += kv.num_allocated_slots
+        served.stored += num_stored_tokens(kv)
+        served.allocated += num_allocated_slots(kv)
     return served
 
 

@@ -19,7 +19,7 @@ from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes import control_channel
 from quire.engine.processes.control_channel import (
     MAX_CONTROL_BYTES,
-    Control,
+    ControlMessage,
     EngineDown,
     EngineStarted,
     EngineUp,
@@ -46,7 +46,7 @@ LIMITS = RequestLimits(
 INFO = EngineInfo("m", LIMITS, [1], "float32", "cpu", 5, 16, 100)
 CONFIG, LOG = EngineConfig(), LogOptions("info", "text")
 CONDITION = ModelStatus(name="m", state="loaded", at_start=True, max_num_seqs=2)
-MESSAGES: list[Control] = [
+MESSAGES: list[ControlMessage] = [
     StartEngine(config=CONFIG, epoch=1, address="a", page_path="p", log=LOG),
     EngineStarted(info=INFO),
     StartFailed(kind="ConfigError", message="no"),
@@ -81,10 +81,10 @@ def no_exit() -> Iterator[None]:
         yield
 
 
-def as_parent(line: bytes) -> Control | None:
+def as_parent(line: bytes) -> ControlMessage | None:
     """What the parent reads from a child that says this and ends."""
 
-    async def read() -> Control | None:
+    async def read() -> ControlMessage | None:
         reader = asyncio.StreamReader()
         reader.feed_data(line)
         reader.feed_eof()
@@ -93,7 +93,7 @@ def as_parent(line: bytes) -> Control | None:
     return asyncio.run(read())
 
 
-def as_child(line: bytes) -> Control | None:
+def as_child(line: bytes) -> ControlMessage | None:
     """What a child reads from its parent; None if it ends itself."""
     child = object.__new__(ParentConnection)  # its making would take this process's standard input
     child._file = io.BytesIO(line)
@@ -104,11 +104,11 @@ def as_child(line: bytes) -> Control | None:
 
 
 def test_each_kind_of_message_is_known() -> None:
-    assert {type(message) for message in MESSAGES} == set(Control.__args__)
+    assert {type(message) for message in MESSAGES} == set(ControlMessage.__args__)
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_packed_is_read(message: Control) -> None:
+def test_what_is_packed_is_read(message: ControlMessage) -> None:
     assert as_parent(pack(message)) == as_child(pack(message)) == message
 
 

@@ -141,7 +141,7 @@ class Engine:
         self.client.send(msgspec.msgpack.encode([request]))
         tokens: list[int] = []
         for _ in range(2000):
-            self._process.turn(0.01)
+            self._process.run_once(0.01)
             while self.client.poll(0):
                 step = msgspec.msgpack.decode(self.client.recv(), type=StepOutput)
                 for delta in step.deltas:
@@ -155,7 +155,7 @@ class Engine:
     def forget(self) -> None:
         """Abort all that the client has asked for."""
         self._orders.put(ForgetClient(client="front"))
-        self._process.turn(0.0)
+        self._process.run_once(0.0)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

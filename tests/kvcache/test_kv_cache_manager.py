@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kv_usage import num_allocated_slots, num_stored_tokens
 
 from quire.core.messages import AddRequest
 from quire.core.request import Request
@@ -193,8 +194,8 @@ def test_waste_is_below_four_percent_on_ordinary_prompts() -> None:
     kv = KVCacheManager(4096, 16)
     for number, length in enumerate(range(100, 900, 20)):
         compute(kv, make_request(f"r{number}", [number] * length))
-    assert kv.num_stored_tokens == sum(range(100, 900, 20))
-    assert 1 - kv.num_stored_tokens / kv.num_allocated_slots < 0.04
+    assert num_stored_tokens(kv) == sum(range(100, 900, 20))
+    assert 1 - num_stored_tokens(kv) / num_allocated_slots(kv) < 0.04
 
 
 # ---------------------------------------------------------------------- forgetting
@@ -457,7 +458,7 @@ class ManagerMachine(RuleBasedStateMachine):
         refs = Counter(b for r in self.running.values() for b in self.kv.block_table(r))
         blocks = range(self.kv.pool.num_blocks)
         assert [self.kv.pool.ref_count(b) for b in blocks] == [refs[b] for b in blocks]
-        assert self.kv.num_stored_tokens <= self.kv.num_allocated_slots
+        assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
         stats = self.kv.prefix_stats
         assert stats.queries == stats.hits + sum(stats.misses.values())
 
@@ -475,7 +476,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.wake()
         assert not self.parked
         assert self.kv.pool.num_available == self.kv.pool.num_blocks
-        assert self.kv.num_allocated_slots == 0
+        assert num_allocated_slots(self.kv) == 0
 
 
 TestManagerMachine = ManagerMachine.TestCase

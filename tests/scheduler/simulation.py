@@ -11,6 +11,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from kv_usage import num_allocated_slots, num_stored_tokens
+
 from quire.config import SchedulerConfig
 from quire.core.messages import AddRequest, RequestDelta, TokenLogprobs
 from quire.core.pooling_params import PoolingParams
@@ -354,7 +356,7 @@ class Simulation:
         assert stats.num_free_blocks + stats.num_cached_blocks + len(refs) == stats.num_blocks
         hits_and_misses = stats.prefix_cache_hits + sum(stats.prefix_cache_misses.values())
         assert stats.prefix_cache_queries == hits_and_misses
-        assert self.kv.num_stored_tokens <= self.kv.num_allocated_slots
+        assert num_stored_tokens(self.kv) <= num_allocated_slots(self.kv)
         for request in running:
             held = len(self.kv.block_table(request)) * self.kv.block_size
             assert request.num_computed_tokens <= held
@@ -398,4 +400,4 @@ class Simulation:
         assert not self.scheduler.has_unfinished
         assert all(self.finish_reason(request) for request in self.requests.values())
         assert self.kv.pool.num_available == self.kv.pool.num_blocks
-        assert self.kv.num_allocated_slots == 0
+        assert num_allocated_slots(self.kv) == 0

@@ -109,9 +109,9 @@ def test_answers_are_held_back_only_where_a_whole_step_is_short(
     for step in range(60):
         num_tokens = 0 if step % 3 else 100 * (step % 20 + 1)
         policy.observe(8, num_tokens, 0.005 + per_token * num_tokens)
-    assert policy.holds(FEW_REQUESTS, waited=0.5) is holds
-    assert not policy.holds(FEW_REQUESTS + 1, waited=0.5)
-    assert not policy.holds(2, waited=LONGEST_WAIT)
+    assert policy.holds_decodes(FEW_REQUESTS, waited=0.5) is holds
+    assert not policy.holds_decodes(FEW_REQUESTS + 1, waited=0.5)
+    assert not policy.holds_decodes(2, waited=LONGEST_WAIT)
 
 
 # Decodes, prompt tokens and milliseconds of steps in which prompts came all at once, on one H200.

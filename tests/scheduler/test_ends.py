@@ -59,8 +59,8 @@ def test_who_waits_for_the_end_is_told_the_first_token_and_then_all_others() -> 
     assert [len(delta.token_ids) for delta in sim.deltas["r0"]] == [1, 7]
     assert sim.answer(request) == sim.alone["r0"]
     assert sim.answer(scored) == sim.alone["r1"]
-    [ending] = sim.abort("r2")
-    assert len(ending.token_ids) > 5
+    [last] = sim.abort("r2")
+    assert len(last.token_ids) > 5
     assert sim.answer(aborted) == aborted.token_ids[4:]
     assert sim.scheduler.num_generation_tokens == 16 + aborted.num_output_tokens
 

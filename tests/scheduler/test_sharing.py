@@ -52,7 +52,10 @@ def test_who_waits_for_a_prefix_goes_on_when_its_owner_ends(ending: str) -> None
     prefix = [1, 2, 3, 4] * 5
     sim.add([*prefix, 5])
     waiter = sim.add([*prefix, 6])
-    sim.schedule(failing={"r0"} if ending == "damage" else set(), raises=ending == "raise")
+    sim.schedule(
+        failing={"r0"} if ending == "damage" else set(),
+        raises=ending == "raise",
+    )
     if ending == "abort":
         sim.abort("r0")
     sim.settle()

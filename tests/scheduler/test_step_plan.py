@@ -56,10 +56,10 @@ def test_what_is_taken_back_never_was() -> None:
     request.num_computed_tokens = 4
     step.add(request, 3, [1])
     step.add(request, 3, [2])
-    step.take_back(request)
+    step.remove(request)
     assert lengths(request) == (4, 0)
     assert (step.budget, step.planned) == (16, [])
-    step.take_back(request)  # has no entry now
+    step.remove(request)  # has no entry now
     assert lengths(request) == (4, 0)
 
 

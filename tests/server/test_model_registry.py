@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from quire.config import EngineConfig
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     EngineDown,
     EngineUp,
     LoadModel,
@@ -55,7 +55,7 @@ class House:
             name: FakeEngine(script=f"I am {name}.", info=FakeInfo(model_name=name))
             for name in "ab"
         }
-        self.asked: list[Control] = []
+        self.asked: list[ControlMessage] = []
         self.parent = lambda _: None
         found = conditions or (condition("a"), condition("b"))
         self.models = ModelRegistry(found, ServerSettings(**settings))
@@ -65,7 +65,7 @@ class House:
                 self.models.attach(each.name, self.engines[each.name])
         self.app = build_server(self.loader, ServerSettings(**settings))
 
-    def _ask(self, message: Control) -> None:
+    def _ask(self, message: ControlMessage) -> None:
         self.asked.append(message)
         self.parent(message)
 

@@ -26,7 +26,7 @@ from quire.cli.options import (
 )
 from quire.config import EngineConfig
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import Fleet, FleetSettings
+from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import ConfigError
 from quire.logs import LogOptions, configure_logging
@@ -184,7 +184,7 @@ async def _serve(
         memory_bytes=settings.model_memory_bytes, idle_seconds=settings.idle_unload_seconds
     )
     async with ServerSupervisor(processes, listener, admin) as supervisor:
-        fleet = Fleet(supervisor, plans, limits)
+        fleet = ModelFleet(supervisor, plans, limits)
 
         async def work() -> None:
             infos = await fleet.start()

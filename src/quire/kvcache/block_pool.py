@@ -1,4 +1,4 @@
-"""The ids of the KV cache's blocks: who is free, who is cached, who is used. No torch.
+"""The pool of KV blocks: which are free, cached or used, by reference counts. No torch.
 
 Each block is in exactly one of three sets, and this file owns the moves between them:
 
@@ -7,7 +7,7 @@ Each block is in exactly one of three sets, and this file owns the moves between
                         └─────share────────┘
     evictable ──allocate, when none is free──► used   least recently used first; the hash is lost
 
-It does not know what a hash means, nor which request holds a block: see kv_cache_manager.py.
+What a hash means, and which request holds a block, is known to kv_cache_manager.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 
 class BlockState(enum.IntEnum):
-    """What a block is to a live view; larger is busier."""
+    """The state of a block for a live view."""
 
     FREE = 0
     CACHED = 1  # unused, but it holds a prefix
@@ -31,8 +31,8 @@ class BlockState(enum.IntEnum):
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, counted by reference, found again by the hash of their content.
 
-    All verbs are O(1) per block. on_removed: told each hash that stops being findable because
-    its block was evicted or forgotten.
+    All methods are O(1) per block. on_removed: called with each hash that can no longer be found
+    because its block was evicted or forgotten.
     """
 
     def __init__(self, num_blocks: int, on_removed: Callable[[bytes], None]) -> None:
@@ -52,7 +52,7 @@ class BlockPool:
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that nobody uses but that still hold a cached prefix."""
+        """Unused blocks that hold a cached prefix."""
         return len(self._evictable)
 
     @property
@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """How many `allocate` can give."""
+        """The number of blocks that `allocate` can give."""
         return len(self._free) + len(self._evictable)
 
     def ref_count(self, block_id: int) -> int:
@@ -70,7 +70,7 @@ class BlockPool:
         return self._ref_counts[block_id]
 
     def states(self) -> bytes:
-        """One BlockState per block, in O(num_blocks); for people, not for the loop."""
+        """One BlockState per block, in O(num_blocks); for live views only."""
         of_ref_count = np.array([BlockState.FREE, BlockState.USED, BlockState.SHARED], np.uint8)
         states = of_ref_count[np.minimum(self._ref_counts, 2)]
         states[np.fromiter(self._evictable, dtype=np.int64)] = BlockState.CACHED
@@ -89,17 +89,17 @@ class BlockPool:
         return block_ids
 
     def share(self, block_id: int) -> None:
-        """Hold a cached block once more: a prefix-cache hit."""
+        """Add a reference to a cached block: a prefix-cache hit."""
         if self._ref_counts[block_id] == 0:
             del self._evictable[block_id]
         self._ref_counts[block_id] += 1
         self._num_shared += self._ref_counts[block_id] == 2
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Let go of blocks, one reference each.
+        """Drop one reference of each block.
 
-        Give a table tail first: what is released first is evicted first, and a prefix whose
-        head is gone can no longer be found.
+        Pass a block table in reverse: blocks released first are evicted first, and a prefix whose
+        head is evicted can no longer be found.
         """
         for block_id in block_ids:
             assert self._ref_counts[block_id] > 0, f"block {block_id} is released but not held"
@@ -113,10 +113,9 @@ class BlockPool:
                 self._evictable[block_id] = None
 
     def register(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a used block findable by its content; returns whether it became so.
+        """Make a used block findable by its hash; returns whether it did.
 
-        The first writer wins: when another block has the same content, that one stays the
-        findable one and this one remains a private copy.
+        If another block has the same hash, that one stays findable and this one is a private copy.
         """
         assert self._ref_counts[block_id] > 0, f"block {block_id} is registered but not held"
         if block_hash in self._block_of:
@@ -127,7 +126,7 @@ class BlockPool:
         return True
 
     def forget(self, block_hash: bytes) -> None:
-        """Make this content unfindable; its block stays with those who hold it."""
+        """Make a hash unfindable; requests that hold its block keep it."""
         block_id = self._block_of.pop(block_hash, None)
         if block_id is None:
             return
@@ -138,7 +137,7 @@ class BlockPool:
         self._on_removed(block_hash)
 
     def reset(self) -> None:
-        """Make all content unfindable, as after a change of weights. Users keep their blocks."""
+        """Make all hashes unfindable. Requests keep their blocks."""
         self._block_of.clear()
         self._hash_of = [None] * self.num_blocks
         self._free += self._evictable

@@ -1,10 +1,9 @@
-"""Prefixes that are being computed right now, and who waits for them. No torch.
+"""Prefixes that are being computed now, and the requests that wait for them. No torch.
 
 When many requests with the same long prefix arrive together, the first computes it and the others
-wait until it is in the prefix cache, instead of computing it again side by side. This file owns
-the claims of running requests on hashes they will register, and the waiters of each; it decides
-nothing about blocks. Nobody waits for ever: a claim ends when its hash is registered or when its
-owner leaves the batch, whichever comes first, and both wake the waiters.
+wait until it is in the prefix cache. This file owns the claims of running requests on hashes that
+they will register, and the requests that wait for each. A claim ends when its hash is registered or
+its owner leaves the batch; both make the waiting requests ready, so none waits for ever.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ class InFlightPrefixes:
         self._ready: list[Request] = []
 
     def claim(self, request_id: str, hashes: Iterable[bytes]) -> None:
-        """A request starts to run and will register these; a claim made earlier stands."""
+        """Claim the hashes that an admitted request will register; earlier claims stand."""
         fresh = [h for h in hashes if h not in self._owner_of]
         self._owner_of.update(dict.fromkeys(fresh, request_id))
         self._claims[request_id] = fresh
 
     def wait(self, request: Request, hashes: Iterable[bytes]) -> bool:
-        """Let a request wait if the first of these hashes is claimed; returns whether it does.
+        """Let a request wait if the first of these hashes is claimed; returns whether it waits.
 
-        It waits for the last of the claimed ones in a row: to be woken earlier would only let
-        it find the next one claimed.
+        It waits for the last of the consecutive claimed hashes.
         """
         last = None
         for block_hash in hashes:
@@ -46,22 +44,22 @@ class InFlightPrefixes:
         return True
 
     def mark_registered(self, block_hash: bytes) -> None:
-        """The hash is registered, by whomever: its claim ends."""
+        """End the claim on a hash that has been registered."""
         if self._owner_of.pop(block_hash, None) is not None:
             self._ready += self._waiters.pop(block_hash, ())
 
-    def withdraw(self, request_id: str) -> None:
-        """The request has left the batch: all its claims end."""
+    def release(self, request_id: str) -> None:
+        """End all claims of a request that leaves the batch."""
         for block_hash in self._claims.pop(request_id, ()):
             if self._owner_of.get(block_hash) == request_id:
                 self.mark_registered(block_hash)
 
-    def withdraw_all(self) -> None:
+    def release_all(self) -> None:
         """End all claims."""
         for request_id in list(self._claims):
-            self.withdraw(request_id)
+            self.release(request_id)
 
     def take_ready(self) -> list[Request]:
-        """The requests that need not wait any more, each once; those that have ended are gone."""
+        """Requests that need not wait any longer, each once, without those that have ended."""
         ready, self._ready = self._ready, []
         return [request for request in ready if not request.is_finished]

@@ -1,8 +1,7 @@
-"""Which request holds which blocks, and which prefixes can be shared. No torch.
+"""The KV cache manager: block tables of running requests, and the prefix cache. No torch.
 
-Owns the block tables of running requests, the chained hashes of their content, and the figures of
-the prefix cache. It does not own the sets of free and cached blocks (block_pool.py), the bytes
-(kv_storage.py), or the choice of who runs (the scheduler).
+Owns the block tables, the chained hashes of full blocks, and the prefix cache's statistics. Free
+and cached blocks are in block_pool.py, the bytes in kv_storage.py.
 
     token_ids:    [ t0 .. t15 | t16 .. t31 | t32 .. ]           block_size = 16
     block_hashes: [ h0        | h1         ]                    h_i = SHA-256(h_{i-1}, tokens)
@@ -44,14 +43,14 @@ class PrefixCacheStats:
 class _BlockTable:
     request: Request
     block_ids: list[int]
-    num_registered: int  # leading blocks whose content is findable, here or in a twin
-    cacheable: bool  # whether blocks filled from now on may be registered
+    num_registered: int  # leading blocks whose hash is registered, for this block or an equal one
+    cacheable: bool  # whether blocks filled from now on are registered
 
 
 class KVCacheManager:
     """Block tables for running requests, over one pool.
 
-    hash_seed: by default drawn anew for each manager, so that nobody outside can foresee a hash.
+    hash_seed: random by default, so that hashes cannot be predicted.
     A request has a block table from `admit` to `free`.
     """
 
@@ -73,12 +72,12 @@ class KVCacheManager:
         ).digest()
         self._removed: OrderedDict[bytes, None] = OrderedDict()  # oldest first, bounded
 
-    # Looking up: these change no block.
+    # Lookups: these change no block.
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """The longest cached prefix, in whole blocks.
+        """The blocks of the longest cached prefix.
 
-        It ends before the last known token, which must be computed to have logits to sample from.
+        It ends before the last known token, which must be computed for its logits.
         """
         if not self._reads_cache(request):
             return []
@@ -91,17 +90,17 @@ class KVCacheManager:
         return block_ids
 
     def wait_for_prefix(self, request: Request, num_hits: int) -> bool:
-        """Let the request wait if a running one is about to cache its next block.
+        """Let the request wait if a running one is computing its next block.
 
-        num_hits: blocks found by get_computed_blocks. Returns whether it waits; it comes back,
-        in any case, through take_ready.
+        num_hits: number of blocks from get_computed_blocks. Returns whether it waits; `take_ready`
+        returns it later.
         """
         if not self._reads_cache(request):
             return False
         return self._in_flight.wait(request, islice(self._needed_hashes(request), num_hits, None))
 
     def take_ready(self) -> list[Request]:
-        """Requests that waited for a prefix and need not any more."""
+        """Requests that have waited for a prefix and are ready to be scheduled."""
         return self._in_flight.take_ready()
 
     def block_table(self, request: Request) -> list[int]:
@@ -121,12 +120,12 @@ class KVCacheManager:
         """How many blocks can be allocated once these hits are shared."""
         return self.pool.num_available - sum(self.pool.ref_count(b) == 0 for b in block_ids)
 
-    # Holding: each request's table grows from admit to free.
+    # Allocation: a request's block table exists from admit to free.
 
     def admit(self, request: Request, hits: list[int], num_tokens: int) -> list[int] | None:
-        """Open a block table on cached blocks, with room for the first num_tokens tokens.
+        """Create a block table of cached blocks and new ones, for the first num_tokens tokens.
 
-        Returns the whole table, or None, with nothing changed, when blocks are short.
+        Returns the block table; None, with nothing changed, if too few blocks are free.
         """
         assert request.request_id not in self._tables
         count = self.num_blocks_for(num_tokens) - len(hits)
@@ -145,10 +144,10 @@ class KVCacheManager:
         return block_ids.copy()
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> list[int] | None:
-        """Make room for the next tokens of a running request.
+        """Allocate blocks for the next tokens of a running request.
 
-        Returns the new blocks, appended to its table, or None, with nothing changed, when blocks
-        are short.
+        Returns the new blocks, appended to its block table; None, with nothing changed, if too few
+        are free.
         """
         block_ids = self._tables[request.request_id].block_ids
         num_slots = len(block_ids) * self.block_size
@@ -163,9 +162,9 @@ class KVCacheManager:
         return new_block_ids
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """A step succeeded: the KV of the first num_computed_tokens tokens, all known, is written.
+        """Register the blocks that are full once num_computed_tokens tokens have been computed.
 
-        Makes the blocks that this filled findable.
+        Called after a step has succeeded.
         """
         table = self._tables[request.request_id]
         num_full = num_computed_tokens // self.block_size
@@ -178,46 +177,34 @@ class KVCacheManager:
         table.num_registered = num_full
 
     def free(self, request: Request) -> None:
-        """Let go of the request's table; what it cached stays findable until it is evicted."""
+        """Free a request's block table; its registered blocks stay cached until evicted."""
         table = self._tables.pop(request.request_id)
-        self._in_flight.withdraw(request.request_id)
+        self._in_flight.release(request.request_id)
         self.pool.release(reversed(table.block_ids))
 
-    # Forgetting: content that must not be found again.
+    # Invalidation.
 
     def forget(self, request: Request) -> None:
-        """Its forward failed: what it wrote, or read, may be damaged and must not spread."""
+        """Remove all blocks of a request whose forward pass failed from the prefix cache."""
         for block_hash in request.block_hashes:
             self.pool.forget(block_hash)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all prefixes, as after a change of weights.
+        """Clear the prefix cache.
 
-        Running requests keep their tables, but what they have written is never shared again.
+        Running requests keep their block tables, but their blocks are not cached any more.
         """
         self.pool.reset()
-        self._in_flight.withdraw_all()
+        self._in_flight.release_all()
         self._removed.clear()
         for table in self._tables.values():
             table.cacheable = False
-
-    # Figures.
-
-    @property
-    def num_allocated_slots(self) -> int:
-        """Slots in the block tables of running requests; a shared block counts in each."""
-        return sum(len(t.block_ids) for t in self._tables.values()) * self.block_size
-
-    @property
-    def num_stored_tokens(self) -> int:
-        """Tokens in those slots; the rest is the waste of having blocks."""
-        return sum(t.request.num_computed_tokens for t in self._tables.values())
 
     def _reads_cache(self, request: Request) -> bool:
         return self.enable_prefix_caching and not request.needs_every_position
 
     def _needed_hashes(self, request: Request) -> Iterable[bytes]:
-        """Of the full blocks before the last known token."""
+        """Hashes of the full blocks before the last known token."""
         return islice(self._hashes(request), (request.num_tokens - 1) // self.block_size)
 
     def _hashes(self, request: Request) -> list[bytes]:
@@ -237,7 +224,7 @@ class KVCacheManager:
         return hashlib.sha256(self._seed_digest + salt.encode("utf-8", "surrogatepass")).digest()
 
     def _count_admission(self, request: Request, num_hits: int) -> None:
-        """A request that returns from preemption found its own blocks: that is no hit."""
+        """Count a first admission; blocks found after a preemption are no cache hits."""
         if request.num_preemptions > 0:
             return
         stats, size = self.prefix_stats, self.block_size
@@ -248,7 +235,7 @@ class KVCacheManager:
         if not self._reads_cache(request):
             stats.misses["bypassed"] += len(missed) * size
             return
-        # a block may outlive the head of its prefix, and then cannot be reached
+        # a block may outlive the head of its prefix, and is then unreachable
         removed, find = self._removed, self.pool.lookup
         num_evicted = sum(h in removed or find(h) is not None for h in missed)
         stats.misses["evicted"] += num_evicted * size

@@ -1,13 +1,12 @@
-"""Whose tokens go into a step, who enters the batch, and who has to leave it.
+"""Plans a step: which requests get tokens of its budget, which are admitted or preempted.
 
-Owns the choice. It does not own the ways in and out (scheduler_batch.py), how much of a prompt is
-one chunk (prefill_chunks.py), blocks (kvcache/kv_cache_manager.py), or what becomes of a plan
-(scheduler.py). No torch.
+Owns these choices. Entering and leaving the batch is in scheduler_batch.py, the chunk size in
+prefill_chunks.py, blocks in kvcache/kv_cache_manager.py, results of steps in scheduler.py. No
+torch.
 
 There is one rule and no phases: a request has known tokens and computed tokens, and each step
-hands out a budget so that computed catches up with known. A long prompt, a chunk of it, the rest
-after a prefix-cache hit, the recomputation after a preemption, and the one token of a decode are
-all this rule.
+gives out its token budget so that computed catches up with known. Chunked prefill, the rest after a
+prefix-cache hit, recomputation after a preemption, and the one token of a decode are all this rule.
 
     token_ids:  [ prompt ........................ | answer ... ] (in flight)
                 [ computed ......... ]
@@ -20,18 +19,19 @@ from quire.config import SchedulerConfig
 from quire.core.request import Request, RequestStatus
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.chunk_policy import ChunkPolicy
-from quire.scheduler.prefill_chunks import Chunks
+from quire.scheduler.prefill_chunks import PrefillChunks
 from quire.scheduler.scheduler_batch import Batch, is_preemption_exempt
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import QueuePosition
 
-# Prompt tokens, in token budgets, of the requests that one step may send to wait for a prefix:
-# hashing them takes time that running requests would wait, too.
-MAX_PARKED_BUDGETS = 32
+# How many prompt tokens, in token budgets, one step may put aside to wait for a prefix: hashing
+# them
+# delays the running requests.
+MAX_PREFIX_WAIT_BUDGETS = 32
 
 
 class Planner:
-    """Plans steps of one batch."""
+    """Plans the steps of one batch."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Planner:
         kv: KVCacheManager,
         batch: Batch,
         policy: ChunkPolicy,
-        chunks: Chunks,
+        chunks: PrefillChunks,
     ) -> None:
         self._config = config
         self._kv = kv
@@ -48,73 +48,72 @@ class Planner:
         self._chunks = chunks
 
     def plan(self, now: float) -> StepPlan:
-        """A step: requests that decode first, if they are not held back, then prompts.
+        """Plan a step: decodes first, unless they are held back, then prompts.
 
-        now: seconds of the clock by which requests were queued.
+        now: seconds, by the clock of Request.queued.
         """
         budget = self._config.max_num_batched_tokens
-        step = StepPlan(budget, now, MAX_PARKED_BUDGETS * budget)
+        step = StepPlan(budget, now, MAX_PREFIX_WAIT_BUDGETS * budget)
         for request in self._kv.take_ready():
             self._batch.waiting.push(request)
-        decodes, prompts = self._batch.split()
-        room = self._config.max_num_seqs - len(self._batch.running)
-        num_prompts = len(prompts) + min(room, len(self._batch.waiting))
-        held = decodes if num_prompts and self._holds(decodes, now) else []
-        served = [] if held else decodes
-        self._serve_decodes(step, served)
-        lacking = self._lacking(prompts, step.budget)
-        self._chunks.begin(step, len(served), len(self._batch.requests), num_prompts, lacking)
-        self._serve_prompts(step, prompts)
-        for request in step.cut:
+        decodes, prompts = self._batch.split_decodes_prefills()
+        num_free_rows = self._config.max_num_seqs - len(self._batch.running)
+        num_prompts = len(prompts) + min(num_free_rows, len(self._batch.waiting))
+        held = decodes if num_prompts and self._holds_decodes(decodes, now) else []
+        running = [] if held else decodes
+        self._plan_decodes(step, running)
+        remaining = self._num_remaining(prompts, step.budget)
+        self._chunks.begin(step, len(running), len(self._batch.requests), num_prompts, remaining)
+        self._plan_prompts(step, prompts)
+        for request in step.truncated:
             self._use_rest(step, request)
-        if held and not step.planned:  # no prompt has room
-            self._serve_decodes(step, held)
+        if held and not step.planned:  # no prompt fits
+            self._plan_decodes(step, held)
         return step
 
-    def _holds(self, decodes: list[Request], now: float) -> bool:
-        """Whether those who decode have only begun, and wait for prompts; never by priority."""
+    def _holds_decodes(self, decodes: list[Request], now: float) -> bool:
+        """Whether all decodes have just started and are held back for prompts; only with fcfs."""
         if not decodes or self._config.scheduling_policy != "fcfs":
             return False
         first = min(request.queued for request in decodes)
-        if not self._policy.holds(len(self._batch.requests), now - first):
+        if not self._policy.holds_decodes(len(self._batch.requests), now - first):
             return False
         return all(request.num_computed_tokens == request.num_prompt_tokens for request in decodes)
 
-    def _lacking(self, prompts: list[Request], most: int) -> int:
-        """Tokens that the prompts under way lack, and those that may enter; counted up to most."""
-        lacking = sum(request.num_uncomputed_tokens for request in prompts)
-        room = self._config.max_num_seqs - len(self._batch.running)
-        for request in self._batch.waiting.some(room):
-            if lacking >= most:
+    def _num_remaining(self, prompts: list[Request], most: int) -> int:
+        """Uncomputed tokens of running prompts and of those that may enter, up to `most`."""
+        remaining = sum(request.num_uncomputed_tokens for request in prompts)
+        num_free_rows = self._config.max_num_seqs - len(self._batch.running)
+        for request in self._batch.waiting.some(num_free_rows):
+            if remaining >= most:
                 break
-            lacking += request.num_tokens
-        return lacking
+            remaining += request.num_tokens
+        return remaining
 
-    def _serve_decodes(self, step: StepPlan, decodes: list[Request]) -> None:
-        """A token for each; most have room for it in their last block."""
+    def _plan_decodes(self, step: StepPlan, decodes: list[Request]) -> None:
+        """Plan a token for each decode; most need no new block."""
         block_size = self._kv.block_size
         for request in decodes:
-            has_room = request.num_computed_tokens % block_size > 0
-            if has_room and request.status is RequestStatus.RUNNING:
+            fits = request.num_computed_tokens % block_size > 0
+            if fits and request.status is RequestStatus.RUNNING:
                 step.add_decode(request, [])
             else:
                 self._advance(step, request, 1)
 
-    def _serve_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
-        """Prompts under way get their turns, then new ones; or all of them in order of their place
-        in line, if they have due times."""
+    def _plan_prompts(self, step: StepPlan, prompts: list[Request]) -> None:
+        """Plan tokens of running prompts, then of new ones; with due times, in order of those."""
         admitted: list[Request] = []
-        by_due, place = self._policy.has_due_times, self._batch.waiting.key
-        for request in sorted(prompts, key=place) if by_due else prompts:
+        by_due, position = self._policy.has_due_times, self._batch.waiting.key
+        for request in sorted(prompts, key=position) if by_due else prompts:
             if by_due:
-                admitted += self._admit(step, prompts + admitted, place(request))
-            lacking = request.num_uncomputed_tokens
-            self._let_finish(step, request, lacking)
-            self._advance(step, request, self._turn(step, request, lacking))
+                admitted += self._admit(step, prompts + admitted, position(request))
+            remaining = request.num_uncomputed_tokens
+            self._complete_shorter(step, request, remaining)
+            self._advance(step, request, self._chunk_size(step, request, remaining))
         self._admit(step, prompts + admitted)
 
     def _advance(self, step: StepPlan, request: Request, num_tokens: int) -> None:
-        """Plan a running request's next tokens; preempt others, or itself, when blocks run out."""
+        """Plan a running request's next tokens; preempts requests, maybe itself, for blocks."""
         while request.status is RequestStatus.RUNNING and num_tokens:
             new_block_ids = self._kv.allocate_slots(request, num_tokens)
             if new_block_ids is not None:
@@ -122,32 +121,30 @@ class Planner:
                 return
             self._batch.preempt(step)
 
-    def _turn(self, step: StepPlan, request: Request, lacking: int) -> int:
-        """How many of the tokens that it lacks a prompt gets in its turn."""
-        num_tokens = self._chunks.size(step, request, lacking)
-        if step.leaves_rest and num_tokens < lacking:
-            step.cut.append(request)
+    def _chunk_size(self, step: StepPlan, request: Request, remaining: int) -> int:
+        """The number of its remaining tokens that a prompt gets in this step."""
+        num_tokens = self._chunks.size(step, request, remaining)
+        if step.allows_rest and num_tokens < remaining:
+            step.truncated.append(request)
         return num_tokens
 
-    def _let_finish(self, step: StepPlan, request: Request, lacking: int) -> int:
-        """Before a prompt that lacks so many tokens gets any, those in front of it that were cut
-        get the rest of theirs, but for those that lack at least twice as many; returns how many
-        blocks they took.
+    def _complete_shorter(self, step: StepPlan, request: Request, remaining: int) -> int:
+        """Complete truncated prompts in front of this one, if they have less than twice its rest.
 
-        Two prompts of one length that share each step both end when the last one does.
+        Otherwise two prompts of equal length would share every step, and both end when the last one
+        does. remaining: this prompt's uncomputed tokens. Returns the number of blocks taken.
         """
-        place = self._batch.waiting.key
+        position = self._batch.waiting.key
         shorter = [
             each
-            for each in step.cut
-            if each.num_tokens - each.num_computed_tokens < 2 * lacking
-            and place(each) <= place(request)
+            for each in step.truncated
+            if each.num_tokens - each.num_computed_tokens < 2 * remaining
+            and position(each) <= position(request)
         ]
         return sum(self._use_rest(step, each) for each in shorter)
 
     def _use_rest(self, step: StepPlan, request: Request) -> int:
-        """Give what is left of the budget to a prompt that was cut at the limit; returns how many
-        blocks it took."""
+        """Give the rest of the budget to a truncated prompt; returns the number of blocks taken."""
         num_tokens = min(request.num_tokens - request.num_computed_tokens, step.budget)
         if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
             return 0
@@ -162,26 +159,26 @@ class Planner:
     def _admit(
         self, step: StepPlan, prompts: list[Request], before: QueuePosition | None = None
     ) -> list[Request]:
-        """Start waiting requests, in their order, while there is room; returns them.
+        """Admit waiting requests in order, while rows and blocks are free; returns them.
 
-        prompts: those under way. before: only requests whose place is before this one.
+        prompts: the running ones. before: only requests whose queue position is before this.
         """
         admitted: list[Request] = []
         promised: int | None = None
-        while step.budget and (request := self._next_entrant(step, before)) is not None:
+        while step.budget and (request := self._next_waiting(step, before)) is not None:
             hits = self._kv.get_computed_blocks(request)
             if self._kv.wait_for_prefix(request, len(hits)):
                 self._batch.waiting.pop()
-                step.patience -= request.num_tokens
+                step.prefix_wait_tokens -= request.num_tokens
                 continue
             if promised is None:
                 promised = sum(map(self._kv.num_missing_blocks, prompts))
-            taken = self._let_finish(step, request, self._lacking_beside(request, hits))
+            taken = self._complete_shorter(step, request, self._num_remaining_after(request, hits))
             if taken:  # perhaps of the blocks that were found
                 hits = self._kv.get_computed_blocks(request)
             promised -= taken
-            num_tokens = self._turn(step, request, self._lacking_beside(request, hits))
-            if num_tokens == 0 or not self._has_room(request, hits, promised):
+            num_tokens = self._chunk_size(step, request, self._num_remaining_after(request, hits))
+            if num_tokens == 0 or not self._has_blocks(request, hits, promised):
                 step.is_closed = True
                 break
             self._batch.start(step, hits, num_tokens)
@@ -189,25 +186,25 @@ class Planner:
             admitted.append(request)
         return admitted
 
-    def _lacking_beside(self, request: Request, hits: list[int]) -> int:
-        """Tokens to compute for a request that enters with these blocks of its prefix."""
+    def _num_remaining_after(self, request: Request, hits: list[int]) -> int:
+        """Tokens to compute for a request that enters with these cached blocks."""
         return request.num_tokens - len(hits) * self._kv.block_size
 
-    def _next_entrant(self, step: StepPlan, before: QueuePosition | None) -> Request | None:
-        """The first in line, if anybody may enter now."""
+    def _next_waiting(self, step: StepPlan, before: QueuePosition | None) -> Request | None:
+        """The first waiting request, if one may be admitted now."""
         is_full = len(self._batch.running) >= self._config.max_num_seqs
-        if step.is_closed or step.patience <= 0 or is_full:
+        if step.is_closed or step.prefix_wait_tokens <= 0 or is_full:
             return None
         request = self._batch.waiting.peek()
         if request is None or request.num_in_flight_tokens:  # a token of it is not known yet
             return None
         return request if before is None or self._batch.waiting.key(request) < before else None
 
-    def _has_room(self, request: Request, hits: list[int], promised: int) -> bool:
-        """Whether blocks suffice for all that the request lacks, so that it need not be preempted.
+    def _has_blocks(self, request: Request, hits: list[int], promised: int) -> bool:
+        """Whether enough blocks are free that the request need not be preempted soon.
 
-        promised: blocks that running requests lack for their prompts. Besides them, each running
-        request is left a block to grow into. Alone, every request fits (RequestLimits).
+        promised: blocks that running prompts still need. One more block is reserved for each
+        running request. A request alone always fits (RequestLimits).
         """
         wanted = (
             request.max_total_tokens - 1 if is_preemption_exempt(request) else request.num_tokens

@@ -1,7 +1,6 @@
-"""How many tokens a prompt gets of a step. No torch.
+"""Chunked prefill: how many tokens each prompt gets of a step. No torch.
 
-Owns the rules by which prompts share what decodes leave of the budget: the settings say what may be
-cut, and chunk_policy.py what running requests can bear. It does not know who is in line.
+Owns how prompts share the token budget that decodes leave, by the settings and by chunk_policy.py.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from quire.core.request import Request
 from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.step_plan import StepPlan
 
-LEAST_FILLED = 0.75  # of what prompts may have, so that a budget that is tried out still grows
-# Beside so many decodes the end of a prompt waits for the next step if this one would be padded by
-# more than this share: there is a next step soon, and most likely with another prompt.
+LEAST_FILLED = 0.75  # least share of the budget that cutting to a step size leaves
+# With at least this many decodes, the end of a prompt waits for the next step if this one would be
+# padded by more than this share.
 MANY_DECODES = 32
 MOST_PADDING = 0.05
 
 
-class Chunks:
-    """The settings and the policy, joined.
+class PrefillChunks:
+    """Chunk sizes by the settings and the chunk policy.
 
-    step_sizes: numbers of tokens to which steps with parts of prompts are padded, ascending.
+    step_sizes: numbers of tokens, ascending, to which steps with prompt chunks are padded.
     """
 
     def __init__(
@@ -38,60 +37,59 @@ class Chunks:
         self._policy = policy
 
     def begin(
-        self, step: StepPlan, num_decodes: int, num_requests: int, num_prompts: int, lacking: int
+        self, step: StepPlan, num_decodes: int, num_requests: int, num_prompts: int, remaining: int
     ) -> None:
-        """Bound what prompts may have, now that those who decode have their tokens.
+        """Set the prompt token budget of a step, after its decodes have been planned.
 
-        num_requests: all, in the batch or in line. num_prompts: of them those that can have prompt
-        tokens in this step. lacking: how many these lack; beyond its budget no matter how many.
+        num_requests: running and waiting. num_prompts: those that can use prompt tokens.
+        remaining: their uncomputed tokens (exact only below the budget).
         """
         step.num_decodes = num_decodes
         num_given = self._max_num_tokens - step.budget
         budget = self._policy.prompt_tokens(num_decodes, step.budget, num_prompts)
-        step.leaves_rest = self._is_on and self._leaves_rest(num_decodes, num_requests)
+        step.allows_rest = self._is_on and self._allows_rest(num_decodes, num_requests)
         step.chunk_limit = self._limit
         if not self._threshold and self._may_take_all(num_decodes):
-            step.chunk_limit = max(1, budget // 2)  # the policy may give less than all
-        if lacking >= budget or self._pads_too_much(num_given + lacking, num_decodes):
-            budget = self._up_to_a_size(min(budget, lacking), num_given)
+            step.chunk_limit = max(1, budget // 2)  # the policy may allow less than the budget
+        if remaining >= budget or self._pads_too_much(num_given + remaining, num_decodes):
+            budget = self._up_to_a_size(min(budget, remaining), num_given)
         step.budget = budget
 
     def _pads_too_much(self, num_tokens: int, num_decodes: int) -> bool:
-        """Whether a step of so many tokens had better leave some of them to the next."""
-        place = bisect.bisect_left(self._step_sizes, num_tokens)
-        if num_decodes < MANY_DECODES or place == len(self._step_sizes):
+        """Whether padding a step of this many tokens costs more than leaving some to the next."""
+        index = bisect.bisect_left(self._step_sizes, num_tokens)
+        if num_decodes < MANY_DECODES or index == len(self._step_sizes):
             return False
-        return self._step_sizes[place] - num_tokens > MOST_PADDING * num_tokens
+        return self._step_sizes[index] - num_tokens > MOST_PADDING * num_tokens
 
     def _up_to_a_size(self, budget: int, num_given: int) -> int:
-        """The largest budget, no greater, with which a step of so many tokens ends on a size.
+        """The largest smaller budget with which the step ends exactly on a step size.
 
-        Beyond a size it would be padded to the next. But if much of the budget would have to go
-        for that, padding is the lesser loss.
+        The given budget itself, if that would leave less than LEAST_FILLED of it.
         """
-        place = bisect.bisect_right(self._step_sizes, num_given + budget)
-        filled = self._step_sizes[place - 1] - num_given if place else 0
+        index = bisect.bisect_right(self._step_sizes, num_given + budget)
+        filled = self._step_sizes[index - 1] - num_given if index else 0
         return filled if filled >= LEAST_FILLED * budget else budget
 
-    def size(self, step: StepPlan, request: Request, lacking: int) -> int:
-        """How many of the tokens that it lacks a prompt gets in its turn; 0: no room for it."""
+    def size(self, step: StepPlan, request: Request, remaining: int) -> int:
+        """The number of remaining tokens that a prompt gets in this step; 0: it does not fit."""
         if not self._is_on:
-            return lacking if lacking <= step.budget else 0
+            return remaining if remaining <= step.budget else 0
         limit, left = step.chunk_limit, request.due - step.now
-        if not self._threshold and self._policy.is_late(left, lacking, limit, step.num_decodes):
-            limit = lacking
-        return min(lacking, step.budget, limit)
+        if not self._threshold and self._policy.is_late(left, remaining, limit, step.num_decodes):
+            limit = remaining
+        return min(remaining, step.budget, limit)
 
-    def _leaves_rest(self, num_decodes: int, num_requests: int) -> bool:
-        """Whether prompts may go beyond the chunk limit, so that nobody waits longer for it.
+    def _allows_rest(self, num_decodes: int, num_requests: int) -> bool:
+        """Whether prompts may exceed the chunk limit with budget that no other prompt uses.
 
-        A limit that was asked for gives way only to a request that is alone.
+        A limit from the settings is exceeded only by a request that is alone.
         """
         return num_requests == 1 if self._threshold else self._may_take_all(num_decodes)
 
     def _may_take_all(self, num_decodes: int) -> bool:
-        """Whether one prompt may take what the policy gives to all, if no other wants it.
+        """Whether one prompt may use the whole prompt budget of a step.
 
-        Nobody decodes in this step, or the pace of those who do was thought of.
+        If nothing decodes in this step, or the policy has already bounded the budget for decodes.
         """
         return not num_decodes or self._policy.is_paced

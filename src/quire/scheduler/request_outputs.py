@@ -1,4 +1,4 @@
-"""What a step's result means for one request, as a delta. No torch, no blocks, nobody in line."""
+"""Request deltas: what a step's result adds to one request's output. No torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ NON_FINITE = (
     "the model computed non-finite numbers (NaN or infinity) for this request; send it again, or, "
     "if it happens every time, run the model in float32; if that is so already, check its weights"
 )
-NOTHING_TO_DRAW = (
-    "the wishes of this request left no token that could come next: logit_bias, penalties, "
+NO_TOKEN_LEFT = (
+    "the sampling params of this request left no token to draw: logit_bias, penalties, "
     "bad_words, structured_outputs and, until min_tokens are there, stop_token_ids ban or distort "
-    "all of them; ban fewer tokens, lower min_tokens, use smaller values, or a simpler form"
+    "all of them; ban fewer tokens, lower min_tokens, use smaller values, or a simpler grammar"
 )
-WAITED_TOO_LONG = (
-    "the request waited for its turn longer than it may; send it again when fewer are running"
+QUEUE_TIMEOUT = (
+    "the request waited in the queue longer than its timeout; send it again when fewer are running"
 )
 
 
-def ending(
+def make_final_delta(
     request: Request,
     reason: FinishReason,
     error: str | None = None,
@@ -34,15 +34,16 @@ def ending(
         error=error,
         error_kind=error_kind,
     )
-    return _behind_the_untold(request, delta)
+    return _join_pending(request, delta)
 
 
-def delivered(
+def make_delta(
     request: Request, entry: ScheduledRequest, result: SampleResult
 ) -> RequestDelta | None:
-    """Append the sampled token, if one was due, and tell what is new; None if that can wait.
+    """Append the sampled token, if any, to a request; returns its delta.
 
-    With a finish_reason it is the request's last delta.
+    None if the request defers deltas and this one can wait. A delta with a finish_reason is the
+    request's last.
     """
     reason, token_id, pending_delta = None, result.token_id, request.pending_delta
     if entry.samples:
@@ -53,16 +54,16 @@ def delivered(
             and reason is None
             and not (result.grammar_terminated or result.logprobs)
         ):
-            pending_delta.token_ids.append(token_id)  # as mostly; no delta is made for it
+            pending_delta.token_ids.append(token_id)  # the usual case: no new delta is made
             return None
     delta = RequestDelta(request_id=request.request_id, num_cached_tokens=request.num_cached_tokens)
-    if result.prompt_logprobs:  # a recomputation gives again what was told before
-        told = max(0, request.num_prompt_logprobs - entry.start)
-        delta.prompt_logprobs = result.prompt_logprobs[told:]
+    if result.prompt_logprobs:  # a recomputation repeats scores that were sent before
+        num_sent = max(0, request.num_prompt_logprobs - entry.start)
+        delta.prompt_logprobs = result.prompt_logprobs[num_sent:]
         request.num_prompt_logprobs += len(delta.prompt_logprobs)
     if token_id is not None:
-        _tell_token(request, token_id, reason, result, delta)
-    delta = _behind_the_untold(request, delta)
+        _set_token(request, token_id, reason, result, delta)
+    delta = _join_pending(request, delta)
     if delta is pending_delta and delta.finish_reason is None:
         return None
     if request.defers_deltas and token_id is not None:
@@ -70,22 +71,22 @@ def delivered(
     return delta
 
 
-def _behind_the_untold(request: Request, delta: RequestDelta) -> RequestDelta:
-    """What has waited to be told, and this."""
+def _join_pending(request: Request, delta: RequestDelta) -> RequestDelta:
+    """The request's deferred delta joined with this one."""
     if request.pending_delta is None:
         return delta
     request.pending_delta.join(delta)
     return request.pending_delta
 
 
-def _tell_token(
+def _set_token(
     request: Request,
     token_id: int,
     reason: FinishReason | None,
     result: SampleResult,
     delta: RequestDelta,
 ) -> None:
-    """Write the token that was appended, and the end, into a delta."""
+    """Set the appended token, its logprobs and the end of the request in a delta."""
     delta.token_ids = [token_id]
     if result.logprobs is not None:
         delta.logprobs = [result.logprobs]

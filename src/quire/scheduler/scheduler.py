@@ -1,11 +1,11 @@
-"""Requests from their arrival to their end, and the steps that are in flight between.
+"""The scheduler: continuous batching of requests, from arrival to end, over steps in flight.
 
-Owns what becomes of a plan: it is numbered, and its result taken in order. It does not own whom a
-step serves (planner.py), the ways into the batch and out (scheduler_batch.py), blocks
-(kvcache/kv_cache_manager.py), tensors, or time. No torch.
+Owns the steps in flight and what their results mean for requests. planner.py chooses what a step
+runs, scheduler_batch.py holds waiting and running requests, kvcache/kv_cache_manager.py blocks. It
+has no tensors and no clock. No torch.
 
 Steps may overlap: `schedule` advances lengths at once, so it may be called again before `update`
-has told the tokens. Freed blocks are reused at once because steps run in order on the device.
+has brought the tokens. Freed blocks are reused at once because steps run in order on the device.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quire.core.scheduler_output import ModelRunnerOutput, SchedulerOutput
 from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.chunk_policy import ChunkPolicy
 from quire.scheduler.planner import Planner
-from quire.scheduler.prefill_chunks import Chunks
+from quire.scheduler.prefill_chunks import PrefillChunks
 from quire.scheduler.request_outputs import (
+    NO_TOKEN_LEFT,
     NON_FINITE,
-    NOTHING_TO_DRAW,
-    WAITED_TOO_LONG,
-    delivered,
-    ending,
+    QUEUE_TIMEOUT,
+    make_delta,
+    make_final_delta,
 )
 from quire.scheduler.scheduler_batch import Batch
 from quire.scheduler.step_plan import PlannedRequest
@@ -38,9 +38,9 @@ def _seconds(milliseconds: float | None) -> float | None:
 class Scheduler:
     """Continuous batching with chunked prefill, prefix sharing, and preemption by recomputation.
 
-    paces_prompts: whether prompts are cut so that they do not slow down answers too much, though no
-    target was set. measured: steps to begin with, as (decodes, prompt tokens, seconds). step_sizes:
-    see `Executor`. Raises ConfigError as `SchedulerConfig.check_longest_prompt` does.
+    paces_prompts: whether prompts are cut into chunks to bound the slowdown of decodes even without
+    a target. measured: initial step costs as (decodes, prompt tokens, seconds). step_sizes: see
+    `Executor`. Raises ConfigError as `SchedulerConfig.check_longest_prompt` does.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scheduler:
             self._policy.observe(*step)
         self._kv = kv
         self._batch = Batch(kv, config.scheduling_policy)
-        chunks = Chunks(config, self._policy, step_sizes)
+        chunks = PrefillChunks(config, self._policy, step_sizes)
         self._planner = Planner(config, kv, self._batch, self._policy, chunks)
         self._in_flight: dict[int, list[PlannedRequest]] = {}  # step_id → its requests, in order
         self._num_steps = 0
@@ -73,7 +73,7 @@ class Scheduler:
 
     @property
     def num_generation_tokens(self) -> int:
-        """Tokens of answers so far, of all requests."""
+        """Output tokens so far, of all requests."""
         return self._num_generation_tokens
 
     @property
@@ -82,41 +82,41 @@ class Scheduler:
         return bool(self._batch.requests)
 
     def add(self, request: Request) -> None:
-        """Put a request in line; it has passed RequestLimits.check.
+        """Add a request to the waiting queue; it has passed RequestLimits.check.
 
         Raises InvalidRequestError if its id is that of a request that has not ended.
         """
         assert 0 < request.num_tokens < request.max_total_tokens
         assert self._kv.num_blocks_for(request.max_total_tokens - 1) <= self._kv.pool.num_blocks
         if self._policy.has_due_times:
-            has_begun = request.num_output_tokens > 0  # for another engine: its caller waits
+            has_output = request.num_output_tokens > 0  # from another engine: its caller waits
             request.due = (
                 request.queued
-                if has_begun
+                if has_output
                 else self._policy.due(request.queued, request.num_tokens)
             )
         self._batch.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
-        """End these requests, in whatever state they are; unknown and ended ids are ignored."""
+        """Abort these requests, waiting or running; unknown and ended ids are ignored."""
         return [self._end(r, FinishReason.ABORT) for r in self._batch.find(request_ids)]
 
     def expire(self, request_ids: Iterable[str]) -> list[RequestDelta]:
-        """End those of these requests that have not begun; the others go on."""
+        """End those of these requests that have not started; queue timeout."""
         return [
-            self._end(request, FinishReason.ERROR, WAITED_TOO_LONG, ErrorKind.OVERLOAD)
+            self._end(request, FinishReason.ERROR, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
             for request in self._batch.find(request_ids)
             if request.status is RequestStatus.WAITING and request.num_output_tokens == 0
         ]
 
     def reset_prefix_cache(self) -> None:
-        """Let no later request find what was computed before."""
+        """Clear the prefix cache."""
         self._kv.reset_prefix_cache()
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
-        """Plan the next step; None when nothing can run before a step in flight has its result.
+        """Plan the next step; None if nothing can run before a step in flight has its result.
 
-        now: seconds of the clock by which requests were queued.
+        now: seconds, by the clock of Request.queued.
         """
         step = self._planner.plan(now)
         planned = step.planned
@@ -134,10 +134,10 @@ class Scheduler:
         return plan
 
     def update(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[RequestDelta]:
-        """Take the result of a step; plans are answered in the order in which they were made.
+        """Process the result of the oldest step in flight; returns the deltas of its requests.
 
-        Tokens of requests that have ended meanwhile are dropped. A token sampled for a request
-        that was preempted meanwhile is as good as any other.
+        Tokens of requests that have ended meanwhile are dropped. Tokens of requests that were
+        preempted meanwhile are valid.
         """
         deltas = []
         planned = self._take_planned(plan)
@@ -145,25 +145,25 @@ class Scheduler:
         self._num_graph_steps += output.replayed
         for (request, entry, num_preemptions), result in zip(planned, output.results, strict=True):
             request.num_in_flight_tokens -= entry.samples
-            if request.status is RequestStatus.FINISHED:  # by an earlier token, or from outside
+            if request.status is RequestStatus.FINISHED:  # by an earlier token, or aborted
                 continue
             if result.failed:
                 self._kv.forget(request)
                 self._num_corrupted_requests += 1
                 deltas.append(self._end(request, FinishReason.ERROR, NON_FINITE))
                 continue
-            if is_caching and request.num_preemptions == num_preemptions:  # it has the blocks still
+            if is_caching and request.num_preemptions == num_preemptions:  # it still has the blocks
                 self._kv.cache_blocks(request, entry.start + entry.num_tokens)
             if result.exhausted:
                 deltas.append(
-                    self._end(request, FinishReason.ERROR, NOTHING_TO_DRAW, ErrorKind.REQUEST)
+                    self._end(request, FinishReason.ERROR, NO_TOKEN_LEFT, ErrorKind.REQUEST)
                 )
             elif result.embedding is not None:
                 deltas.append(self._end(request, FinishReason.STOP))
                 deltas[-1].embedding = result.embedding
             elif entry.samples or result.prompt_logprobs:
                 self._num_generation_tokens += entry.samples
-                delta = delivered(request, entry, result)
+                delta = make_delta(request, entry, result)
                 if delta is None:
                     continue
                 deltas.append(delta)
@@ -172,13 +172,13 @@ class Scheduler:
         return deltas
 
     def observe(self, plan: SchedulerOutput, seconds: float) -> None:
-        """Learn from what a step took."""
+        """Learn from the duration of a step."""
         lengths = [entry.num_tokens for entry in plan.scheduled]
         num_decodes = lengths.count(1)
         self._policy.observe(num_decodes, sum(lengths) - num_decodes, seconds)
 
     def fail(self, plan: SchedulerOutput, message: str) -> list[RequestDelta]:
-        """The step raised: its requests end with an error, and nothing it wrote is kept."""
+        """End the requests of a failed step with an error; nothing that it wrote is cached."""
         deltas = []
         for request, entry, _ in self._take_planned(plan):
             request.num_in_flight_tokens -= entry.samples
@@ -187,7 +187,7 @@ class Scheduler:
         return deltas
 
     def stats(self) -> EngineStats:
-        """Gauges and counters as of now."""
+        """Current gauges and counters."""
         prefix = self._kv.prefix_stats
         return EngineStats(
             num_running=len(self._batch.running),
@@ -223,6 +223,6 @@ class Scheduler:
         error: str | None = None,
         error_kind: ErrorKind = ErrorKind.ENGINE,
     ) -> RequestDelta:
-        """End a request, in whatever state it is, without a token."""
+        """End a request, waiting or running, without another token."""
         self._batch.finish(request)
-        return ending(request, reason, error, error_kind)
+        return make_final_delta(request, reason, error, error_kind)

@@ -1,7 +1,7 @@
-"""Who waits and who is in the batch: the ways in and out of it, and what is counted on them.
+"""The scheduler's requests: the waiting queue and the running batch, with admission and preemption.
 
-Owns the states of requests that have not ended, and that their blocks come and go with them. It
-chooses nobody: planner.py says who enters, and when somebody has to leave. No torch.
+Owns the states of unfinished requests, and that their blocks are allocated and freed with them.
+planner.py decides whom to admit and when to preempt. No torch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from quire.kvcache.kv_cache_manager import KVCacheManager
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.waiting_queue import WaitingQueue
 
-# A request that was preempted so often is admitted again only with all the blocks that it can
-# ever need, and is then never preempted: the work that preemption throws away is bounded.
+# After this many preemptions a request is admitted only with all the blocks that it can ever need,
+# and is never preempted again: this bounds the work that preemption wastes.
 MAX_PREEMPTIONS = 4
 
 
 def is_preemption_exempt(request: Request) -> bool:
-    """Whether it was preempted so often that it must not be any more."""
+    """Whether it was preempted so often that it must not be preempted again."""
     return request.num_preemptions >= MAX_PREEMPTIONS
 
 
 class Batch:
-    """All requests that have not ended: in line, or running with blocks of their own."""
+    """All unfinished requests: waiting, or running with blocks of their own."""
 
     def __init__(self, kv: KVCacheManager, scheduling_policy: Literal["fcfs", "priority"]) -> None:
         self.requests: dict[str, Request] = {}
@@ -36,10 +36,10 @@ class Batch:
         self.num_recomputed_tokens = 0
         self.num_prompt_tokens = 0
         self._kv = kv
-        self._removed_ids: list[str] = []  # have left the batch since the last plan
+        self._removed_ids: list[str] = []  # left the batch since the last plan
 
     def add(self, request: Request) -> None:
-        """Put a new request in line.
+        """Add a new request to the waiting queue.
 
         Raises InvalidRequestError if its id is that of a request that has not ended.
         """
@@ -52,26 +52,26 @@ class Batch:
         self.waiting.push(request)
 
     def find(self, request_ids: Iterable[str]) -> list[Request]:
-        """Those of these that have not ended."""
+        """The unfinished requests among these ids."""
         found = dict.fromkeys(request_ids)
         return [self.requests[request_id] for request_id in found if request_id in self.requests]
 
-    def split(self) -> tuple[list[Request], list[Request]]:
-        """Of those that run, those that lack one token, and those in the middle of more."""
+    def split_decodes_prefills(self) -> tuple[list[Request], list[Request]]:
+        """Running requests with one uncomputed token (decodes), and those with more (prefills)."""
         decodes, prompts = [], []
         for request in self.running.values():
             num_known = len(request.token_ids) + request.num_in_flight_tokens
-            lacking = num_known - request.num_computed_tokens
-            if lacking > 1:
+            remaining = num_known - request.num_computed_tokens
+            if remaining > 1:
                 prompts.append(request)
             elif num_known < request.max_total_tokens:  # else its last token is in flight
                 decodes.append(request)
         return decodes, prompts
 
     def start(self, step: StepPlan, hits: list[int], num_tokens: int) -> None:
-        """Move the first in line into the batch; its first tokens go into this step.
+        """Admit the first waiting request into the batch and plan its first tokens.
 
-        hits: the blocks of its prefix that are there already.
+        hits: the cached blocks of its prefix.
         """
         request = self.waiting.pop()
         num_cached = len(hits) * self._kv.block_size
@@ -85,7 +85,7 @@ class Batch:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = num_cached
             self.num_prompt_tokens += request.num_prompt_tokens
-        else:  # what it finds now it may have computed itself, which is not the cache's merit
+        else:  # these may be its own blocks, which do not count as cache hits
             request.num_cached_tokens = min(request.num_cached_tokens, num_cached)
             self.num_recomputed_tokens += max(0, request.num_lost_tokens - num_cached)
         request.status = RequestStatus.RUNNING
@@ -96,15 +96,15 @@ class Batch:
         request.check_lengths()
 
     def preempt(self, step: StepPlan) -> None:
-        """Take the last in line out of the batch: it will wait, and compute all its tokens again.
+        """Preempt the running request that is last in order: it waits, and recomputes its tokens.
 
-        The first in line is taken last, and alone it always fits, so somebody always advances.
+        The first request is preempted last and always fits alone, so there is always progress.
         """
         candidates = (r for r in self.running.values() if not is_preemption_exempt(r))
         request = max(candidates, key=self.waiting.key)
         step.is_closed = True
-        step.take_back(request)
-        self._leave(request)
+        step.remove(request)
+        self._remove_from_batch(request)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         request.num_lost_tokens = request.num_computed_tokens
@@ -113,20 +113,20 @@ class Batch:
         self.num_preemptions += 1
 
     def finish(self, request: Request) -> None:
-        """The request has ended, in whatever state it was."""
+        """Remove a request that has ended, waiting or running."""
         if request.status is RequestStatus.RUNNING:
-            self._leave(request)
+            self._remove_from_batch(request)
         else:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         del self.requests[request.request_id]
 
     def take_removed(self) -> list[str]:
-        """Who has left the batch since this was asked last."""
+        """Ids of requests that have left the batch since the last call."""
         removed, self._removed_ids = self._removed_ids, []
         return removed
 
-    def _leave(self, request: Request) -> None:
+    def _remove_from_batch(self, request: Request) -> None:
         del self.running[request.request_id]
         self._removed_ids.append(request.request_id)
         self._kv.free(request)

@@ -1,12 +1,10 @@
-"""What a step costs, learned from the steps that have run. No torch.
+"""A cost model of steps, learned online from the steps that have run. No torch.
 
-So much for any step, so much for each request that decodes, so much for each prompt token. It is
-fitted by least squares of the relative error (so short steps count as much as long ones) with
-Huber's weights (P. J. Huber, "Robust Estimation of a Location Parameter", 1964), by which a step
-that was held up by something else hardly matters. Under a constant load all steps are alike, so
-some of each size are remembered. A machine that becomes slower does so for all of them: its pace is
-followed apart from the costs, by steps of known sizes, since one of a new size tells of its size
-first.
+A step costs a fixed time, plus a time per decode, plus a time per prompt token. The model is fitted
+by least squares of the relative error (short steps count as much as long ones) with Huber's weights
+(P. J. Huber, "Robust Estimation of a Location Parameter", 1964), so outliers hardly matter. Under a
+constant load all steps are alike, so some steps of each size are stored. The pace of the machine is
+tracked separately, by steps of sizes that are already in the fit.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ import numpy as np
 
 from quire.array_types import Floats
 
-KEPT = 8  # steps remembered of each size: numbers with as many binary digits are one size
+STEPS_PER_SIZE = 8  # steps stored of each size: numbers of equal bit length are one size
 REFIT_EVERY = 32  # steps; more often while few are known
 PACE_STEPS = 9  # whose median is the pace
 MARGIN_STEPS = 128
-QUANTILE = 0.98  # of the steps shall take no longer than planned, and the plan is
-HELD_UP = 2.0  # a step that took so many times as long was held up by what no plan can foresee
-# Steps that only decode tell what decodes cost: what many prompt tokens cost beyond a straight line
-# must not be laid to the decodes beside them.
+QUANTILE = 0.98  # of the steps shall take no longer than predicted times margin
+HELD_UP = 2.0  # a step this many times slower than predicted is an outlier
+# Weight of steps that only decode: the cost of decodes is learned from them, not from steps whose
+# prompt tokens cost more than linearly.
 DECODES_WEIGHT = 5.0
 HUBER = 1.345  # of the residuals' spread: beyond it, a step counts less
 ROUNDS = 3  # of reweighting
@@ -48,46 +46,48 @@ class StepCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a step with prompt tokens to learn from."""
+        """Whether a step with prompt tokens has been observed."""
         return self.per_prompt_token > 0.0
 
     def predict(self, num_decodes: int, num_prompt_tokens: int) -> float:
-        """Seconds."""
+        """The predicted seconds of a step."""
         decodes, prompts = num_decodes * self.per_decode, num_prompt_tokens * self.per_prompt_token
         return self.pace * (self.fixed + decodes + prompts)
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Take what a step took."""
+        """Learn from the duration of a step."""
         seconds = max(seconds, 1e-9)
         size = (num_decodes.bit_length(), num_prompt_tokens.bit_length())
         if self.is_known and size in self._fitted:
             self._follow(seconds / max(self.predict(num_decodes, num_prompt_tokens), 1e-9))
-        kept = self._steps.setdefault(size, deque(maxlen=KEPT))
-        kept.append((num_decodes, num_prompt_tokens, seconds / self.pace))
+        stored = self._steps.setdefault(size, deque(maxlen=STEPS_PER_SIZE))
+        stored.append((num_decodes, num_prompt_tokens, seconds / self.pace))
         self._num_seen += 1
         if self._num_seen >= self._next_fit:
             self._next_fit = self._num_seen + min(REFIT_EVERY, 1 + self._num_seen // 8)
             self._fit()
 
     def _follow(self, excess: float) -> None:
-        """Note by how many times a step exceeded the prediction."""
+        """Record the ratio of a step's seconds to the prediction."""
         self._excesses.append(excess)
         self._ratios.append(excess * self.pace)
         self.pace = median(self._ratios)
 
     def _fit(self) -> None:
-        steps = np.array([step for kept in self._steps.values() for step in kept])
+        steps = np.array([step for stored in self._steps.values() for step in stored])
         terms = np.column_stack([np.ones(len(steps)), steps[:, :2]])
         given = np.where(steps[:, 1] == 0, DECODES_WEIGHT, 1.0)
         costs = _robust_fit(terms / steps[:, 2:], given)
         self.fixed, self.per_decode, self.per_prompt_token = costs
-        self._fitted = {size for size, kept in self._steps.items() if len(kept) > KEPT // 2}
+        self._fitted = {
+            size for size, stored in self._steps.items() if len(stored) > STEPS_PER_SIZE // 2
+        }
         excesses = [excess for excess in self._excesses if excess < HELD_UP]
         self.margin = max(1.0, _quantile(np.array(excesses), QUANTILE)) if excesses else 1.0
 
 
 def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
-    """Costs >= 0 with terms @ costs near 1, few outliers aside.
+    """Costs >= 0 with terms @ costs near 1, robust to outliers.
 
     terms: [N, 3]; given: their weights [N].
     """
@@ -105,12 +105,12 @@ def _robust_fit(terms: Floats, given: Floats) -> tuple[float, float, float]:
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """The value that so large a share is no greater than; NumPy's own loads a module first."""
+    """The quantile of values at `share`; np.quantile would import a module first."""
     return float(np.sort(values)[round(share * (len(values) - 1))])
 
 
 def _fit_not_negative(terms: Floats, weights: Floats) -> Floats:
-    """Weighted least squares for 1; a cost that would be negative is taken to be none."""
+    """Weighted least squares against 1, with costs that would be negative set to 0."""
     active = [0, 1, 2]
     costs = np.zeros(3)
     while active:

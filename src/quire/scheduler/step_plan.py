@@ -1,8 +1,7 @@
-"""One step while it is being planned, and what is remembered of it until its result. No torch.
+"""A step while it is being planned: its entries and its token budget. No torch.
 
-Owns the step's token budget and the lengths that a plan advances at once (`num_computed_tokens`,
-`num_in_flight_tokens`), so that what one method adds, another takes back exactly. It does not
-choose anything.
+Owns the budget and the lengths that a plan advances at once (`num_computed_tokens`,
+`num_in_flight_tokens`); `remove` exactly undoes `add`. planner.py makes the choices.
 """
 
 from __future__ import annotations
@@ -10,39 +9,39 @@ from __future__ import annotations
 from quire.core.request import Request
 from quire.core.scheduler_output import NewRequest, ScheduledRequest
 
-# A request's part in a step, with its num_preemptions as of the plan: if that has grown when the
-# result comes, the request has lost the blocks that the step wrote into. A tuple, because one is
-# made for each request in each step.
+# A request, its entry, and its num_preemptions when planned: if that has grown when the result
+# arrives, the request has lost the blocks that the step wrote. A tuple for speed.
 PlannedRequest = tuple[Request, ScheduledRequest, int]
 
 
 class StepPlan:
     """Entries in the order in which they were added, at most one a request, within a budget.
 
-    now: when it is planned, in seconds of the requests' clock. patience: prompt tokens of requests
-    that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its turn.
-    cut: prompts that may have more if others leave it, noted where leaves_rest allows that.
+    now: when it is planned, in seconds of the requests' clock. prefix_wait_tokens: prompt tokens of
+    requests that may still be sent to wait for a prefix. chunk_limit: of one prompt's tokens in its
+    turn. truncated: prompts that may have more if others leave it, noted where allows_rest allows
+    that.
     """
 
-    def __init__(self, budget: int, now: float = 0.0, patience: int = 0) -> None:
-        self.budget = budget  # tokens that can still be given out
+    def __init__(self, budget: int, now: float = 0.0, prefix_wait_tokens: int = 0) -> None:
+        self.budget = budget  # tokens not given out yet
         self.now = now
-        self.patience = patience
+        self.prefix_wait_tokens = prefix_wait_tokens
         self.num_decodes = 0
         self.chunk_limit = budget
-        self.leaves_rest = False
-        self.cut: list[Request] = []
-        self.is_closed = False  # blocks or rows are short: nobody else enters the batch
+        self.allows_rest = False
+        self.truncated: list[Request] = []
+        self.is_closed = False  # blocks or rows are short: no more admissions
         self.new_requests: list[NewRequest] = []
         self._planned: dict[str, PlannedRequest] = {}
 
     @property
     def planned(self) -> list[PlannedRequest]:
-        """What has been added so far."""
+        """The entries added so far."""
         return list(self._planned.values())
 
     def enter(self, request: Request) -> None:
-        """Describe a request in full, because it enters the batch."""
+        """Add the full description of a request that enters the batch."""
         self.new_requests.append(
             NewRequest(
                 request_id=request.request_id,
@@ -56,7 +55,7 @@ class StepPlan:
         )
 
     def add(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
-        """Compute the request's next num_tokens tokens, besides those it has in this step."""
+        """Plan a request's next num_tokens tokens, after those it has in this step."""
         request_id, start = request.request_id, request.num_computed_tokens
         samples = start + num_tokens == len(request.token_ids) + request.num_in_flight_tokens
         request.num_computed_tokens = start + num_tokens
@@ -78,7 +77,7 @@ class StepPlan:
         self._planned[request_id] = (request, entry, request.num_preemptions)
 
     def add_decode(self, request: Request, new_block_ids: list[int]) -> None:
-        """Compute the one token that a request lacks, before anything else of it."""
+        """Plan the one token of a decode, which has no entry yet."""
         start = request.num_computed_tokens
         request.num_computed_tokens = start + 1
         request.num_in_flight_tokens += 1
@@ -92,8 +91,8 @@ class StepPlan:
         )
         self._planned[request.request_id] = (request, entry, request.num_preemptions)
 
-    def take_back(self, request: Request) -> None:
-        """Undo the request's entry, if it has one."""
+    def remove(self, request: Request) -> None:
+        """Remove a request's entry, if it has one, and restore its lengths."""
         if request.request_id in self._planned:
             _, entry, _ = self._planned.pop(request.request_id)
             request.num_computed_tokens = entry.start

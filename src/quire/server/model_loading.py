@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import msgspec
 
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     LoadModel,
     ModelReleased,
     ModelStatus,
@@ -34,7 +34,7 @@ class ModelLoader:
     """Loads models on demand. send: to the parent process; None where there is none."""
 
     def __init__(
-        self, models: ModelRegistry, send: Callable[[Control], None] | None = None
+        self, models: ModelRegistry, send: Callable[[ControlMessage], None] | None = None
     ) -> None:
         self.models = models
         self._send_control = send
@@ -85,7 +85,7 @@ class ModelLoader:
         finally:
             readers.discard(queue)
 
-    def _send(self, message: Control, name: str) -> None:
+    def _send(self, message: ControlMessage, name: str) -> None:
         if self._send_control is None:
             raise ModelNotLoadedError(name, f"model {name} is not loaded and cannot be")
         self._send_control(message)

@@ -24,7 +24,7 @@ import uvloop
 from quire.background import lower_priority
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     EngineDown,
     EngineUp,
     ModelStatus,
@@ -113,7 +113,9 @@ class EngineFrontends:
     send: to the parent process. connected: set once all engines of the server's start are there.
     """
 
-    def __init__(self, client: str, send: Callable[[Control], None], loader: ModelLoader) -> None:
+    def __init__(
+        self, client: str, send: Callable[[ControlMessage], None], loader: ModelLoader
+    ) -> None:
         self.loader = loader
         self.connected = asyncio.Event()
         self._client = client
@@ -128,7 +130,7 @@ class EngineFrontends:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def handle(self, message: Control) -> None:
+    def handle(self, message: ControlMessage) -> None:
         """Handle a message from the parent process."""
         match message:
             case EngineUp():
@@ -171,7 +173,9 @@ class EngineFrontends:
             self.connected.set()
 
 
-def _call(loop: asyncio.AbstractEventLoop, frontends: EngineFrontends, message: Control) -> None:
+def _call(
+    loop: asyncio.AbstractEventLoop, frontends: EngineFrontends, message: ControlMessage
+) -> None:
     loop.call_soon_threadsafe(frontends.handle, message)
 
 

@@ -27,7 +27,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.async_engine import AsyncEngine
 from quire.engine.processes import ipc
-from quire.engine.processes.control_channel import Control, ForgetClient
+from quire.engine.processes.control_channel import ControlMessage, ForgetClient
 from quire.engine.processes.engine_process import EngineProcess
 from quire.engine.processes.ipc import EngineSocket, Sent
 from quire.engine.processes.process_link import ProcessLink
@@ -150,7 +150,7 @@ class Engine:
         self.address, self.page_path = f"ipc://{folder}/{number}", str(folder / f"{number}.page")
         create_page(Path(self.page_path))
         core, self.info = start_null_engine(CONFIG)
-        self.orders: queue.SimpleQueue[Control] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[ControlMessage] = queue.SimpleQueue()
         self.socket = EngineSocket(self.address)
         self.core = core
         self._page = StatusPage(Path(self.page_path), writable=True)
@@ -163,7 +163,7 @@ class Engine:
 
     def _run(self) -> None:
         while not self._ends.wait(self.pause):
-            self.process.turn(0.01)
+            self.process.run_once(0.01)
 
     def kill(self) -> None:
         self._ends.set()
@@ -360,8 +360,8 @@ def test_a_view_waits_for_a_client_that_does_not_read(
     arrived = [[(b"front", [GetEngineView()])], []]
     monkeypatch.setattr(engine.socket, "receive", lambda _patience: arrived.pop(0))
     monkeypatch.setattr(engine.socket, "send", send)
-    engine.process.turn(0.0)
-    engine.process.turn(0.0)
+    engine.process.run_once(0.0)
+    engine.process.run_once(0.0)
     assert [step.view is not None for step in sent] == [True, True]
     engine.socket.close()
 
@@ -397,11 +397,11 @@ def test_an_id_in_use_is_dropped(tmp_path: Path) -> None:
     for client in (first, second):
         client.connect(engine.address)
     first.send(frame(add("a", max_tokens=50)))
-    engine.process.turn(5.0)
+    engine.process.run_once(5.0)
     second.send(frame(add("a")))
     assert engine.socket._socket.poll(5000)  # there before the first one's answer has ended
     while engine.core.has_work:
-        engine.process.turn(0.0)
+        engine.process.run_once(0.0)
     told = []
     while first.poll(100):
         told += msgspec.msgpack.decode(first.recv(), type=StepOutput).deltas

@@ -14,7 +14,7 @@ from test_process_supervisors import INFO
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     LoadModel,
     ModelReleased,
     ModelStatus,
@@ -22,7 +22,7 @@ from quire.engine.processes.control_channel import (
     UnloadModel,
 )
 from quire.engine.processes.fleet_model import ModelSpec
-from quire.engine.processes.model_fleet import Fleet, FleetSettings
+from quire.engine.processes.model_fleet import FleetSettings, ModelFleet
 from quire.engine.processes.server_supervisor import ServerSupervisor, ServerSupervisorSettings
 from quire.errors import CheckpointError, ConfigError, EngineError, QuireError
 from quire.logs import LogOptions
@@ -48,7 +48,7 @@ def start(*plans: ModelSpec, limit: int | None) -> None:
     async def run() -> None:
         with socket.socket() as listener:
             async with ServerSupervisor(SETTINGS, listener) as supervisor:
-                await Fleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
+                await ModelFleet(supervisor, plans, FleetSettings(memory_bytes=limit)).start()
 
     asyncio.run(run())
 
@@ -81,12 +81,12 @@ class Deathbed:
     clients = ("0",)
 
     def __init__(self) -> None:
-        self.fleet: Fleet
+        self.fleet: ModelFleet
         self.states: list[str] = []
         self.jobs: list[asyncio.Task[None]] = []
         self._on_end: Callable[[BaseException], None]
 
-    def begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.jobs.append(asyncio.create_task(job))
         return self.jobs[-1]
 
@@ -102,7 +102,7 @@ class Deathbed:
     async def stop_engine(self, name: str, _why: str) -> None:
         raise KeyError(name)  # as the supervisor does with one that it does not have
 
-    def broadcast(self, news: Control) -> None:
+    def broadcast(self, news: ControlMessage) -> None:
         if isinstance(news, ModelStatus):
             self.states.append(news.state)
         if isinstance(news, ReleaseModel):
@@ -115,7 +115,7 @@ def test_an_engine_that_dies_while_it_is_being_unloaded_is_unloaded(grace: float
     async def run() -> list[str]:
         parent = Deathbed()
         plans = [plan("a", at_start=False), plan("b", at_start=False)]
-        parent.fleet = Fleet(cast(ServerSupervisor, parent), plans, FleetSettings())
+        parent.fleet = ModelFleet(cast(ServerSupervisor, parent), plans, FleetSettings())
         model = parent.fleet._models["a"]
         await parent.fleet._measure(model)
         parent.fleet.on_message("0", LoadModel(name="a"))

@@ -123,7 +123,7 @@ def test_an_engine_that_is_stopped_leaves_no_files(
         )  # fmt: skip
         with socket.socket() as listener:
             async with ServerSupervisor(settings, listener) as supervisor:
-                engine = supervisor.start_engine("m", EngineConfig(), supervisor.give_up)
+                engine = supervisor.start_engine("m", EngineConfig(), supervisor.fail)
                 await supervisor.wait_until_started(engine)
                 folder = supervisor._folder
                 while_there = len(list(folder.glob("engine-*")))

@@ -32,7 +32,7 @@ from quire.engine.core.grammar_matchers import GrammarMatchers
 from quire.engine.core.queue_deadlines import QueueDeadlines
 from quire.engine.core.step_log import StepLog
 from quire.errors import InvalidRequestError
-from quire.scheduler.request_outputs import WAITED_TOO_LONG
+from quire.scheduler.request_outputs import QUEUE_TIMEOUT
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class EngineCore:
         expired = self._deadlines.take_expired()
         self._add_deltas(self._scheduler.expire(expired))
         for request_id in self._grammars.cancel(expired, include_started=False):
-            self._refuse(request_id, WAITED_TOO_LONG, ErrorKind.OVERLOAD)
+            self._refuse(request_id, QUEUE_TIMEOUT, ErrorKind.OVERLOAD)
         if self._grammars.num_pending:
             self._admit_compiled()
 

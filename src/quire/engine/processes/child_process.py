@@ -1,4 +1,4 @@
-"""One child process and the line to it, as its parent sees them."""
+"""A child process and its control channel, seen from the parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import sys
 
 from quire.background import MODULE as BACKGROUND
-from quire.engine.processes.control_channel import Control, pack, read_control
+from quire.engine.processes.control_channel import ControlMessage, pack, read_control
 
 
 class Child:
@@ -28,18 +28,26 @@ class Child:
 
     @classmethod
     async def spawn(
-        cls, module: str, first: Control, *, pass_fds: tuple[int, ...] = (), gently: bool = False
+        cls,
+        module: str,
+        first: ControlMessage,
+        *,
+        pass_fds: tuple[int, ...] = (),
+        low_priority: bool = False,
     ) -> Child:
-        """Run a module and send it its first message. gently: as background.py does."""
-        way = (BACKGROUND, module) if gently else (module,)
+        """Start a module in a process and send it its first message.
+
+        low_priority: import the module in a thread of low priority (background.py).
+        """
+        command = (BACKGROUND, module) if low_priority else (module,)
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", *way),
+                *(sys.executable, "-P", "-m", *command),
                 stdin=theirs.fileno(),
                 pass_fds=pass_fds,
-                # Ctrl-C is for the parent alone to handle; in a session of its own Linux would
-                # hold a child's priority against nobody else's
+                # only the parent handles Ctrl-C. Not a new session: Linux would then schedule the
+                # child's low priority only against itself
                 process_group=0,
             )
         child = cls(process, *await asyncio.open_connection(sock=ours))
@@ -48,30 +56,30 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
-    def send(self, message: Control) -> None:
-        """Tell the child; without effect if it has died."""
+    def send(self, message: ControlMessage) -> None:
+        """Send a message to the child; without effect if it has died."""
         self._writer.write(pack(message))
 
-    async def receive(self) -> Control | None:
-        """What it says next; None once it has died, or talks nonsense."""
+    async def receive(self) -> ControlMessage | None:
+        """The next message from the child; None once it has died or sends an invalid one."""
         return await read_control(self._reader)
 
     def terminate(self) -> None:
-        """Ask it to end when it has finished what it does."""
+        """Ask the child to end after its current work (SIGTERM)."""
         self._signal(signal.SIGTERM)
 
     async def end(self) -> str:
-        """End it at once if it has not ended, whatever it is doing; returns how it ended."""
+        """Kill the child if it has not ended; returns how it ended."""
         self._signal(signal.SIGKILL)
         status = await self._process.wait()
         self._writer.close()
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
 
     def _signal(self, number: signal.Signals) -> None:
-        """Not by the process object, which would take the exit status from who waits for it."""
+        """Send a signal. Process.send_signal would take the exit status from `wait`."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)

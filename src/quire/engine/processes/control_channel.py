@@ -1,8 +1,8 @@
-"""The line between the supervisor and each of its children: typed messages on a socket pair.
+"""The control channel between the server supervisor and each child: messages on a socket pair.
 
-It is the child's standard input: settings come in on it (never on the command line, where other
-users could read them), reports go out on it, and its end means that the parent has died. Owns the
-messages and their framing. Requests do not travel here: see ipc.py.
+It is the child's standard input. Settings come in on it (never on the command line, where other
+users could read them), reports go out, and its end means that the parent has died. Owns the
+messages and their framing. Requests and outputs use ipc.py instead.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _ERRORS: dict[str, type[QuireError]] = {
 
 
 class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine"):
-    """To an engine process: load this. address, page_path: where requests and status go.
+    """To an engine process: load this model.
 
-    epoch: how often the engine was started before. num_restarts: how often because one had died.
+    address: of the ZeroMQ socket; page_path: of the status page. epoch: number of processes that
+    the model had before; num_restarts: how many of its starts followed a death.
     """
 
     config: EngineConfig
@@ -49,7 +50,7 @@ class StartEngine(msgspec.Struct, frozen=True, kw_only=True, tag="start_engine")
 
 
 class EngineStarted(msgspec.Struct, frozen=True, kw_only=True, tag="engine_started"):
-    """From an engine process: requests can come."""
+    """From an engine process: it accepts requests."""
 
     info: EngineInfo
 
@@ -62,16 +63,16 @@ class StartFailed(msgspec.Struct, frozen=True, kw_only=True, tag="start_failed")
 
     @classmethod
     def by(cls, error: QuireError) -> StartFailed:
-        """For this reason."""
+        """The message for an error."""
         return cls(kind=type(error).__name__, message=str(error))
 
     def as_error(self) -> QuireError:
-        """The error, to be raised in this process."""
+        """The error that the child reported."""
         return _ERRORS.get(self.kind, EngineError)(self.message)
 
 
 class ForgetClient(msgspec.Struct, frozen=True, kw_only=True, tag="forget_client"):
-    """To an engine process: this client has died, and so have its requests."""
+    """To an engine process: this client has died; abort its requests."""
 
     client: str
 
@@ -80,10 +81,11 @@ ModelState = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_condition"):
-    """To an API process: how a model is now. at_start: the server is not ready without it.
+    """To an API process: the current state of a model.
 
-    num_bytes: what it takes while it is loaded, None as long as that is not known. failure: why it
-    could not be loaded or kept, to be tried again after retry_after seconds.
+    at_start: loaded with the server, which is not ready before. num_bytes: memory while loaded;
+    None if unknown. failure: why it could not be loaded or kept running; loading is tried again
+    after retry_after seconds.
     """
 
     name: str
@@ -96,22 +98,22 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True, tag="model_conditio
 
 
 class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load_model"):
-    """From an API process: somebody waits for this model."""
+    """From an API process: load this model, a request waits for it."""
 
     name: str
 
 
 class UnloadModel(msgspec.Struct, frozen=True, kw_only=True, tag="unload_model"):
-    """From an API process: end this model, when its requests are done or after grace seconds."""
+    """From an API process: unload this model after its requests, or after grace seconds."""
 
     name: str
     grace: float
 
 
 class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model"):
-    """To an API process: begin no more requests with this model, and answer by ModelReleased.
+    """To an API process: start no more requests with this model, and reply with ModelReleased.
 
-    grace: seconds for those that run; with none, the model stays if there are any.
+    grace: seconds for running requests; with 0, the model stays loaded if there are any.
     """
 
     name: str
@@ -119,18 +121,18 @@ class ReleaseModel(msgspec.Struct, frozen=True, kw_only=True, tag="leave_model")
 
 
 class ModelReleased(msgspec.Struct, frozen=True, kw_only=True, tag="model_left"):
-    """From an API process: nothing of it uses the model any more, unless it says no."""
+    """From an API process: its reply to ReleaseModel. agreed: it no longer uses the model."""
 
     name: str
     agreed: bool
 
 
 class StartWorker(msgspec.Struct, frozen=True, kw_only=True, tag="start_worker"):
-    """To an API process. client: its name towards engines. settings: the server's, as msgpack.
+    """To an API process: serve HTTP.
 
-    listener, admin: file descriptors of the listening sockets, the public one and, for one of the
-    processes, that of the admin endpoints. metrics_folder: shared by all API processes.
-    models: all that the server has; the first is for requests that name none.
+    client: its name towards engines. settings: the server's, as msgpack. listener, admin: file
+    descriptors of the listening sockets, public and (for one process) of the admin endpoints.
+    metrics_folder: shared by all API processes. models: the first is the default.
     """
 
     client: str
@@ -147,7 +149,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag="worker_ready")
 
 
 class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
-    """To an API process: this engine can be reached, for the first time or again."""
+    """To an API process: this engine accepts requests, for the first time or again."""
 
     name: str
     config: EngineConfig
@@ -159,7 +161,7 @@ class EngineUp(msgspec.Struct, frozen=True, kw_only=True, tag="engine_up"):
 class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
     """To an API process: this engine has ended. will_return: another one is being started.
 
-    why: otherwise, in words for those whose requests end with it.
+    why: if not, the error message for its unfinished requests.
     """
 
     name: str
@@ -167,7 +169,7 @@ class EngineDown(msgspec.Struct, frozen=True, kw_only=True, tag="engine_down"):
     why: str = ""
 
 
-Control = (
+ControlMessage = (
     StartEngine
     | EngineStarted
     | StartFailed
@@ -183,25 +185,25 @@ Control = (
     | ModelReleased
 )
 
-_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
 
 
-def pack(message: Control) -> bytes:
-    """One message as it goes on the line."""
+def pack(message: ControlMessage) -> bytes:
+    """A message as bytes, with its length."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
-def unpack(body: bytes) -> Control | None:
-    """The message that stands in a frame, without its length; None for what is none."""
+def unpack(body: bytes) -> ControlMessage | None:
+    """The message in a frame, without the length; None if it is invalid."""
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
 
 
-async def read_control(reader: asyncio.StreamReader) -> Control | None:
-    """The next message, None at the end of the line and for what is no message."""
+async def read_control(reader: asyncio.StreamReader) -> ControlMessage | None:
+    """The next message; None at the end of the stream and for an invalid one."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > MAX_CONTROL_BYTES:
@@ -212,32 +214,32 @@ async def read_control(reader: asyncio.StreamReader) -> Control | None:
 
 
 class ParentConnection:
-    """A child's end of the line. From its making on, the child dies with its parent."""
+    """A child's end of the control channel. Once it exists, the child dies with its parent."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=os.dup(0))
         self._file = self._socket.makefile("rb")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        # not in the group that a terminal's Ctrl-C goes to, a child may write there all the same
+        # a child outside the terminal's foreground process group may still write to it
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         _die_with_parent()
 
-    def send(self, message: Control) -> None:
-        """Tell the parent."""
+    def send(self, message: ControlMessage) -> None:
+        """Send a message to the parent."""
         self._socket.sendall(pack(message))
 
-    def receive(self) -> Control:
-        """Wait for a message; ends the process at the end of the line, or if it is none."""
+    def receive(self) -> ControlMessage:
+        """Wait for a message; exits this process at the end of the channel or if it is invalid."""
         header = self._file.read(_LENGTH.size)
         length = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else 0
         body = self._file.read(length) if length <= MAX_CONTROL_BYTES else b""
         message = unpack(body) if len(body) == length else None
         if message is None:
-            os._exit(1)  # nobody is left to tell; other threads may hang, so this is not exit()
+            os._exit(1)  # the parent is gone; not exit(), as other threads may hang
         return message
 
-    def follow(self, on_message: Callable[[Control], None]) -> None:
-        """Receive in a thread of its own from now on."""
+    def follow(self, on_message: Callable[[ControlMessage], None]) -> None:
+        """Receive messages in a thread from now on."""
 
         def run() -> None:
             while True:
@@ -247,6 +249,6 @@ class ParentConnection:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent, for when no thread of it can run."""
+    """Ask the kernel to kill this process when its parent dies, even if no thread can run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

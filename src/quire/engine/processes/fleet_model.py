@@ -1,7 +1,4 @@
-"""One model of a server: how the settings name it, and what has become of it.
-
-Owns its state; who changes it is model_fleet.py.
-"""
+"""One model of a server: its settings and its state. model_fleet.py changes the state."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.startup.footprint import Footprint
 from quire.errors import UserError
 
-FAILURE_SECONDS = 5.0  # for which a model that could not be loaded is not tried again
+FAILURE_SECONDS = 5.0  # after a failed load, until it is tried again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model as the settings name it. at_start: loaded with the server, not on demand.
+    """A model as configured. at_start: loaded with the server, not on demand.
 
-    explain: makes of what is wrong with it an error that says where its settings come from.
+    explain: adds to an error where the model's settings come from (a line of a file).
     """
 
     name: str
@@ -32,52 +29,52 @@ class ModelSpec:
     explain: Callable[[UserError], UserError] = lambda error: error
 
 
-class Model:
-    """One model and what has become of it."""
+class FleetModel:
+    """One model and its state. engine: its supervisor, from loading to unloaded."""
 
     def __init__(self, plan: ModelSpec) -> None:
         self.plan = plan
         self.state: ModelState = "unloaded"
         self.footprint: Footprint | None = None
-        self.keeper: EngineSupervisor | None = None  # from loading to unloaded
+        self.engine: EngineSupervisor | None = None
         self.failure = ""
         self.failed_at = -FAILURE_SECONDS
         self.retry_after = FAILURE_SECONDS
-        self.changing = asyncio.Lock()  # held by who loads or unloads it
-        self.load: asyncio.Task[None] | None = None  # that somebody has asked for
-        self.answers: dict[str, asyncio.Future[bool]] = {}  # may it leave? by API process
+        self.changing = asyncio.Lock()  # held while it is loaded or unloaded
+        self.load: asyncio.Task[None] | None = None  # a load that a request asked for
+        self.consents: dict[str, asyncio.Future[bool]] = {}  # may it be unloaded? by API process
 
     @property
     def num_bytes(self) -> int | None:
-        """Of memory while it is loaded, None before its files were looked at."""
+        """Memory while it is loaded, in bytes; None before it has been measured."""
         return None if self.footprint is None else self.footprint.total
 
     @property
-    def size_in_words(self) -> str:
-        """How much, of what. Its files have been looked at."""
+    def size_text(self) -> str:
+        """Its memory as text for error messages."""
         size = self.footprint
         assert size is not None, "it has been measured"
         parts = f"weights {size.weights:,}, KV cache {size.kv_cache:,}, process {size.base:,}"
         return f"{size.total:,} bytes ({parts})"
 
     @property
-    def may_be_tried(self) -> bool:
-        """Whether the last failure to load it is long enough ago."""
+    def can_retry(self) -> bool:
+        """Whether the last failed load is long enough ago."""
         return time.monotonic() - self.failed_at > FAILURE_SECONDS
 
-    def note_kv_cache(self, num_bytes: int) -> None:
-        """The KV cache has its size now."""
+    def set_kv_cache_bytes(self, num_bytes: int) -> None:
+        """Set the size of its KV cache, once that is known."""
         assert self.footprint is not None, "it has been measured"
         self.footprint = replace(self.footprint, kv_cache=num_bytes)
 
-    def note_answer(self, client: str, *, agreed: bool) -> None:
-        """An API process says whether it may leave, if it was asked."""
-        answer = self.answers.get(client)
-        if answer is not None and not answer.done():
-            answer.set_result(agreed)
+    def record_consent(self, client: str, *, agreed: bool) -> None:
+        """Record whether an API process agrees that the model is unloaded."""
+        consent = self.consents.get(client)
+        if consent is not None and not consent.done():
+            consent.set_result(agreed)
 
-    def condition(self) -> ModelStatus:
-        """As API processes have to know it."""
+    def status(self) -> ModelStatus:
+        """Its state as a message to API processes."""
         return ModelStatus(
             name=self.plan.name,
             state=self.state,

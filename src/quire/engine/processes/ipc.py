@@ -1,8 +1,8 @@
-"""Requests and answers between processes: msgpack frames over ZeroMQ on a unix socket.
+"""Requests and outputs between processes: msgpack frames over ZeroMQ on a unix socket.
 
-Owns the sockets and the frames' limits. A frame to the engine is a list of messages, a frame from
-it is one step's news for one client. Nothing is ever unpickled; what cannot be read is counted and
-dropped. The folder of the sockets is private to the user, which is what keeps others out.
+Owns the sockets and the limits of frames. A frame to the engine is a list of messages; a frame from
+it is a step's output for one client. Nothing is unpickled; invalid frames are counted and dropped.
+The folder of the sockets is accessible to this user alone.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from quire.errors import QuireError, invalid_value
 logger = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 << 20
-MAX_UNREAD_FRAMES = 1000  # per client; afterwards its news waits, joined, in the engine
-FLUSH_BYTES = 1 << 20  # messages are sent together, but not more than this
+MAX_UNREAD_FRAMES = 1000  # per client; further deltas wait in its outbox
+FLUSH_BYTES = 1 << 20  # at most, of messages that are sent in one frame
 
-# What decoding may raise: msgspec's errors are ValueErrors, but for what is nested too deeply.
+# What decoding may raise: msgspec's errors are ValueErrors, except for too deep nesting.
 UNREADABLE = (ValueError, RecursionError, QuireError)
 
-_READ_AT_ONCE = 1000  # frames, so that a flood cannot keep the engine from its steps
+_READ_AT_ONCE = 1000  # frames, so that a flood cannot keep the engine from running steps
 
 
 class Sent(enum.Enum):
-    """How a frame to a client fared."""
+    """The result of sending a frame to a client."""
 
     OK = enum.auto()
     FULL = enum.auto()  # the client does not read; try again later
-    GONE = enum.auto()  # nobody is there
+    GONE = enum.auto()  # the client has disconnected
 
 
 class EngineSocket:
-    """The engine's end: any number of clients, each with a name of its own."""
+    """The engine's end: any number of clients with unique names."""
 
     def __init__(self, address: str) -> None:
         self.num_bad_frames = 0
@@ -49,14 +49,14 @@ class EngineSocket:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_FRAMES)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # what clients may send is bounded by admission
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # admission bounds what clients send
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(list[EngineMessage])
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, timeout: float = 0.0) -> list[tuple[bytes, list[EngineMessage]]]:
-        """What clients have sent, oldest first; waits up to `timeout` seconds for the first."""
+        """Received messages by client, oldest first. timeout: seconds to wait for the first."""
         if timeout and not self._socket.poll(round(timeout * 1000)):
             return []
         found: list[tuple[bytes, list[EngineMessage]]] = []
@@ -71,7 +71,7 @@ class EngineSocket:
         return found
 
     def send(self, client: bytes, step: StepOutput) -> Sent:
-        """Tell a client; never blocks."""
+        """Send a step's output to a client; never blocks."""
         try:
             self._socket.send_multipart((client, self._encoder.encode(step)), zmq.NOBLOCK)
         except zmq.Again:
@@ -83,7 +83,7 @@ class EngineSocket:
         return Sent.OK
 
     def close(self) -> None:
-        """Give the address back; what was not delivered is dropped."""
+        """Close the socket; undelivered frames are dropped."""
         self._context.destroy()
 
     def _decode(self, parts: list[bytes]) -> list[EngineMessage] | None:
@@ -96,10 +96,10 @@ class EngineSocket:
 
 
 class EngineConnection:
-    """A client's end: one engine process, until it dies.
+    """A client's connection to one engine process.
 
-    on_step is called on the event loop for each frame. Messages sent in one turn of the loop
-    travel as one frame.
+    on_step: called on the event loop. Messages sent in one turn of the event loop travel as one
+    frame: the only place where requests of different callers are joined on their way to the engine.
     """
 
     def __init__(self, address: str, client: str, on_step: Callable[[StepOutput], None]) -> None:
@@ -137,7 +137,7 @@ class EngineConnection:
         self._num_bytes += len(data)
 
     def close(self) -> None:
-        """Read what has already come, then hang up."""
+        """Read what has already arrived, then disconnect."""
         self._loop.remove_reader(self._fd)
         self._read()
         self._is_open = False
@@ -148,12 +148,13 @@ class EngineConnection:
             frame = self._encoder.encode(self._outgoing)
             self._outgoing, self._num_bytes = [], 0
             self._socket.send(frame, zmq.NOBLOCK)
-            self._read()  # sending may swallow the sign that something has come
+            self._read()  # sending may consume the signal that frames have arrived
 
     def _read(self) -> None:
-        """Deliver what has come, as one step: a busy front wakes its callers less often.
+        """Deliver all frames that have arrived, joined to one step.
 
-        All frames are read, because ZeroMQ gives their sign only once.
+        A front that lags behind the engine so detokenizes several steps at once, and catches up.
+        All frames are read, because ZeroMQ signals their arrival only once.
         """
         steps: list[StepOutput] = []
         while self._is_open and len(steps) < _READ_AT_ONCE:
@@ -163,7 +164,7 @@ class EngineConnection:
                 break
             except UNREADABLE:
                 self.num_bad_frames += 1
-                logger.warning("a frame from the engine that makes no sense is dropped")
+                logger.warning("an invalid frame from the engine was dropped")
         else:
             if self._is_open:
                 self._loop.call_soon(self._read)

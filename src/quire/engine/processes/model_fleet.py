@@ -1,8 +1,8 @@
-"""Which models are loaded: those of the start, those that somebody asks for, and who has to go.
+"""The model fleet: decides which models of a server are loaded, within a memory limit.
 
-Owns the memory that they may take together (the state of one: fleet_model.py). A model whose
-memory is needed leaves only when every API process agrees that none of its requests use it.
-Processes are started and ended by the supervisor.
+Models are loaded at the start or on demand (the state of one: fleet_model.py). A model whose memory
+is needed is unloaded only if every API process agrees that none of its requests use it. The server
+supervisor starts and ends the processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     EngineUp,
     LoadModel,
     ModelReleased,
@@ -26,7 +26,7 @@ from quire.engine.processes.control_channel import (
     ReleaseModel,
     UnloadModel,
 )
-from quire.engine.processes.fleet_model import FAILURE_SECONDS, Model, ModelSpec
+from quire.engine.processes.fleet_model import FAILURE_SECONDS, FleetModel, ModelSpec
 from quire.engine.processes.process_supervisors import EngineSupervisor
 from quire.engine.processes.server_supervisor import ServerSupervisor
 from quire.engine.startup.footprint import footprint_of
@@ -36,39 +36,42 @@ from quire.tokenizer.tokenizer_folder import check_folder
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 5.0  # that API processes have to say whether a model may go
-ROOM_SECONDS = 2.0  # after which there may be room where there was none
+ANSWER_SECONDS = 5.0  # for API processes to say whether a model may be unloaded
+MEMORY_RETRY_SECONDS = 2.0  # until a request may find memory free
 UNLOADED = "the model was unloaded before the answer was complete; send the request again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetSettings:
-    """memory_bytes: of all loaded models; idle_seconds: then models on demand leave. None: never"""
+    """memory_bytes: limit of all loaded models, None: none. idle_seconds: until unused on-demand
+    models are unloaded, None: never.
+    """
 
     memory_bytes: int | None = None
     idle_seconds: float | None = None
 
 
-class NoRoomError(QuireError):
-    """All models that could leave are in use."""
+class OutOfModelMemoryError(QuireError):
+    """The memory limit is reached, and all other models are in use."""
 
 
-class Fleet:
-    """All models of a server, and what API processes ask of them."""
+class ModelFleet:
+    """All models of a server; loads and unloads them for API processes."""
 
     def __init__(
         self, supervisor: ServerSupervisor, plans: Sequence[ModelSpec], settings: FleetSettings
     ) -> None:
         self._supervisor = supervisor
         self._settings = settings
-        self._models = {plan.name: Model(plan) for plan in plans}
-        self._choosing = asyncio.Lock()  # held by who decides what the memory is for
+        self._models = {plan.name: FleetModel(plan) for plan in plans}
+        self._memory_lock = asyncio.Lock()  # held while memory is being freed and reserved
         self._has_started = False
 
     async def start(self) -> list[EngineInfo]:
-        """Start all processes; returns when requests can come to the models of the start.
+        """Start all processes; returns when the models of the start accept requests.
 
-        Raises what keeps a model from being loaded: ConfigError, CheckpointError, EngineError.
+        Raises the error of a model that cannot be loaded: ConfigError, CheckpointError,
+        EngineError.
         """
         self._supervisor.start_workers(self)
         await self._check_memory()
@@ -77,76 +80,78 @@ class Fleet:
         await self._supervisor.wait_until_workers_ready()
         self._has_started = True
         if self._settings.idle_seconds is not None:
-            self._supervisor.begin(self._unload_idle(self._settings.idle_seconds))
+            self._supervisor.spawn(self._unload_idle(self._settings.idle_seconds))
         return infos
 
-    # ------------------------------------------------------------------ asked by API processes
+    # ------------------------------------------------------------------ called for API processes
 
-    def conditions(self) -> list[ModelStatus]:
-        """All models as they are now."""
-        return [model.condition() for model in self._models.values()]
+    def statuses(self) -> list[ModelStatus]:
+        """The current state of all models."""
+        return [model.status() for model in self._models.values()]
 
     def reachable(self) -> list[EngineUp]:
-        """The engines that requests can be sent to."""
+        """The engines that accept requests."""
         return self._supervisor.reachable()
 
-    def on_message(self, client: str, message: Control) -> None:
-        """An API process wants a model to come or to go, or says that it may."""
+    def on_message(self, client: str, message: ControlMessage) -> None:
+        """Handle an API process's message: load, unload, or its consent to unload."""
         match message:
             case LoadModel() if (model := self._models[message.name]).load is None:
-                model.load = self._supervisor.begin(self._load_for_request(model))
+                model.load = self._supervisor.spawn(self._load_for_request(model))
             case UnloadModel():
                 model = self._models[message.name]
-                self._supervisor.begin(self._unload_for_admin(model, message.grace))
+                self._supervisor.spawn(self._unload_for_admin(model, message.grace))
             case ModelReleased():
-                self._models[message.name].note_answer(client, agreed=message.agreed)
+                self._models[message.name].record_consent(client, agreed=message.agreed)
 
     def on_death(self, client: str) -> None:
-        """An API process has died: nothing of it uses a model."""
+        """Handle the death of an API process: it uses no model any more."""
         self._supervisor.forget_client(client)
         for model in self._models.values():
-            model.note_answer(client, agreed=True)
+            model.record_consent(client, agreed=True)
 
     # ------------------------------------------------------------------ loading
 
-    async def _load_first(self, model: Model) -> EngineInfo:
+    async def _load_first(self, model: FleetModel) -> EngineInfo:
         try:
             return await self._load(model)
         except UserError as error:
             raise model.plan.explain(error) from error
 
-    async def _load_for_request(self, model: Model) -> None:
+    async def _load_for_request(self, model: FleetModel) -> None:
         try:
-            if model.may_be_tried:
+            if model.can_retry:
                 await self._load(model)
             else:
-                self._become(model, model.state, failure=model.failure)
-        except NoRoomError as error:
-            self._become(model, model.state, failure=str(error), retry_after=ROOM_SECONDS)
+                self._set_state(model, model.state, failure=model.failure)
+        except OutOfModelMemoryError as error:
+            self._set_state(
+                model, model.state, failure=str(error), retry_after=MEMORY_RETRY_SECONDS
+            )
         except QuireError as error:
-            self._note_failure(model, error)
+            self._record_failure(model, error)
         finally:
             model.load = None
 
-    async def _load(self, model: Model) -> EngineInfo:
-        """Load a model, unless it is; tells API processes in any case."""
+    async def _load(self, model: FleetModel) -> EngineInfo:
+        """Load a model if it is not loaded; reports its state to API processes in any case."""
         async with model.changing:
-            if model.keeper is None:
-                async with self._choosing:
-                    await self._make_room(model)
-                    model.keeper = self._start_engine(model)
-                self._become(model, "loading")
-            info = await self._supervisor.wait_until_started(model.keeper)
-            model.note_kv_cache(info.kv_cache_bytes)
-            self._become(model, "loaded")
+            if model.engine is None:
+                async with self._memory_lock:
+                    await self._free_memory(model)
+                    model.engine = self._start_engine(model)
+                self._set_state(model, "loading")
+            info = await self._supervisor.wait_until_started(model.engine)
+            model.set_kv_cache_bytes(info.kv_cache_bytes)
+            self._set_state(model, "loaded")
             return info
 
-    def _start_engine(self, model: Model) -> EngineSupervisor:
-        on_end = partial(self._note_end, model)
+    def _start_engine(self, model: FleetModel) -> EngineSupervisor:
+        on_end = partial(self._on_engine_end, model)
         return self._supervisor.start_engine(model.plan.name, self._config(model), on_end)
 
-    def _config(self, model: Model) -> EngineConfig:
-        """Where memory is counted, the KV cache gets the size that was counted."""
+    def _config(self, model: FleetModel) -> EngineConfig:
+        """The model's settings; with a memory limit, the KV cache has its reserved size."""
         config = model.plan.config
         if self._settings.memory_bytes is None or config.cache.num_blocks is not None:
             return config
@@ -154,36 +159,36 @@ class Fleet:
         size = model.footprint.kv_cache or config.cache.kv_cache_memory_bytes
         return replace(config, cache=replace(config.cache, kv_cache_memory_bytes=size))
 
-    def _note_end(self, model: Model, error: BaseException) -> None:
-        """Its engine cannot be started or kept. Others are not to suffer from that."""
-        model.keeper = None
-        if model.state != "loaded":  # who loads it is told
+    def _on_engine_end(self, model: FleetModel, error: BaseException) -> None:
+        """Handle an engine that cannot be started or kept running; other models go on."""
+        model.engine = None
+        if model.state != "loaded":  # the caller of `_load` gets the error
             return
         if not self._has_started or (len(self._models) == 1 and model.plan.at_start):
-            self._supervisor.give_up(error)
+            self._supervisor.fail(error)
         else:
-            self._note_failure(model, error)
+            self._record_failure(model, error)
 
-    def _note_failure(self, model: Model, error: BaseException) -> None:
+    def _record_failure(self, model: FleetModel, error: BaseException) -> None:
         logger.error("model %s: %s", model.plan.name, error)
         model.failed_at = time.monotonic()
-        self._become(model, "unloaded", failure=str(error), retry_after=FAILURE_SECONDS)
+        self._set_state(model, "unloaded", failure=str(error), retry_after=FAILURE_SECONDS)
 
-    def _become(
-        self, model: Model, state: ModelState, *, failure: str = "", retry_after: float = 1.0
+    def _set_state(
+        self, model: FleetModel, state: ModelState, *, failure: str = "", retry_after: float = 1.0
     ) -> None:
         if state != model.state:
             logger.info("model %s: %s", model.plan.name, state)
         model.state, model.failure, model.retry_after = state, failure, retry_after
-        self._supervisor.broadcast(model.condition())
+        self._supervisor.broadcast(model.status())
 
     # ------------------------------------------------------------------ memory
 
     async def _check_memory(self) -> None:
-        """Whether each model could be loaded, and those of the start together.
+        """Check that each model fits, and those of the start together.
 
-        Their files are downloaded if need be, so that no request has to wait for that; a tokenizer
-        that is not there is told now, too. Raises ConfigError or CheckpointError.
+        Downloads their files if need be, so that no request waits for that, and checks that their
+        tokenizers exist. Raises ConfigError or CheckpointError.
         """
         await asyncio.gather(*map(self._measure, self._models.values()))
         limit = self._settings.memory_bytes
@@ -192,7 +197,7 @@ class Fleet:
         for model in self._models.values():
             if (model.num_bytes or 0) > limit:
                 raise ConfigError(
-                    f"model {model.plan.name} takes {model.size_in_words}, but "
+                    f"model {model.plan.name} takes {model.size_text}, but "
                     f"model_memory_bytes is {limit:,}; raise it, or lower kv_cache_memory_bytes"
                 )
         first = [model for model in self._models.values() if model.plan.at_start]
@@ -202,7 +207,7 @@ class Fleet:
                 f"{limit:,}; raise it, or load some of them on_demand"
             )
 
-    async def _measure(self, model: Model) -> None:
+    async def _measure(self, model: FleetModel) -> None:
         config, limit = model.plan.config, self._settings.memory_bytes
         try:
             model.footprint = await asyncio.to_thread(footprint_of, config, limit)
@@ -210,71 +215,71 @@ class Fleet:
         except UserError as error:
             raise model.plan.explain(error) from error
 
-    async def _make_room(self, model: Model) -> None:
-        """Unload what was not used for longest until there is memory. Raises NoRoomError."""
+    async def _free_memory(self, model: FleetModel) -> None:
+        """Unload least recently used models until this one fits. Raises OutOfModelMemoryError."""
         limit = self._settings.memory_bytes
         if limit is None:
             return
-        others = [other for other in self._models.values() if other.keeper is not None]
-        others.sort(key=lambda other: 0.0 if other.keeper is None else other.keeper.last_used)
+        others = [other for other in self._models.values() if other.engine is not None]
+        others.sort(key=lambda other: 0.0 if other.engine is None else other.engine.last_used)
         for other in others:
             is_free = other.state == "loaded" and not other.changing.locked()
             if is_free and self._num_bytes_with(model) > limit:
                 async with other.changing:
                     await self._unload(other, grace=0.0)
         if (needed := self._num_bytes_with(model)) > limit:
-            loaded = ", ".join(f"{o.plan.name} ({o.size_in_words})" for o in others if o.keeper)
-            raise NoRoomError(
-                f"model {model.plan.name} takes {model.size_in_words}; with those that are in use, "
+            loaded = ", ".join(f"{o.plan.name} ({o.size_text})" for o in others if o.engine)
+            raise OutOfModelMemoryError(
+                f"model {model.plan.name} takes {model.size_text}; with those that are in use, "
                 f"{loaded}, that would be {needed:,} of {limit:,} bytes; send it again later"
             )
 
-    def _num_bytes_with(self, model: Model) -> int:
-        """Of all loaded models, and this one."""
-        loaded = {other for other in self._models.values() if other.keeper is not None}
+    def _num_bytes_with(self, model: FleetModel) -> int:
+        """Memory of all loaded models and this one."""
+        loaded = {other for other in self._models.values() if other.engine is not None}
         return sum(other.num_bytes or 0 for other in loaded | {model})
 
     # ------------------------------------------------------------------ unloading
 
-    async def _unload_for_admin(self, model: Model, grace: float) -> None:
+    async def _unload_for_admin(self, model: FleetModel, grace: float) -> None:
         async with model.changing:
             if model.state == "loaded":
                 await self._unload(model, grace=max(grace, 0.001))
             else:
-                self._become(model, model.state)
+                self._set_state(model, model.state)
 
     async def _unload_idle(self, seconds: float) -> None:
-        """Unload what nobody has asked for so long, for ever."""
+        """Unload on-demand models that were not used for so many seconds; runs for ever."""
         while True:
             await asyncio.sleep(min(5.0, seconds / 5))
             for model in self._models.values():
-                is_old = model.keeper and time.monotonic() - model.keeper.last_used > seconds
+                is_old = model.engine and time.monotonic() - model.engine.last_used > seconds
                 if is_old and model.state == "loaded" and not model.plan.at_start:
                     async with model.changing:
-                        if model.keeper is not None:  # nobody else was quicker
+                        if model.engine is not None:  # not unloaded meanwhile
                             await self._unload(model, grace=0.0)
 
-    async def _unload(self, model: Model, grace: float) -> None:
-        """End a model's engine: after grace seconds in any case, without any if it is not in use.
+    async def _unload(self, model: FleetModel, grace: float) -> None:
+        """Unload a model; with grace 0 only if it is not in use, else after that many seconds.
 
-        model.changing is held.
+        The caller holds model.changing.
         """
-        self._become(model, "unloading")
-        may_go = await self._may_go(model, grace) or bool(grace)
-        if model.keeper is not None:  # else it has ended by itself meanwhile
-            if not may_go:
-                self._become(model, "loaded")
+        self._set_state(model, "unloading")
+        may_unload = await self._all_agree(model, grace) or bool(grace)
+        if model.engine is not None:  # else its engine has ended meanwhile
+            if not may_unload:
+                self._set_state(model, "loaded")
                 return
             await self._supervisor.stop_engine(model.plan.name, UNLOADED)
-            model.keeper = None
-        self._become(model, "unloaded")
+            model.engine = None
+        self._set_state(model, "unloaded")
 
-    async def _may_go(self, model: Model, grace: float) -> bool:
-        """Ask all API processes. One that says nothing says no."""
+    async def _all_agree(self, model: FleetModel, grace: float) -> bool:
+        """Ask all API processes; no reply counts as no."""
         loop = asyncio.get_running_loop()
-        model.answers = {client: loop.create_future() for client in self._supervisor.clients}
+        model.consents = {client: loop.create_future() for client in self._supervisor.clients}
         self._supervisor.broadcast(ReleaseModel(name=model.plan.name, grace=grace))
-        answers = list(model.answers.values())
-        if answers:
-            await asyncio.wait(answers, timeout=grace + ANSWER_SECONDS)
-        return all(answer.done() and answer.result() for answer in answers)
+        consents = list(model.consents.values())
+        if consents:
+            await asyncio.wait(consents, timeout=grace + ANSWER_SECONDS)
+        return all(consent.done() and consent.result() for consent in consents)

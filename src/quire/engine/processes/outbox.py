@@ -1,7 +1,7 @@
-"""What the engine still has to tell its clients: who asked for what, and news that waits.
+"""The engine's outboxes: which client owns which request, and the deltas not sent yet.
 
-News is joined per request while it waits for a client that does not read, so that memory is bounded
-by the answers themselves. No sockets here.
+Deltas of one request are joined while their client does not read, so memory is bounded by the
+answers. No sockets here.
 """
 
 from __future__ import annotations
@@ -12,60 +12,60 @@ from quire.core.messages import EngineView, RequestDelta
 
 
 class Outbox:
-    """One client's news.
+    """One client's unsent output.
 
-    ready: what can be sent, at most one entry for each request. is_watching: whether the client
-    has asked for the next view; view: which is here until it is sent.
+    ready: one joined delta per request id. wants_view: the client has asked for the next engine
+    view; view: one that has not been sent yet.
     """
 
     def __init__(self) -> None:
         self.ready: dict[str, RequestDelta] = {}
-        self.is_watching = False
+        self.wants_view = False
         self.view: EngineView | None = None
 
     @property
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is anything to send."""
         return bool(self.ready) or self.view is not None
 
     def clear(self) -> None:
-        """All of it has been sent."""
+        """Remove everything, after it has been sent."""
         self.ready.clear()
         self.view = None
 
     def put(self, delta: RequestDelta) -> None:
-        """Add a step's news of one request."""
+        """Add a delta, joined with an unsent one of the same request."""
         request_id = delta.request_id
-        unread = self.ready.get(request_id)
-        if unread is None:
+        unsent = self.ready.get(request_id)
+        if unsent is None:
             self.ready[request_id] = delta
         else:
-            unread.join(delta)
+            unsent.join(delta)
 
 
-class Clients:
-    """All clients' outboxes, and the request ids of each."""
+class ClientOutboxes:
+    """All clients' outboxes, and which of them owns each request."""
 
     def __init__(self) -> None:
         self._outboxes: dict[bytes, Outbox] = {}
         self._owners: dict[str, Outbox] = {}  # by request id
 
     def add(self, client: bytes, request_id: str) -> bool:
-        """A client asks for something. False if the id is in use: it would take another's news."""
+        """Register a client's request. Returns False if the request id is in use."""
         if request_id in self._owners:
             return False
-        self._owners[request_id] = self.know(client)
+        self._owners[request_id] = self.outbox_of(client)
         return True
 
-    def know(self, client: bytes) -> Outbox:
-        """Tell this client from now on what everyone is told, even if it never asks for more."""
+    def outbox_of(self, client: bytes) -> Outbox:
+        """The outbox of a client; a new one if the client is new."""
         outbox = self._outboxes.get(client)
         if outbox is None:
             outbox = self._outboxes[client] = Outbox()
         return outbox
 
     def put(self, deltas: Iterable[RequestDelta]) -> None:
-        """Sort a step's news into the outboxes; nobody's news is dropped."""
+        """Put a step's deltas into the outboxes of their clients."""
         for delta in deltas:
             outbox = self._owners.get(delta.request_id)
             if outbox is not None:
@@ -73,14 +73,14 @@ class Clients:
                 if delta.finish_reason is not None:
                     del self._owners[delta.request_id]
 
-    def show(self, view: EngineView) -> None:
-        """Tell those who watch; a newer view takes the place of one that is not sent yet."""
+    def put_view(self, view: EngineView) -> None:
+        """Give a view to the clients that want one; it replaces an unsent one."""
         for outbox in self._outboxes.values():
-            if outbox.is_watching:
-                outbox.is_watching, outbox.view = False, view
+            if outbox.wants_view:
+                outbox.wants_view, outbox.view = False, view
 
     def forget(self, client: bytes) -> list[str]:
-        """Drop a client; returns its requests, which nobody waits for any more."""
+        """Remove a client; returns its unfinished request ids."""
         outbox = self._outboxes.pop(client, None)
         orphans = [i for i, owner in self._owners.items() if owner is outbox]
         for request_id in orphans:
@@ -88,6 +88,6 @@ class Clients:
         return orphans
 
     def waiting(self, *, everyone: bool = False) -> list[tuple[bytes, Outbox]]:
-        """Clients that can be told something, or all of them."""
+        """Clients with something to send, or all of them, with their outboxes."""
         pairs = self._outboxes.items()
-        return [(client, outbox) for client, outbox in pairs if outbox.has_news or everyone]
+        return [(client, outbox) for client, outbox in pairs if outbox.has_pending or everyone]

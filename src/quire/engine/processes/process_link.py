@@ -1,6 +1,6 @@
-"""The way from a front to an engine that runs in one process after another. No torch.
+"""ProcessLink: the link from a front to an engine process and its successors. No torch.
 
-Owns which process it leads to; frames and sockets are ipc.py's.
+Owns which process it is connected to. Frames and sockets are in ipc.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from quire.engine.processes.status_page import StatusPage
 
 
 class ProcessLink:
-    """The way to an engine that runs in one process after another.
+    """A link to an engine process, and to the one that replaces it after a death.
 
-    Made for the first one. Raises FileNotFoundError if that is gone already.
+    Raises FileNotFoundError if the first process has already ended.
     """
 
     def __init__(self, client: str, address: str, page_path: str) -> None:
@@ -26,57 +26,57 @@ class ProcessLink:
         self._connect(address, StatusPage(Path(page_path)))
 
     def attach(self, listener: EngineListener) -> None:
-        """Tell this listener from now on."""
+        """Report to this listener from now on."""
         self._listener = listener
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine has not died, as far as is known here."""
+        """Whether there is a connection to an engine process."""
         return self._connection is not None
 
     @property
     def num_bad_frames(self) -> int:
-        """Frames of the engine that runs now which made no sense."""
+        """Invalid frames from the current engine process."""
         return 0 if self._connection is None else self._connection.num_bad_frames
 
     @property
     def last_work(self) -> float:
-        """When it had work for the last time, as it shows; of a dead one, the last."""
+        """When the engine last had work, in monotonic seconds, by its status page."""
         return self._page.last_work
 
     @property
     def seconds_since_heartbeat(self) -> float:
-        """Since its last sign of life, as the parent sees it, too."""
+        """Seconds since the last heartbeat on the status page."""
         return self._page.age()
 
     def send(self, message: EngineMessage) -> None:
-        """Pass a message on; without effect while there is no engine."""
+        """Send a message; without effect while there is no engine."""
         if self._connection is not None:
             self._connection.send(message)
 
     def engine_died(self, *, will_return: bool, why: str = "") -> None:
-        """Deliver what it had told, then tell that it has ended. why: if it does not return."""
+        """Deliver what has arrived, then report the engine's end. why: if none replaces it."""
         if self._listener is None:
             return
         was_alive = self.is_alive
-        self._hang_up()
+        self._disconnect()
         if not will_return:
             self._listener.on_failure(why or "the engine has stopped; restart the server")
         elif was_alive:
             self._listener.on_down(self._page.find_started)
 
     def engine_returned(self, info: EngineInfo, address: str, page_path: str) -> None:
-        """Go on with another process. Raises FileNotFoundError if that is gone again."""
+        """Connect to another process. Raises FileNotFoundError if that has ended again."""
         page = StatusPage(Path(page_path))
-        self._hang_up()
+        self._disconnect()
         self._page.close()
         self._connect(address, page)
         if self._listener is not None:
             self._listener.on_up(info)
 
     async def close(self) -> None:
-        """Hang up; the engine forgets this client when the supervisor says so."""
-        self._hang_up()
+        """Disconnect; the supervisor tells the engine to forget this client."""
+        self._disconnect()
 
     def _connect(self, address: str, page: StatusPage) -> None:
         self._page = page
@@ -84,7 +84,7 @@ class ProcessLink:
             address, self.client, self._deliver
         )
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

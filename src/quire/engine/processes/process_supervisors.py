@@ -1,7 +1,7 @@
-"""Keeping processes alive: a supervisor starts one after another in the same place.
+"""Supervisors of one engine process or one API process: they start it, watch it and restart it.
 
-Owns when a process counts as dead or hung, and how often it is started again. What the others have
-to know of it goes through callbacks to the supervisor.
+Owns when a process counts as dead or hung, and how often it is restarted. Callbacks report to the
+server supervisor (server_supervisor.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.child_process import Child
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     EngineDown,
     EngineStarted,
     EngineUp,
@@ -41,15 +41,16 @@ logger = logging.getLogger(__name__)
 ENGINE_MODULE = "quire.engine.processes.engine_process"
 MAX_DEATHS = 5  # of a process in a row
 BACKOFF_SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0)  # before a restart, by deaths in a row
-STEADY_SECONDS = 10.0  # a process that served for so long did not die in a row
+STEADY_SECONDS = 10.0  # after serving this long, a death starts a new count
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProcessSettings:
-    """Where an engine's files lie, and how it is watched. hang: seconds, 0 for never.
+    """The folder of an engine's files, and how it is watched.
 
-    first_epoch: how many processes the model had before; num_restarts: how many of them took over
-    from one that had died.
+    number: unique, in file names. first_epoch: how many processes the model had before;
+    num_restarts: how many of them replaced one that had died. hang: seconds without a heartbeat
+    after which it is killed; 0: never.
     """
 
     folder: Path
@@ -61,48 +62,48 @@ class EngineProcessSettings:
 
 
 class EngineSupervisor:
-    """One model's engine, as long as it is wanted.
+    """Keeps one model's engine process running until `run` is cancelled.
 
-    on_change is called when it can be reached, and when it no longer can.
+    on_change: called when the engine accepts requests, and when it no longer does.
     """
 
     def __init__(
         self,
         name: str,
         config: EngineConfig,
-        place: EngineProcessSettings,
+        settings: EngineProcessSettings,
         on_change: Callable[[EngineUp | EngineDown], None],
     ) -> None:
         self.name = name
         self.started: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.up: EngineUp | None = None
         self._config = config
-        self._place = place
+        self._settings = settings
         self._on_change = on_change
         self._child: Child | None = None
         self._page: StatusPage | None = None
-        self._last_used = time.monotonic()  # by processes that are no more
-        self.epoch = place.first_epoch  # of the process that runs, or comes next
-        self.num_restarts = place.num_restarts
+        self._last_used = time.monotonic()  # by earlier processes
+        self.epoch = settings.first_epoch  # of the current process, or of the next
+        self.num_restarts = settings.num_restarts
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
+        """The process id; None while there is no process."""
         return None if self._child is None else self._child.pid
 
     @property
     def last_used(self) -> float:
-        """When it had work for the last time, or was started; seconds of the monotonic clock."""
+        """When it last had work, or was started, in monotonic seconds."""
         return max(self._last_used, 0.0 if self._page is None else self._page.last_work)
 
-    def send(self, message: Control) -> None:
-        """Tell the process, if there is one."""
+    def send(self, message: ControlMessage) -> None:
+        """Send a message to the process, if there is one."""
         if self._child is not None:
             self._child.send(message)
 
     def remove_files(self) -> None:
-        """Remove what its processes have left; for when nobody is about to look at it."""
-        for path in self._place.folder.glob(f"engine-{self._place.number}-*"):
+        """Remove the files of its processes, once no client reads them."""
+        for path in self._settings.folder.glob(f"engine-{self._settings.number}-*"):
             path.unlink(missing_ok=True)
 
     async def run(self) -> None:
@@ -113,9 +114,9 @@ class EngineSupervisor:
         """
         deaths = 0
         while True:
-            was_steady = await self._live(self.epoch)
+            was_useful = await self._run_once(self.epoch)
             self.epoch += 1
-            deaths = 1 if was_steady else deaths + 1
+            deaths = 1 if was_useful else deaths + 1
             will_return = deaths < MAX_DEATHS
             self.up = None
             why = f"the engine died {deaths} times in a row; the log says how, start it again"
@@ -125,9 +126,9 @@ class EngineSupervisor:
             self.num_restarts += 1
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
-    async def _live(self, epoch: int) -> bool:
-        """One process, from its start to its end; returns whether it was of use for a while."""
-        stem = self._place.folder / f"engine-{self._place.number}-{epoch}"
+    async def _run_once(self, epoch: int) -> bool:
+        """Run one process to its end; returns whether it served steadily."""
+        stem = self._settings.folder / f"engine-{self._settings.number}-{epoch}"
         page_path, address = stem.with_suffix(".page"), f"ipc://{stem.with_suffix('.sock')}"
         create_page(page_path)
         page = self._page = StatusPage(page_path)
@@ -137,14 +138,14 @@ class EngineSupervisor:
             num_restarts=self.num_restarts,
             address=address,
             page_path=str(page_path),
-            log=self._place.log,
+            log=self._settings.log,
         )
         child = self._child = await Child.spawn(ENGINE_MODULE, first)
         begin = math.inf
         try:
             reply = await child.receive()
             if isinstance(reply, EngineStarted):
-                self._note_start(reply.info, address, page_path)
+                self._on_started(reply.info, address, page_path)
                 begin = time.monotonic()
                 await self._watch(child, page)
             elif isinstance(reply, StartFailed):
@@ -154,17 +155,17 @@ class EngineSupervisor:
         finally:
             self._child = None
             how = await child.end()
-            # steps alone say little: a fault at the first large batch comes after some
-            was_steady = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
+            # not by steps alone: a fault at the first large batch comes after some steps
+            was_useful = page.num_steps > 0 and time.monotonic() - begin > STEADY_SECONDS
             self._last_used, self._page = self.last_used, None
             page.close()
         if not self.started.done():
             text = f"the engine died while it was loading ({how}); it may lack memory"
             raise EngineError(text)
         logger.error("engine process %d of %s ended (%s)", child.pid, self.name, how)
-        return was_steady
+        return was_useful
 
-    def _note_start(self, info: EngineInfo, address: str, page_path: Path) -> None:
+    def _on_started(self, info: EngineInfo, address: str, page_path: Path) -> None:
         self.up = EngineUp(
             name=self.name,
             config=self._config,
@@ -177,37 +178,43 @@ class EngineSupervisor:
         self._on_change(self.up)
 
     async def _watch(self, child: Child, page: StatusPage) -> None:
-        """Wait until it has died, or hangs."""
-        hang = self._place.hang
-        end = asyncio.ensure_future(child.receive())  # engines say nothing more: this is their end
+        """Wait until the process has died, or its heartbeat is too old."""
+        hang = self._settings.hang
+        end = asyncio.ensure_future(
+            child.receive()
+        )  # an engine sends nothing more, so this is its end
         try:
             while not end.done():
                 await asyncio.wait({end}, timeout=min(1.0, hang / 10) if hang else None)
                 if hang and page.age() > hang:
-                    logger.error("engine process %d has hung for %.0f s", child.pid, page.age())
+                    logger.error(
+                        "engine process %d has had no heartbeat for %.0f s; it is killed",
+                        child.pid,
+                        page.age(),
+                    )
                     return
         finally:
             end.cancel()
 
 
 class WorkerParent(Protocol):
-    """Whom a supervisor of API processes asks and tells."""
+    """What a supervisor of API processes asks and reports to."""
 
-    def conditions(self) -> list[ModelStatus]:
-        """All models as they are now."""
+    def statuses(self) -> list[ModelStatus]:
+        """The current state of all models."""
 
     def reachable(self) -> Iterable[EngineUp]:
-        """The engines that can be reached now."""
+        """The engines that accept requests."""
 
-    def on_message(self, client: str, message: Control) -> None:
-        """An API process has said this."""
+    def on_message(self, client: str, message: ControlMessage) -> None:
+        """An API process has sent a message."""
 
     def on_death(self, client: str) -> None:
         """An API process has died."""
 
 
 class WorkerSupervisor:
-    """One place for API processes. client: the name of the one that is there, if there is."""
+    """Keeps one API process running. client: the current process's name; None if there is none."""
 
     def __init__(self, module: str, first: StartWorker, parent: WorkerParent) -> None:
         self.ready = asyncio.Event()
@@ -220,11 +227,11 @@ class WorkerSupervisor:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
+        """The process id; None while there is no process."""
         return None if self._child is None else self._child.pid
 
-    def send(self, message: Control) -> None:
-        """Tell the process, if there is one."""
+    def send(self, message: ControlMessage) -> None:
+        """Send a message to the process, if there is one."""
         if self._child is not None:
             self._child.send(message)
 
@@ -240,7 +247,7 @@ class WorkerSupervisor:
         for incarnation in itertools.count():
             begin = time.monotonic()
             client = f"{self._first.client}.{incarnation}"
-            how = await self._live(client)
+            how = await self._run_once(client)
             self._parent.on_death(client)
             if self._is_leaving:
                 return
@@ -251,14 +258,14 @@ class WorkerSupervisor:
                 raise EngineError(text)
             await asyncio.sleep(BACKOFF_SECONDS[deaths - 1])
 
-    async def _live(self, client: str) -> str:
-        """One process, from its start to its end; returns how it ended."""
-        models = self._parent.conditions()
+    async def _run_once(self, client: str) -> str:
+        """Run one process to its end; returns how it ended."""
+        models = self._parent.statuses()
         first = msgspec.structs.replace(self._first, client=client, models=models)
         sockets = tuple(fd for fd in (first.listener, first.admin) if fd is not None)
-        child = await Child.spawn(self._module, first, pass_fds=sockets, gently=True)
-        for condition in self._parent.conditions():  # it may have changed meanwhile
-            child.send(condition)
+        child = await Child.spawn(self._module, first, pass_fds=sockets, low_priority=True)
+        for status in self._parent.statuses():  # they may have changed meanwhile
+            child.send(status)
         for up in self._parent.reachable():
             child.send(up)
         self._child, self.client = child, client

@@ -1,7 +1,7 @@
-"""The parent of all processes of a server: one keeper per engine, one per API process.
+"""The parent of all processes of a server: one supervisor per engine, one per API process.
 
-Owns who is told of whom. It has no torch, no requests and no HTTP: it holds the listening sockets
-only to hand them on. Which models have an engine is decided by model_fleet.py.
+Owns who learns of which process. It has no torch, no requests and no HTTP, and holds the listening
+sockets only to pass them on. model_fleet.py decides which models have an engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from quire.config import EngineConfig
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.processes.control_channel import (
-    Control,
+    ControlMessage,
     EngineDown,
     EngineUp,
     ForgetClient,
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSupervisorSettings:
-    """What is fixed for one server.
+    """The fixed settings of one server.
 
-    worker_module: what API processes run; worker_settings: as msgpack, for them alone to read.
-    hang_timeout: seconds without a sign of life after which an engine is killed; 0: never.
+    worker_module: what API processes run; worker_settings: theirs, as msgpack. hang_timeout:
+    seconds without a heartbeat after which an engine is killed; 0: never.
     """
 
     worker_module: str
@@ -53,9 +53,9 @@ class ServerSupervisorSettings:
 
 
 class ServerSupervisor:
-    """Starts and keeps the processes of one server; leaving the context ends them all.
+    """Starts the processes of one server and keeps them running; leaving the context ends them.
 
-    listener, admin: the sockets that it listens at, for the public and for administrators.
+    listener, admin: the listening sockets, public and for administrators.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ServerSupervisor:
         self._num_engines = 0
 
     async def __aenter__(self) -> ServerSupervisor:
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700: it keeps others out
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -84,46 +84,46 @@ class ServerSupervisor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._broken.cancel()
+        self._failure.cancel()
         shutil.rmtree(self._folder)
 
     async def run(self) -> None:
-        """Wait until something cannot be kept alive, and raise that."""
-        await asyncio.shield(self._broken)
+        """Wait until a process cannot be kept running, and raise its error."""
+        await asyncio.shield(self._failure)
 
     async def stop(self, grace: float) -> None:
-        """Let API processes finish their requests, for at most `grace` seconds.
+        """Drain: let API processes finish their requests, for at most `grace` seconds.
 
-        Asked a second time, they cut them, telling so.
+        The second call makes them end their requests with an error.
         """
         for worker in self._workers:
             worker.leave()
         if self._workers:
             await asyncio.wait([self._tasks[worker] for worker in self._workers], timeout=grace)
 
-    def give_up(self, error: BaseException) -> None:
-        """The server cannot go on: `run` raises this."""
-        if not self._broken.done():
-            self._broken.set_exception(error)
+    def fail(self, error: BaseException) -> None:
+        """Make `run` raise this error: the server cannot go on."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
-    def begin(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside, at most until the server ends."""
+    def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task in the background, until the server ends."""
         task = asyncio.create_task(job)
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
         return task
 
     async def unless_failed(self, work: Awaitable[T]) -> T:
-        """Wait for something, but not longer than the server can go on."""
+        """Wait for something; raises the server's error if that comes first."""
         task: asyncio.Future[T] = asyncio.ensure_future(work)
-        either: set[asyncio.Future[Any]] = {task, self._broken}
+        either: set[asyncio.Future[Any]] = {task, self._failure}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:  # also where a signal ends the waiting
+        finally:  # also when a signal ends the wait
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        if self._broken.done():
-            self._broken.result()
+        if self._failure.done():
+            self._failure.result()
             raise EngineError("a process of the server ended; the log says why")
         return task.result()
 
@@ -132,13 +132,13 @@ class ServerSupervisor:
     def start_engine(
         self, name: str, config: EngineConfig, on_end: Callable[[BaseException], None]
     ) -> EngineSupervisor:
-        """Begin to keep an engine; its `started` says when requests can come.
+        """Start an engine and keep it running; its `started` says when it accepts requests.
 
-        on_end: told why it cannot be started or kept.
+        on_end: called with the error if it cannot be started or kept running.
         """
         assert name not in self._engines
         first_epoch, num_restarts = self._past.get(name, (0, 0))
-        place = EngineProcessSettings(
+        settings = EngineProcessSettings(
             folder=self._folder,
             number=self._num_engines,
             first_epoch=first_epoch,
@@ -147,45 +147,45 @@ class ServerSupervisor:
             log=self._settings.log,
         )
         self._num_engines += 1
-        keeper = self._engines[name] = EngineSupervisor(name, config, place, self.broadcast)
+        engine = self._engines[name] = EngineSupervisor(name, config, settings, self.broadcast)
 
         def end(error: BaseException) -> None:
-            self._forget_engine(keeper)
+            self._forget_engine(engine)
             on_end(error)
 
-        self._keep(keeper, end)
-        return keeper
+        self._supervise(engine, end)
+        return engine
 
-    async def wait_until_started(self, keeper: EngineSupervisor) -> EngineInfo:
-        """Wait for an engine. Raises what keeps it from starting."""
-        task = self._tasks[keeper]
-        either: set[asyncio.Future[Any]] = {keeper.started, task}
+    async def wait_until_started(self, engine: EngineSupervisor) -> EngineInfo:
+        """Wait until an engine has started. Raises the error of its start."""
+        task = self._tasks[engine]
+        either: set[asyncio.Future[Any]] = {engine.started, task}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not keeper.started.done():
+        if not engine.started.done():
             if not task.cancelled():
                 task.result()
-            raise EngineError(f"the engine of {keeper.name} was stopped while it was loading")
-        return keeper.started.result()
+            raise EngineError(f"the engine of {engine.name} was stopped while it was loading")
+        return engine.started.result()
 
     async def stop_engine(self, name: str, why: str) -> None:
-        """End an engine. why: told to those whose requests end with it."""
-        keeper = self._engines[name]
-        task = self._tasks[keeper]
-        self._forget_engine(keeper)
+        """End an engine. why: the error message for its unfinished requests."""
+        engine = self._engines[name]
+        task = self._tasks[engine]
+        self._forget_engine(engine)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        keeper.remove_files()
+        engine.remove_files()
         self.broadcast(EngineDown(name=name, will_return=False, why=why))
 
-    def _forget_engine(self, keeper: EngineSupervisor) -> None:
-        if self._engines.pop(keeper.name, None) is not None:
-            self._past[keeper.name] = keeper.epoch + 1, keeper.num_restarts
-            del self._tasks[keeper]
+    def _forget_engine(self, engine: EngineSupervisor) -> None:
+        if self._engines.pop(engine.name, None) is not None:
+            self._past[engine.name] = engine.epoch + 1, engine.num_restarts
+            del self._tasks[engine]
 
     # ------------------------------------------------------------------ API processes
 
     def start_workers(self, parent: WorkerParent) -> None:
-        """Begin to keep the API processes. parent: whom they ask and tell."""
+        """Start the API processes and keep them running. parent: see `WorkerParent`."""
         admin = None if self._admin is None else self._admin.fileno()
         for index in range(self._settings.num_workers):
             first = StartWorker(
@@ -196,42 +196,42 @@ class ServerSupervisor:
                 metrics_folder=str(self._folder),
                 log=self._settings.log,
             )
-            keeper = WorkerSupervisor(self._settings.worker_module, first, parent)
-            self._workers.append(keeper)
-            self._keep(keeper, self.give_up)
+            worker = WorkerSupervisor(self._settings.worker_module, first, parent)
+            self._workers.append(worker)
+            self._supervise(worker, self.fail)
 
     async def wait_until_workers_ready(self) -> None:
-        """Wait until every place has an API process that requests can come to."""
+        """Wait until all API processes accept connections."""
         await self.unless_failed(asyncio.gather(*(w.ready.wait() for w in self._workers)))
 
     @property
     def clients(self) -> list[str]:
-        """The API processes that are there, by their names towards engines."""
+        """The names of the running API processes towards engines."""
         return [worker.client for worker in self._workers if worker.client is not None]
 
-    def broadcast(self, news: Control) -> None:
-        """Tell all API processes."""
+    def broadcast(self, message: ControlMessage) -> None:
+        """Send a message to all API processes."""
         for worker in self._workers:
-            worker.send(news)
+            worker.send(message)
 
     def reachable(self) -> list[EngineUp]:
-        """The engines that requests can be sent to."""
+        """The engines that accept requests."""
         return [engine.up for engine in self._engines.values() if engine.up is not None]
 
     def forget_client(self, client: str) -> None:
-        """An API process has died, and nobody waits for its requests any more."""
+        """Tell all engines that an API process has died, so that they abort its requests."""
         for engine in self._engines.values():
             engine.send(ForgetClient(client=client))
 
     # ------------------------------------------------------------------ tasks
 
-    def _keep(
-        self, keeper: EngineSupervisor | WorkerSupervisor, on_end: Callable[[BaseException], None]
+    def _supervise(
+        self, child: EngineSupervisor | WorkerSupervisor, on_end: Callable[[BaseException], None]
     ) -> None:
-        task = self._tasks[keeper] = asyncio.create_task(keeper.run())
-        task.add_done_callback(partial(_tell_failure, on_end))
+        task = self._tasks[child] = asyncio.create_task(child.run())
+        task.add_done_callback(partial(_report_error, on_end))
 
 
-def _tell_failure(on_end: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
+def _report_error(on_end: Callable[[BaseException], None], task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         on_end(error)
