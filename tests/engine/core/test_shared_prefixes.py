@@ -125,12 +125,12 @@ def test_a_step_tells_the_device_of_rows_that_decode_and_begin_alike() -> None:
     standing = shared.rows.reshape(-1)
     assert sorted(standing[standing >= 0].tolist()) == sorted(members.tolist())
     for row in range(40):
-        place = shared.places[row]
+        place = shared.index[row]
         assert (place >= 0) == (row in members)
         assert place < 0 or standing[place] == row
     shared.update(members[:3], members[:3], starts[:3], tables)  # too few
     assert shared.num_tiles == 0
-    assert (shared.places == -1).all()
+    assert (shared.index == -1).all()
 
 
 @pytest.mark.usefixtures("any_saving")
@@ -141,10 +141,10 @@ def test_the_same_rows_are_looked_at_once_and_a_row_given_to_another_again() -> 
     shared.update(rows, np.ones(5, int), starts, tables)
     tables[4] += 1
     shared.update(rows, np.ones(5, int), starts + 1, tables)
-    assert shared.places[4] >= 0
+    assert shared.index[4] >= 0
     shared.update(rows, np.array([1, 1, 1, 1, 2]), starts, tables)
-    assert shared.places.tolist()[4] == -1
-    assert (shared.places[:4] >= 0).all()
+    assert shared.index.tolist()[4] == -1
+    assert (shared.index[:4] >= 0).all()
 
 
 def test_what_saves_too_little_is_left_alone() -> None:
@@ -166,7 +166,7 @@ def test_groups_without_room_are_left_out() -> None:
     shared = SharedTiles(num_rows=len(rows), num_tiles=2, block_size=BLOCK)
     shared.update(rows, rows, np.full(len(rows), 8 * BLOCK), tables)
     assert shared.num_tiles == 2
-    assert (shared.places >= 0).sum() == 7 + 6  # the largest two
+    assert (shared.index >= 0).sum() == 7 + 6  # the largest two
 
 
 @pytest.mark.usefixtures("any_saving")
@@ -199,9 +199,9 @@ def test_what_a_row_held_before_is_not_taken_for_its_new_requests_prefix() -> No
     names = ["a", "b", "c", "d"]
     own = {name: [*shared, 200 + i] for i, name in enumerate(names)}
     assert step(names, own)
-    assert (device_batch._shared.places >= 0).sum() == 4
+    assert (device_batch._shared.index >= 0).sum() == 4
     batch.remove("d")
     assert not step(["a", "b", "c", "e"], {"e": [*other, 300]})
-    assert (device_batch._shared.places == -1).all()
+    assert (device_batch._shared.index == -1).all()
     batch.remove("e")
     assert step(["a", "b", "c", "f"], {"f": [*shared, 301]})
