@@ -125,15 +125,15 @@ def test_another_model_is_not_found(app: Starlette) -> None:
 
 def test_the_most_inputs_run_in_turns(engine: FakeEngine) -> None:
     """No more than the window are with the engine, or counted, so that others may come."""
-    app = build_app(engine, ServerSettings(max_queued_requests=embeddings.MOST_AT_ONCE))
+    app = build_app(engine, ServerSettings(max_queued_requests=embeddings.WINDOW_INPUTS))
     admission = app.state.models.find(None).admission
     watch = Watch(engine, admission)
     reply = embed(app, input=["ab", "c"] * (MAX_INPUTS // 2), encoding_format="base64")
     assert [item["index"] for item in reply.json()["data"]] == list(range(MAX_INPUTS))
     assert len(engine.calls) == MAX_INPUTS
-    assert watch.most_inputs == watch.most_counted == embeddings.MOST_AT_ONCE
+    assert watch.most_inputs == watch.most_counted == embeddings.WINDOW_INPUTS
     assert embed(app, input=["x" * 1000] * 30).status == 200
-    assert watch.most_tokens == 8 * 1000 < embeddings.MOST_TOKENS
+    assert watch.most_tokens == 8 * 1000 < embeddings.WINDOW_TOKENS
     assert (admission.in_flight.num_answers, admission.in_flight.num_prompt_tokens) == (0, 0)
 
 

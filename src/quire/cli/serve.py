@@ -86,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     args = parser.parse(argv)
     settings = server_settings(args)
-    locked = settings.keys.are_asked_for  # a file of keys that cannot be read is told at once
+    locked = settings.keys.are_required  # a file of keys that cannot be read is told at once
     from_environment = settings.api_key is not None and "api_key" not in vars(args)
     key = key_in_shell(settings, from_environment=from_environment) if locked else ""
     plans = model_plans(args, settings)

@@ -29,7 +29,7 @@ FORMATS = sorted(TOOL_PARSERS)
 def reading(tools: str | None, reasoning: str | None = None, **options: Any) -> ParserConfig:
     form = TOOL_PARSERS[tools] if tools else None
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
-    return ParserConfig(thoughts, tool_format=form, **({"tools": TOOLS} | options))
+    return ParserConfig(thoughts, tool_parser=form, **({"tools": TOOLS} | options))
 
 
 def parse(how: ParserConfig, *pieces: str) -> tuple[Answer, bool]:
@@ -345,7 +345,7 @@ def test_how_the_text_is_cut_has_no_influence(
 @given(st.sampled_from(FORMATS), TEXTS)
 def test_without_tools_every_text_stays_whole(form: str, words: list[str]) -> None:
     text = "".join(words)
-    assert parse(ParserConfig(tool_format=TOOL_PARSERS[form]), *text)[0] == Answer(text)
+    assert parse(ParserConfig(tool_parser=TOOL_PARSERS[form]), *text)[0] == Answer(text)
 
 
 JSON_VALUES = st.recursive(

@@ -36,12 +36,12 @@ def reading(form: str, reasoning: str | None = None, **options: Any) -> ParserCo
     schema = TYPED if TOOL_PARSERS[form].frame.tags else CITY
     tools = {"weather": schema, "now": NOTHING}
     thoughts = REASONING_PARSERS[reasoning] if reasoning else None
-    return ParserConfig(thoughts, tool_format=TOOL_PARSERS[form], tools=tools, **options)
+    return ParserConfig(thoughts, tool_parser=TOOL_PARSERS[form], tools=tools, **options)
 
 
 def grammar(how: ParserConfig, ids: dict[str, int], **options: Any) -> str:
     how = msgspec.structs.replace(how, must_call=options.pop("must_call", True))
-    return answer_grammar(how, control_token_id=ids.get, **({"form": None} | options))
+    return answer_grammar(how, control_token_id=ids.get, **({"text_format": None} | options))
 
 
 def matcher(how: ParserConfig, **options: Any) -> LLMatcher:
@@ -140,7 +140,7 @@ def test_tags_may_be_control_tokens() -> None:
 @pytest.mark.parametrize("form", ["qwen3_coder", "glm45"])
 def test_a_parameter_that_no_tag_can_name(form: str) -> None:
     tools = {"f": {"properties": {"a>b": {}}}}
-    how = ParserConfig(tool_format=TOOL_PARSERS[form], tools=tools)
+    how = ParserConfig(tool_parser=TOOL_PARSERS[form], tools=tools)
     with pytest.raises(NoGrammarError, match="a>b"):
         grammar(how, {})
 
@@ -159,7 +159,7 @@ FORMS = [
 @pytest.mark.parametrize(("form", "text"), FORMS)
 def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) -> None:
     thinking = ParserConfig(REASONING_PARSERS["think"])
-    options = {"must_call": False, "form": form}
+    options = {"must_call": False, "text_format": form}
     for answer in (text, f"<think>hm</think>\n{text}"):
         assert allows(thinking, answer, **options)
     assert not allows(thinking, f"<think>hm</think>\n{text}?", **options)
@@ -167,7 +167,7 @@ def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) ->
     for answer in (text, call, f"<think>hm</think>\n{call}"):
         assert allows(how, answer, **options)
     assert not allows(how, text + call, **options)
-    assert not allows(how, text, must_call=True, form=form)
+    assert not allows(how, text, must_call=True, text_format=form)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_form_is_that_of_the_text_alone(form: StructuredOutputs, text: str) ->
 )
 def test_forms_that_cannot_stand_beside_thoughts(form: StructuredOutputs) -> None:
     with pytest.raises(NoGrammarError):
-        grammar(ParserConfig(REASONING_PARSERS["think"]), {}, must_call=False, form=form)
+        grammar(ParserConfig(REASONING_PARSERS["think"]), {}, must_call=False, text_format=form)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -218,7 +218,7 @@ def test_a_model_that_answers_anything_calls_tools(form: str, numbers: list[int]
 @pytest.mark.parametrize("wrong", [{"properties": [1]}, {"properties": None}, {"required": True}])
 def test_schemas_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
     how = ParserConfig(
-        tool_format=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
+        tool_parser=TOOL_PARSERS["qwen3_coder"], tools={"now": {"type": "object"} | wrong}
     )
     with pytest.raises(NoGrammarError, match="properties has to be an object"):
         grammar(how, {})

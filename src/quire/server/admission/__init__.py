@@ -1,1 +1,1 @@
-"""Which requests may enter, and how a server drains."""
+"""Admission control: how much may be in flight, and the drain at shutdown."""

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, errors, keys, addresses."""
+"""HTTP itself: connections, bodies, errors, API keys, CORS, addresses. No models, no jobs."""

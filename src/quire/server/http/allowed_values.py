@@ -1,4 +1,4 @@
-"""Which values a field may have, where a type lists them: what msgspec's refusals leave unsaid."""
+"""The values that a type allows for a field, which msgspec's validation errors do not list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[[^\]]*\]")
 
 
 def allowed_values(kind: Any, path: str) -> list[str]:
-    """The texts that a type allows at a path such as ".messages[0].role"."""
+    """The values, as text, that a type allows at a path such as ".messages[0].role"."""
     found: Iterable[inspect.Type] = [_type_info(kind)]
     *steps, last = [step[1] for step in _STEP.finditer(path)] or [None]
     for step in steps:
@@ -26,7 +26,7 @@ _type_info = cache(inspect.type_info)
 
 
 def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
-    """What stands in a field of this name, or in a list."""
+    """The types of a field with this name, or of a list's items for None."""
     for kind in _plain(outer):
         match kind:
             case inspect.StructType(fields=fields) if step is not None:
@@ -36,7 +36,7 @@ def _inside(outer: inspect.Type, step: str | None) -> Iterator[inspect.Type]:
 
 
 def _values(outer: inspect.Type, last: str | None) -> Iterator[Any]:
-    """What a field may hold: its literals, or the tags by which structs are told apart."""
+    """The literals of a field, or the tags of a union of structs."""
     for kind in _plain(outer):
         if isinstance(kind, inspect.StructType) and kind.tag_field == last:
             yield kind.tag

@@ -1,7 +1,7 @@
-"""API keys: read at the start, compared in constant time, and what each stands for afterwards.
+"""API keys: read at startup, compared in constant time; each key is one tenant.
 
-Owns the keys' hashes; a key itself is kept nowhere. A tenant is a name made of a key by which
-requests of the same key know each other, and from which the key cannot be told.
+Owns the keys' hashes; the keys themselves are not stored. A tenant is a keyed hash of an API key:
+equal for requests with the same key, and the key cannot be computed from it.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING
 
 from quire.errors import ConfigError
 
-if TYPE_CHECKING:  # the parent of a server's processes waits for this module
+if TYPE_CHECKING:  # keeps the import light for the parent process
     from starlette.datastructures import Headers
     from starlette.types import Scope
 
 
 class ApiKeys:
-    """The keys that open a server; without any, everybody may enter."""
+    """The keys that a server accepts; without any, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._hashes = [_hash(key.encode()) for key in keys]
 
     @property
-    def are_asked_for(self) -> bool:
-        """Whether requests must bring one."""
+    def are_required(self) -> bool:
+        """Whether requests must send one."""
         return bool(self._hashes)
 
     def admit(self, scope: Scope) -> str:
-        """The tenant whose key a request brings; "" where no key is asked for.
+        """The tenant of a request's key; "" where no key is required.
 
-        Raises HttpError 401. All keys are compared, each in constant time.
+        Compares all keys, each in constant time. Raises HttpError 401.
         """
         if not self._hashes:
             return ""
@@ -41,10 +41,10 @@ class ApiKeys:
 
         from quire.server.http.http_errors import HttpError
 
-        brought = _hash(_brought(Headers(scope=scope)))
+        sent = _hash(_sent_key(Headers(scope=scope)))
         found = None
         for known in self._hashes:
-            if hmac.compare_digest(brought, known):
+            if hmac.compare_digest(sent, known):
                 found = known
         if found is None:
             raise HttpError(
@@ -57,18 +57,20 @@ class ApiKeys:
         return hmac.new(found, b"tenant", hashlib.sha256).hexdigest()[:32]
 
 
-def cache_salt_of(tenant: str, asked: str) -> str:
-    """The prefix-cache salt of a tenant's request that asked for one itself, or for none.
+def cache_salt_of(tenant: str, requested: str) -> str:
+    """The prefix-cache salt of a tenant's request. requested: the request's own salt, or "".
 
-    A keyed hash, so that no request of one tenant can ask for the salt of another.
+    It is a keyed hash, so that no request of one tenant can get the salt of another.
     """
     if not tenant:
-        return asked
-    return hmac.new(tenant.encode(), asked.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+        return requested
+    return hmac.new(
+        tenant.encode(), requested.encode("utf-8", "surrogatepass"), "sha256"
+    ).hexdigest()
 
 
 def all_keys(keys: str | None, path: str | None) -> Sequence[str]:
-    """Keys of a comma list and of a file. Raises ConfigError."""
+    """The keys of a comma-separated list and of a file. Raises ConfigError."""
     return [
         *(listed(keys, "api_key") if keys is not None else ()),
         *(read_key_file(path) if path is not None else ()),
@@ -76,12 +78,12 @@ def all_keys(keys: str | None, path: str | None) -> Sequence[str]:
 
 
 def listed(keys: str, setting: str) -> list[str]:
-    """Keys of a comma list, without the space around them. Raises ConfigError."""
+    """The keys of a comma-separated list, stripped. Raises ConfigError."""
     return [_plain_key(key, setting) for key in keys.split(",")]
 
 
 def read_key_file(path: str) -> list[str]:
-    """Keys of a file, one per line; empty lines and those that begin with # are none.
+    """The keys of a file, one per line. Empty lines and lines that start with # are skipped.
 
     Raises ConfigError.
     """
@@ -89,7 +91,7 @@ def read_key_file(path: str) -> list[str]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"api_key_file {path!r} cannot be read: {reason}; mend it") from None
+        raise ConfigError(f"api_key_file {path!r} cannot be read: {reason}; correct it") from None
     lines = map(str.strip, text.splitlines())
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
@@ -98,7 +100,7 @@ def read_key_file(path: str) -> list[str]:
 
 
 def _plain_key(key: str, setting: str) -> str:
-    """The key as a header can bring it."""
+    """The stripped key, checked to fit into a header."""
     key = key.strip()
     if not key:
         raise ConfigError(f"{setting} has an empty key; give a key, or leave it out")
@@ -107,8 +109,8 @@ def _plain_key(key: str, setting: str) -> str:
     return key
 
 
-def _brought(headers: Headers) -> bytes:
-    """The key of a request: a bearer token, or as Anthropic's clients send it."""
+def _sent_key(headers: Headers) -> bytes:
+    """The key that a request sends: a bearer token, or x-api-key of Anthropic's clients."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     key = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
     return key.strip().encode()

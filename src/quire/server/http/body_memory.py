@@ -1,8 +1,8 @@
-"""How many bytes of request bodies this process holds at once; one event loop's.
+"""BodyMemory: bounds the bytes of request bodies that one process holds at once.
 
-A body is held from its first byte until its request is answered, and most of its life it may be
-half there. Its number is bounded elsewhere (request_gate.py), its size by `max_body_bytes`; without
-a bound on all together, a few thousand slow large ones would be gigabytes.
+A body is held from its first byte until its request is answered. request_gate.py bounds the number
+of bodies and `max_body_bytes` the size of each; without a bound on their sum, a few thousand slow
+large ones would be gigabytes. Used by one event loop.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from types import TracebackType
 
 from quire.errors import QueueFullError
 
-# Of each body so much is free, as its connection buffers that anyway: the usual request is let in
-# also while large ones use everything up.
+# Of each body so much is not counted, as its connection buffers that anyway: usual requests are
+# admitted even while large ones use up the limit.
 FREE_BYTES = 64 << 10
 
 
 class BodyMemory:
-    """Counts the bytes. retry_after: seconds until those who wait now will have begun."""
+    """Counts the bytes. limit: in bytes. retry_after: returns seconds for a refused client."""
 
     def __init__(self, limit: int, retry_after: Callable[[], float]) -> None:
         self.num_bytes = 0
@@ -26,11 +26,11 @@ class BodyMemory:
         self._retry_after = retry_after
 
     def space(self) -> BodySpace:
-        """Room for one body."""
+        """A new BodySpace for one body."""
         return BodySpace(self)
 
     def take(self, num_bytes: int) -> None:
-        """Count in, or raise QueueFullError with nothing counted."""
+        """Count in; raises QueueFullError with nothing counted."""
         if self.num_bytes + num_bytes > self._limit:
             text = f"the server is full: it holds {self.num_bytes} bytes of request bodies already"
             raise QueueFullError(
@@ -40,14 +40,14 @@ class BodyMemory:
 
 
 class BodySpace:
-    """What one body takes. Leaving its `with` block gives it back, however it ended."""
+    """The bytes of one body. Leaving its `with` block releases them."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self._num_bytes = 0
 
     def hold(self, num_bytes: int) -> None:
-        """So many bytes of it have come by now. Raises QueueFullError."""
+        """Count the bytes received so far. Raises QueueFullError."""
         more = num_bytes - FREE_BYTES - self._num_bytes
         if more > 0:
             self._memory.take(more)

@@ -1,4 +1,4 @@
-"""When a request must have ended, whatever it is doing. On the monotonic clock."""
+"""Deadline: when a request must have ended, on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _ENDLESS = nullcontext()
 
 
 class Deadline:
-    """Begins with the request. seconds: the server's limit; None: it may take for ever."""
+    """Counts from its creation. seconds: the server's limit; None for no limit."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._begin = time.monotonic()
+        self._start = time.monotonic()
         self._seconds = seconds
-        self._owner: str | None = None  # the request's field that set the limit
+        self._field: str | None = None  # of the request, that set the limit
 
-    def shorten(self, seconds: float | None, owner: str) -> None:
-        """The request itself gives so many seconds, counted from its beginning, in this field."""
+    def shorten(self, seconds: float | None, field: str) -> None:
+        """Apply a limit that the request sets itself, in this field or header."""
         if seconds is not None and (self._seconds is None or seconds < self._seconds):
-            self._seconds, self._owner = seconds, owner
+            self._seconds, self._field = seconds, field
 
     @property
     def left(self) -> float | None:
-        """Seconds until then, None for ever."""
+        """Seconds until the deadline; None without one."""
         if self._seconds is None:
             return None
-        return max(0.0, self._begin + self._seconds - time.monotonic())
+        return max(0.0, self._start + self._seconds - time.monotonic())
 
     def enforced(self) -> AbstractAsyncContextManager[None]:
-        """Cancel what runs inside when the time is over.
+        """A context that cancels what runs inside it at the deadline.
 
-        Raises OwnDeadlineError if the limit was the request's own, else DeadlineError.
+        It raises OwnDeadlineError if the limit was the request's own, else DeadlineError.
         """
         return _ENDLESS if self._seconds is None else self._enforced(self._seconds)
 
@@ -45,12 +45,12 @@ class Deadline:
             async with asyncio.timeout(self.left):
                 yield
         except TimeoutError:
-            raise _passed(seconds, self._owner) from None
+            raise _passed(seconds, self._field) from None
 
 
-def _passed(seconds: float, owner: str | None) -> DeadlineError | OwnDeadlineError:
+def _passed(seconds: float, field: str | None) -> DeadlineError | OwnDeadlineError:
     text = f"the request did not end within {seconds:g} s"
-    if owner is None:
+    if field is None:
         return DeadlineError(f"{text}, the server's limit; ask for a shorter answer")
-    text = f"{owner}: {text}; give it more time, or ask for a shorter answer"
-    return OwnDeadlineError(text, param=owner)
+    text = f"{field}: {text}; give it more time, or ask for a shorter answer"
+    return OwnDeadlineError(text, param=field)

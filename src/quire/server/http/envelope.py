@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the key it must bring, and an answer whatever fails."""
+"""Envelope: middleware around every request: request id, API key, record, and error responses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.server.http.api_keys import ApiKeys
 from quire.server.http.http_errors import (
     SINGLE_MESSAGE,
+    api_path_of,
     describe,
     id_headers,
     send_error,
     send_in_two_messages,
-    words_of,
 )
 from quire.server.http.ids import new_id
 from quire.server.http.request_reader import first_headers
@@ -22,17 +22,18 @@ from quire.server.http.request_record import RequestRecord
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 
-_LABEL = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Envelope:
-    """ASGI middleware, the outermost one.
+    """ASGI middleware, the outermost one except for CORS.
 
-    The response carries `x-request-id` (on Anthropic's paths `request-id`, too): the client's own
-    if it is a plain label, else a new one.
-    Access is decided on the path that the router will use, never on one rebuilt from headers.
-    open_paths: need no key; all others do, whether they exist or not. on_end: told of each request
-    that has ended.
+    The response has the header `x-request-id` (on Anthropic's paths `request-id` too): the
+    client's own if it consists of plain characters, else a new one. Access is decided on the path
+    that the router uses, never on one rebuilt from headers.
+
+    open_paths: need no API key; all others do, whether they exist or not. on_end: called with the
+    record of each request that has ended.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         headers = first_headers(scope)
-        request_id, traceparent = _label(headers), headers.get(b"traceparent")
+        request_id, traceparent = _request_id(headers), headers.get(b"traceparent")
         state = scope.setdefault("state", {})
         record = RequestRecord(
             scope["method"],
@@ -76,19 +77,19 @@ class Envelope:
             if scope["path"] not in self._open_paths:
                 state["tenant"] = self._keys.admit(scope)
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # the last resort: whatever fails, the client is told
+        except Exception as error:  # whatever fails, the client gets an error response
             reply = describe(error, request_id)
             record.error_code = reply.error.code
             if not record.status:
-                await send_error(send_with_id, reply, words_of(scope))
+                await send_error(send_with_id, reply, api_path_of(scope))
         finally:
             self._on_end(record)
 
 
-def _label(headers: Mapping[bytes, bytes]) -> str:
-    """The client's own label, or a new one."""
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """The client's x-request-id if it is plain, else a new id."""
     given = headers.get(b"x-request-id")
     if given is None:
         return new_id()
-    label = given.decode("latin-1")
-    return label if _LABEL.fullmatch(label) else new_id()
+    text = given.decode("latin-1")
+    return text if _PLAIN_ID.fullmatch(text) else new_id()

@@ -1,7 +1,7 @@
-"""The bounds of what requests may wish, as types of the wire's structs.
+"""Types with bounds for the fields of requests: Temperature, TopP, TokenCount, StopStrings ...
 
-Made of the ranges that SamplingParams and StructuredOutputs check, so that the decoder, the OpenAPI
-document and the Python API cannot tell different numbers.
+They use the ranges that SamplingParams and StructuredOutputs check, so that the decoder, the
+OpenAPI document and the Python API have the same bounds.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def _above_zero(field: str) -> Meta:
 
 
 def one_of(*texts: str) -> Meta:
-    """For a text that is checked where a refusal can list these; only the document hears of it."""
+    """Metadata that lists a text's values in the OpenAPI document only; code checks them later."""
     return Meta(extra_json_schema={"enum": list(texts)})
 
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 TokenCount = Annotated[int, _ints("max_tokens")]
-TokenCountOrNone = Annotated[int, Meta(ge=0, le=INT_RANGES["max_tokens"][1])]  # 0: no answer
+TokenCountOrNone = Annotated[int, Meta(ge=0, le=INT_RANGES["max_tokens"][1])]  # 0: the prompt alone
 MinTokens = Annotated[int, _ints("min_tokens")]
 NumAnswers = Annotated[int, _ints("n")]
 TopK = Annotated[int, _ints("top_k")]
@@ -76,8 +76,8 @@ LogitBias = Annotated[
     ),
 ]
 
-# Texts are bounded in bytes; as many characters are certainly too many, and the rest is checked
-# where the bytes are known.
+# These are bounded in bytes. A text with more characters than that is certainly too long; the exact
+# check is made where the bytes are known.
 Regex = Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_BYTES)]
 Grammar = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_BYTES)]
 WhitespacePattern = Annotated[

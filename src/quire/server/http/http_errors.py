@@ -1,6 +1,6 @@
-"""The error contract: each failure to a status and a body, always in OpenAI's shape.
+"""Error responses: maps each exception to a status and a body, in OpenAI's or Anthropic's format.
 
-Texts come from our own catalogue. The words of an unknown exception stay in the server's log.
+All texts are our own. The text of an unknown exception is never sent or logged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ANTHROPIC_KINDS = {
 
 
 class HttpError(InvalidRequestError):
-    """A request that is refused for what HTTP says of it, before its fields are read."""
+    """A request refused for its HTTP (headers, size, path), with the status of the response."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    """A failure ready to be sent, whole or as the last event of a stream."""
+    """A failure ready to be sent, as a response or as the last event of a stream."""
 
     status: int
     error: ErrorBody
@@ -89,32 +89,32 @@ class ErrorReply(msgspec.Struct):
 
 
 class ErrorChunk(msgspec.Struct):
-    """OpenAI's form of a failure, as a body and as a stream's last event."""
+    """OpenAI's error, as a body and as a stream's last event."""
 
     error: ErrorBody
 
 
 class AnthropicErrorBody(msgspec.Struct):
-    """What kind of failure, and the sentence for people."""
+    """Anthropic's error object."""
 
     type: str
     message: str
 
 
 class AnthropicError(msgspec.Struct, tag_field="type", tag="error"):
-    """Anthropic's form of a failure, as a body and as a stream's last event."""
+    """Anthropic's error, as a body and as a stream's last event."""
 
     error: AnthropicErrorBody
     request_id: str | None = None
 
     @classmethod
     def of(cls, reply: ErrorReply) -> AnthropicError:
-        """The same failure in Anthropic's words, which follow from the status."""
+        """The same failure in Anthropic's format; its type follows from the status."""
         kind = _ANTHROPIC_KINDS.get(reply.status, INVALID_REQUEST)
         return cls(AnthropicErrorBody(kind, reply.error.message), reply.request_id)
 
 
-# An ASGI extension, our own server's: a response's start may bring its body, and is then all of it.
+# Our own ASGI extension: the message http.response.start may contain the body of the response.
 SINGLE_MESSAGE = "quire.single_message"
 
 _encoder = msgspec.json.Encoder()
@@ -122,14 +122,14 @@ _JSON_TYPE = (b"content-type", b"application/json")
 
 
 def describe(error: Exception, request_id: str) -> ErrorReply:
-    """Map an exception to what the client is told; unknown ones are logged with their traceback."""
+    """Map an exception to an error reply. Unknown ones are logged with their traceback."""
     reply = _described(error, request_id)
     reply.request_id = request_id
     return reply
 
 
-def words_of(scope: Scope) -> str:
-    """The path whose API's words an answer has: where two share one, the client's own."""
+def api_path_of(scope: Scope) -> str:
+    """The path that decides the error format; on shared paths, the client's own API's path."""
     path: str = scope["path"]
     if path.startswith(_SHARED_PATHS) and ANTHROPIC_VERSION in Headers(scope=scope):
         return ANTHROPIC_PATHS
@@ -137,7 +137,7 @@ def words_of(scope: Scope) -> str:
 
 
 def id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
-    """The headers that tell a request's id; Anthropic's clients read another one."""
+    """The response headers with the request id; Anthropic's clients read another one."""
     value = request_id.encode()
     if path.startswith(ANTHROPIC_PATHS):
         return [(b"x-request-id", value), (b"request-id", value)]
@@ -153,7 +153,7 @@ def _described(error: Exception, request_id: str) -> ErrorReply:
         case HTTPException():
             return _described(_from_router(error), request_id)
         case OverloadedError():
-            return _come_back(error)
+            return _overloaded(error)
         case DeadlineError():
             return ErrorReply(
                 504, ErrorBody(_text(error), "server_error", code="deadline_exceeded"), {}
@@ -161,7 +161,7 @@ def _described(error: Exception, request_id: str) -> ErrorReply:
         case EngineError():
             logger.error("request %s failed: %s", request_id, error)
             return ErrorReply(500, ErrorBody(_text(error), "server_error", code="engine_error"), {})
-    # without the exception's own words, which may be a user's
+    # without the exception's text, which may contain a user's
     where = "".join(traceback.format_tb(error.__traceback__))
     logger.error("request %s: internal error %s at\n%s", request_id, type(error).__name__, where)
     text = f"internal error; see the server log for request id {request_id}"
@@ -169,14 +169,14 @@ def _described(error: Exception, request_id: str) -> ErrorReply:
 
 
 async def send_error(send: Send, reply: ErrorReply, path: str = "") -> None:
-    """Send a failure as a whole response, in the words of the path's API."""
+    """Send a failure as a complete response, in the format of the path's API."""
     await send_json(send, reply.status, reply.body(path), reply.headers)
 
 
 async def send_json(
     send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a JSON text as a whole response, in one message; see SINGLE_MESSAGE."""
+    """Send a JSON text as a complete response, in one message; see SINGLE_MESSAGE."""
     raw = [_JSON_TYPE]
     for name, value in (headers or {}).items():
         raw.append((name.encode("latin-1"), value.encode("latin-1")))
@@ -185,7 +185,7 @@ async def send_json(
 
 
 async def send_in_two_messages(send: Send, message: Message) -> None:
-    """Send a whole response to a server that knows ASGI's messages only."""
+    """Send a complete response to a server that knows only ASGI's own messages."""
     body = message.pop("body")
     await send(message)
     await send({"type": "http.response.body", "body": body})
@@ -197,8 +197,8 @@ def _reply(
     return ErrorReply(status, ErrorBody(_text(error), kind, error.param, error.code), headers or {})
 
 
-def _come_back(error: OverloadedError) -> ErrorReply:
-    """429 where the queue is full, 503 where it is the server that cannot; with Retry-After."""
+def _overloaded(error: OverloadedError) -> ErrorReply:
+    """429 for a full queue, 503 for other overload; with Retry-After."""
     status, kind, code = 503, "service_unavailable_error", "server_is_overloaded"
     match error:
         case QueueFullError():
@@ -211,7 +211,7 @@ def _come_back(error: OverloadedError) -> ErrorReply:
             code = "draining"
     headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))}
     if isinstance(error, DrainingError):
-        headers["connection"] = "close"  # a new one will not lead here
+        headers["connection"] = "close"  # a new connection leads to another server
     return ErrorReply(status, ErrorBody(_text(error), kind, code=code), headers)
 
 

@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client has disconnected, or was cut off."""
         self._notify_disconnect()
         self._watch_receiving(Phase.NONE)
-        self._reader.end()
+        self._reader.stop()
         self._unset_keepalive_if_required()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
@@ -305,11 +305,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Much is unread: writers wait, but not for ever."""
         super().pause_writing()
-        self._reader.begin(self.transport)
+        self._reader.start(self.transport)
 
     def resume_writing(self) -> None:
         """The client has read enough."""
-        self._reader.end()
+        self._reader.stop()
         super().resume_writing()
 
 

@@ -1,4 +1,4 @@
-"""Whole responses as bytes of HTTP/1.1, which go to the wire in one write."""
+"""Writes a complete response as HTTP/1.1 bytes in a single write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quire.server.http.request_record import RequestRecord
 
 
 def send_on(cycle: RequestResponseCycle, message: Message) -> Awaitable[None]:
-    """As the cycle's own `send`; a whole response, most of all, is one write."""
-    is_whole = message["type"] == "http.response.start" and "body" in message
-    return _send_whole(cycle, message) if is_whole else cycle.send(message)  # type: ignore[arg-type]
+    """The ASGI `send` of our protocol: a complete response in one message is one write."""
+    is_complete = message["type"] == "http.response.start" and "body" in message
+    return _send_complete(cycle, message) if is_complete else cycle.send(message)  # type: ignore[arg-type]
 
 
-async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
+async def _send_complete(cycle: RequestResponseCycle, message: Message) -> None:
     headers = message["headers"]
     if (
         cycle.flow.write_paused
@@ -37,13 +37,13 @@ async def _send_whole(cycle: RequestResponseCycle, message: Message) -> None:
 
 
 def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
-    """A whole response, ready for the wire."""
+    """The bytes of a complete response."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     return b"%b%b\r\n%b" % (STATUS_LINE[status], lines, body)
 
 
 def refusal_bytes(status: int, record: RequestRecord, body: bytes) -> bytes:
-    """The response to a request that no application answers."""
+    """The bytes of the response to a request that reaches no application."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -1,12 +1,12 @@
-"""Names for requests and answers, by which they are found again; they are no secrets."""
+"""Random ids for requests and answers. They are not secrets."""
 
 from __future__ import annotations
 
 import random
 
-_numbers = random.Random()  # asks the system for its seed, and then no more: that would cost a call
+_numbers = random.Random()  # seeded once; os.urandom for each id would cost a system call
 
 
 def new_id() -> str:
-    """128 random bits, in hexadecimal digits."""
+    """128 random bits as 32 hexadecimal digits."""
     return f"{_numbers.getrandbits(128):032x}"

@@ -1,6 +1,6 @@
-"""The addresses that a server listens at: taken before a model is loaded, shown to people.
+"""The addresses that a server listens on: bound before a model is loaded, and shown to users.
 
-Light to import: the parent of a server's processes waits for it before it starts them.
+Light to import: the parent process needs it before it starts the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 
-UNSENT_BYTES = 16 << 10  # that the kernel takes of a connection before it can send them
+UNSENT_BYTES = 16 << 10  # that the kernel buffers for a connection before it can send them
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address, so that a port in use is said before any work. Raises ConfigError."""
+    """Bind the address, so that a port in use is reported before any work. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.create_server(address[:2], family=family, backlog=2048)
@@ -29,34 +29,35 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(_not_ours(host)) from None
     except OSError as error:
         raise ConfigError(_why_not(error, host, port)) from None
-    if sys.platform == "linux":  # what a slow client has not read waits here, and can be joined
+    if sys.platform == "linux":  # so that unread data waits in this process
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return sock
 
 
 def base_url(sock: socket.socket) -> str:
-    """The address that clients of this machine use, such as "http://127.0.0.1:8000"."""
+    """The URL for clients on this machine, such as "http://127.0.0.1:8000"."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def admin_address(sock: socket.socket) -> str:
-    """Where administrators of this machine connect to: an address, or the path of a file."""
+    """The URL or the socket path of the admin endpoints."""
     name = sock.getsockname()
     return name if isinstance(name, str) else base_url(sock)
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the socket."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 @contextmanager
 def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | None]:
-    """The admin endpoints' socket: on a port of loopback, or a file that only its owner can open.
+    """The admin endpoints' socket: a port of 127.0.0.1, or a Unix socket only its owner can open.
 
-    The file is there within the context. None where neither is given. Raises ConfigError.
+    The Unix socket's file is deleted at the end of the context. Yields None where neither is
+    given. Raises ConfigError.
     """
     if port is None and path is None:
         yield None
@@ -77,7 +78,7 @@ def bind_admin(port: int | None, path: str | None) -> Iterator[socket.socket | N
 
 
 def _bind_file(path: str) -> socket.socket:
-    """A socket of a server that has died is replaced; any other file is an error."""
+    """Bind a Unix socket. A dead server's socket is replaced; any other file is an error."""
     file = Path(path)
     if file.is_socket():
         if not _is_answered(path):
@@ -88,7 +89,7 @@ def _bind_file(path: str) -> socket.socket:
     before = os.umask(stat.S_IRWXG | stat.S_IRWXO | stat.S_IXUSR)
     try:
         sock.bind(path)
-        sock.listen()  # at once, or another start would take it for a dead server's
+        sock.listen()  # at once, or another server's start would take it for a dead one
     except BaseException:
         sock.close()
         raise

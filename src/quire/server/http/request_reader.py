@@ -1,4 +1,4 @@
-"""A request's headers and body as they come over the wire, within their bounds."""
+"""Reads a request's headers and its JSON body, up to a size limit."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.types import Receive, Scope
 from quire.server.http.http_errors import HttpError
 
 _BY_NAME = "quire.headers"  # in a scope
-STATE_KEY = "body"  # in a scope's state: the body, if our own protocol had all of it at once
+STATE_KEY = "body"  # in a scope's state: the body, if our protocol received it in one piece
 
 _USUAL_TYPE = b"application/json"
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json")
 
 
 def first_headers(scope: Scope) -> dict[bytes, bytes]:
-    """A request's headers by name; of several with one name, the first."""
+    """A request's headers by name; of several with one name, the first. Cached in the scope."""
     found: dict[bytes, bytes] | None = scope.get(_BY_NAME)
-    if found is None:  # whoever asks next has it from here
+    if found is None:
         found = scope[_BY_NAME] = dict(reversed(scope["headers"]))
     return found
 
@@ -28,22 +28,22 @@ def first_headers(scope: Scope) -> dict[bytes, bytes]:
 async def read_body(
     scope: Scope, receive: Receive, limit: int, hold: Callable[[int], None] = lambda _: None
 ) -> bytes:
-    """Read a JSON body of at most `limit` bytes, counted as they arrive.
+    """The bytes of a JSON body of at most `limit` bytes, counted as they arrive.
 
-    hold: told how many have come so far; may raise. Raises HttpError 413 or 415, ClientDisconnect
-    if the client leaves meanwhile.
+    hold: called with the number of bytes received so far; may raise. Raises HttpError 413 or 415,
+    or ClientDisconnect.
     """
     headers = first_headers(scope)
     _check_media_type(headers)
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
         raise _too_large(limit)
-    whole: bytes | None = scope["state"].get(STATE_KEY)
-    if whole is not None:
-        if len(whole) > limit:
+    complete: bytes | None = scope["state"].get(STATE_KEY)
+    if complete is not None:
+        if len(complete) > limit:
             raise _too_large(limit)
-        hold(len(whole))
-        return whole
+        hold(len(complete))
+        return complete
     body = bytearray()
     more = True
     while more:

@@ -1,8 +1,8 @@
-"""From a body's bytes to one strictly checked struct. Owns every rule about JSON itself.
+"""Strict JSON: from a body's bytes to one checked struct. Owns every rule about JSON itself.
 
-A body is read twice. The first reading gives the values: strict types, strict JSON and UTF-8, no
-NaN. The second one, for the names only, is free of types: it tells of fields that no struct
-has, and of two equal keys, of which msgspec keeps the last.
+A body is read twice. The first time gives the values: strict types, strict JSON and UTF-8, no NaN.
+The second time, without types, is for the field names only: it finds unknown fields, and duplicate
+keys, of which msgspec takes the last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.server.http.allowed_values import allowed_values
 
 T = TypeVar("T")
 
-# Escapes in JSON text, so that each is seen as a whole; half: one that needs another beside it.
+# Escapes in JSON text. Group "half": half of a surrogate pair without its other half.
 _ESCAPE = re.compile(
     r"\\(?:[^u]|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|u)"
@@ -31,23 +31,23 @@ _ESCAPE = re.compile(
 _ESCAPED_COLON = b"\\u003"  # and a few others
 _encoder = msgspec.json.Encoder()
 
-# field → values that ask for nothing, so that they are honoured by doing nothing
+# unsupported field → values that are accepted because they ask for nothing
 NeutralValues = Mapping[str, Collection[Any]]
 
 
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a body that refuses names that it does not know."""
+    """A struct in a body that refuses unknown fields."""
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> T:
     """Decode JSON into the decoder's type. Raises InvalidRequestError that names the field.
 
-    path: where the body itself stands, if it was cut from a larger one.
+    path: the field that holds `body`, if it is a part of a larger body.
     """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        _check_text(body)  # a name that is no text would be told as a missing one
+        _check_text(body)  # a name that is no text would be reported as missing
         raise _wrong_value(str(error), path, decoder.type, body) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
@@ -57,7 +57,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T], *, path: str = "") -> 
 
 
 def _check_text(body: bytes) -> None:
-    """Refuse what is no Unicode text: msgspec sees it as something else that is wrong."""
+    """Refuse invalid Unicode, which msgspec reports as another problem."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -69,9 +69,10 @@ def _check_text(body: bytes) -> None:
 
 
 def read_names(body: bytes, *, long: bytes = b"") -> dict[str, Any]:
-    """Read a body that msgspec accepted a second time; refuses an object with two equal keys.
+    """The body as plain values, for its field names. Refuses objects with duplicate keys.
 
-    long: a value in it that is not read if it is a list; such lists have texts and numbers alone.
+    body: must have been accepted by `decode`. long: a value in it that is skipped if it is a list;
+    such lists hold only texts and numbers.
     """
     if long.startswith(b"["):
         body = _without(body, long)
@@ -80,31 +81,31 @@ def read_names(body: bytes, *, long: bytes = b"") -> dict[str, Any]:
 
 
 def _without(body: bytes, part: bytes) -> bytes:
-    """`body` with a 0 in the place of `part`; bytes.replace takes long over a long part."""
+    """`body` with a 0 instead of `part`; bytes.replace is slow for a long part."""
     beginning = part[:64]
-    place = body.index(beginning)
-    while not body.startswith(part, place):
-        place = body.index(beginning, place + 1)
-    return body[:place] + b"0" + body[place + len(part) :]
+    start = body.index(beginning)
+    while not body.startswith(part, start):
+        start = body.index(beginning, start + 1)
+    return body[:start] + b"0" + body[start + len(part) :]
 
 
 def _read_unique(body: bytes) -> dict[str, Any] | None:
-    """The same where it is quickly seen that all keys differ, as they mostly do; else None.
+    """The same if a quick check shows that no key is lost, as in most bodies; else None.
 
-    What was read has a colon for each key, and those of its texts; a key that was lost, one more.
+    The decoded values encode to as many colons as the body has, unless a duplicate key was lost.
     """
-    if _ESCAPED_COLON in body:  # it would not be counted
+    if _ESCAPED_COLON in body:  # the body would have one colon less
         return None
     try:
         found = msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return None
-    is_whole = isinstance(found, dict) and _encoder.encode(found).count(b":") == body.count(b":")
-    return found if is_whole else None
+    is_complete = isinstance(found, dict) and _encoder.encode(found).count(b":") == body.count(b":")
+    return found if is_complete else None
 
 
 def _audited(body: bytes) -> dict[str, Any]:
-    """The same by the standard library's reader, which shows each object before keys are lost."""
+    """The same by the standard library's decoder, which passes duplicate keys to a hook."""
     try:
         parsed = _audit.decode(body.decode())
     except RecursionError:
@@ -112,7 +113,7 @@ def _audited(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         _check_text(body)
         raise
-    except ValueError:  # an integer too long for int(); only a field that nobody knows can hold it
+    except ValueError:  # an integer too long for int(), in an unknown field
         raise _malformed("a number in it is too long") from None
     assert isinstance(parsed, dict)
     return parsed
@@ -127,11 +128,11 @@ def names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 def check_names(
     found: Mapping[str, Any], known: Collection[str], unsupported: NeutralValues, path: str = ""
 ) -> None:
-    """Refuse every field that is not known, unless it is known to ask for nothing.
+    """Refuse unknown fields, and unsupported ones with other than their neutral values.
 
-    Raises InvalidRequestError with the field, and the nearest known one for a misspelt name.
+    Raises InvalidRequestError with the field, and the nearest known name for a misspelt one.
     """
-    if isinstance(known, frozenset) and found.keys() <= known:  # as it mostly is
+    if isinstance(known, frozenset) and found.keys() <= known:  # the usual case
         return
     for name, value in found.items():
         if name in known:
@@ -149,7 +150,7 @@ def check_names(
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
-    return type(value) is type(neutral) and bool(value == neutral)  # True is no 1
+    return type(value) is type(neutral) and bool(value == neutral)  # True is not 1
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,14 +168,14 @@ _audit = json.JSONDecoder(object_pairs_hook=_without_duplicates)
 
 
 def _malformed(reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"the body is not valid JSON: {reason}; mend it", code="bad_json")
+    return InvalidRequestError(f"the body is not valid JSON: {reason}; correct it", code="bad_json")
 
 
 def _wrong_value(problem: str, path: str, kind: Any, body: bytes) -> InvalidRequestError:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" to "max_tokens: expected ..."."""
+    """Turn msgspec's "Expected `int`, got `str` - at `$.max_tokens`" into "max_tokens: ..."."""
     what, _, where = problem.partition(" - at ")
-    places = re.findall(r"\$([^`]*)", where)
-    inside = places[-1] if places else ""
+    paths = re.findall(r"\$([^`]*)", where)
+    inside = paths[-1] if paths else ""
     field = path + inside
     missing = re.fullmatch(r"Object missing required field `(\w+)`", what)
     if missing:
@@ -196,7 +197,7 @@ def _wrong_value(problem: str, path: str, kind: Any, body: bytes) -> InvalidRequ
 
 
 def _wrong_key(body: bytes, kind: Any, field: str) -> str:
-    """Which entry of a map is at fault: its type's refusal says that one is, and not which."""
+    """Which entry of a map is wrong: msgspec's error does not say."""
     hint = get_type_hints(kind, include_extras=True)[field]
     for key, value in read_names(body)[field].items():
         try:

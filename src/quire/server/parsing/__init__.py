@@ -1,1 +1,1 @@
-"""From a model's raw text to what it means: answer, reasoning and tool calls. No torch, no HTTP."""
+"""Tool parsers and reasoning parsers: from a model's text to answer, reasoning and tool calls."""

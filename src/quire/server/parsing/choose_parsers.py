@@ -1,4 +1,4 @@
-"""Which formats a model speaks, read from its chat template, or told by the server's settings."""
+"""Chooses a model's tool parser and reasoning parser, by its chat template or the settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.server.parsing.reasoning_parser import REASONING_PARSERS, ReasoningPa
 from quire.server.parsing.tool_parser import ToolParser
 from quire.server.parsing.tool_parsers import TOOL_PARSERS
 
-# A template belongs to the first format of which it holds all texts.
+# A template belongs to the first parser of which it contains all texts.
 _TOOL_SIGNS = {
     "qwen3_coder": ("<function=", "<parameter="),
     "glm45": ("<arg_key>", "<arg_value>"),
@@ -28,7 +28,7 @@ _REASONING_SIGNS = {"think": ("</think>",), "mistral": ("[/THINK]",)}
 
 @dataclass(frozen=True, slots=True)
 class ModelParsers:
-    """How a model writes tool calls and thoughts; None where it has none, or an unknown way."""
+    """A model's parsers; None where it has no such output, or in an unknown format."""
 
     tools: ToolParser | None = None
     reasoning: ReasoningParser | None = None
@@ -37,17 +37,17 @@ class ModelParsers:
 def choose_parsers(
     template: str, variables: Collection[str], *, tools: str = "auto", reasoning: str = "auto"
 ) -> ModelParsers:
-    """The formats for a chat template.
+    """The parsers for a chat template.
 
-    template: its text, all of them if there are several. variables: the names it reads. tools,
-    reasoning: the name of a format, "none", or "auto" for the one that the template shows.
+    template: its text; of several templates, all. variables: the names that it reads. tools,
+    reasoning: the name of a parser, "none", or "auto" to choose by the template.
     """
     if tools == "auto":
-        tools = _shown(template, _TOOL_SIGNS) if "tools" in variables else "none"
+        tools = _detected(template, _TOOL_SIGNS) if "tools" in variables else "none"
     if reasoning == "auto":
-        reasoning = _shown(template, _REASONING_SIGNS)
+        reasoning = _detected(template, _REASONING_SIGNS)
     return ModelParsers(TOOL_PARSERS.get(tools), REASONING_PARSERS.get(reasoning))
 
 
-def _shown(template: str, signs: Mapping[str, tuple[str, ...]]) -> str:
+def _detected(template: str, signs: Mapping[str, tuple[str, ...]]) -> str:
     return next((n for n, texts in signs.items() if all(t in template for t in texts)), "none")

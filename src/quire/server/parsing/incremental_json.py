@@ -1,7 +1,7 @@
-"""JSON read as it arrives: checked and handed on as it was written, never evaluated.
+"""Incremental JSON: checked and passed on as it arrives.
 
-The text that is handed on is always the beginning of a valid JSON text, whatever the model wrote.
-One thing is mended: control characters inside strings, such as line ends, are escaped.
+The text that is passed on is always the start of a valid JSON text, whatever the model writes. One
+error is corrected: control characters inside strings, such as line ends, are escaped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from quire.server.parsing.text_source import SPACE, MalformedCall, TextSource, Wait
 
-MAX_DEPTH = 64  # objects and lists in one another
+MAX_DEPTH = 64  # of nested objects and lists
 MAX_WORD_CHARS = 256  # of a number
 
 Emit = Callable[[str], None]
@@ -51,7 +51,7 @@ def read_string(source: TextSource, emit: Emit) -> Wait[None]:
 
 
 def string_value(source: TextSource) -> Wait[str]:
-    """Read one string; returns the text it stands for. Raises MalformedCall."""
+    """Read one string; returns its value. Raises MalformedCall."""
     parts: list[str] = []
     yield from read_string(source, parts.append)
     value = json.loads("".join(parts))
@@ -60,7 +60,7 @@ def string_value(source: TextSource) -> Wait[str]:
 
 
 def _read_value(source: TextSource, emit: Emit) -> Wait[None]:
-    """Read one value: a loop with its own stack, so that nesting costs no recursion."""
+    """Read one value, in a loop with a stack of its own instead of recursion."""
     closing: list[str] = []  # of the objects and lists that are open, innermost last
     while True:
         yield from source.run(SPACE, emit)
@@ -90,7 +90,7 @@ def _open(source: TextSource, character: str, closing: list[str], emit: Emit) ->
 
 
 def _close(source: TextSource, closing: list[str], emit: Emit) -> Wait[None]:
-    """Read the ends of what is complete; the space after the outermost is not touched."""
+    """Read the closing brackets of complete values; space after the outermost is not read."""
     while closing:
         yield from source.run(SPACE, emit)
         if (yield from source.peek()) != closing[-1]:
@@ -107,7 +107,7 @@ def _read_key_in(container: str, source: TextSource, emit: Emit) -> Wait[None]:
 
 
 def _read_word(source: TextSource, emit: Emit) -> Wait[None]:
-    """A number, true, false or null; handed on once it is whole."""
+    """A number, true, false or null; passed on once it is complete."""
     word = yield from source.peek_run(_WORD, MAX_WORD_CHARS)
     if word not in _LITERALS and not _NUMBER.fullmatch(word):
         raise MalformedCall

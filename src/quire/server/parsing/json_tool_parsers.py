@@ -17,6 +17,7 @@ _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 
 
 def read_hermes_calls(calls: ToolCallReader) -> Wait[None]:
+    """One object between the tags <tool_call> and </tool_call>."""
     source = calls.source
     yield from source.expect("<tool_call>")
     yield from source.skip_space()
@@ -119,7 +120,7 @@ def read_deepseek_calls(calls: ToolCallReader) -> Wait[None]:
 
 
 def _read_deepseek_call(calls: ToolCallReader) -> Wait[None]:
-    """The name and the arguments; until V3.1 the kind before them, and a fence around them."""
+    """The name and the arguments; before V3.1 also the type in front and a code fence around."""
     source = calls.source
     name = yield from source.word(NAME)
     yield from source.expect("<｜tool▁sep｜>")

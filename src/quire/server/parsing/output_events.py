@@ -1,7 +1,7 @@
-"""What an answer consists of, piece by piece, whichever API tells it. Finding it is next door.
+"""The events of an answer: text, reasoning and tool calls, piece by piece, for any API.
 
-The pieces of a stream, joined, are exactly what one-shot parsing gives, because there is only one
-parser and how the text was cut has no influence on it.
+The joined events of a stream equal those of the complete text, because there is only one parser
+(output_parser.py), and how the text is cut has no influence on it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """More of the model's thoughts."""
+    """More of the model's reasoning."""
 
     text: str
 
 
 class ToolCallBegin(msgspec.Struct, frozen=True):
-    """A call of one of the request's tools. index: counts an answer's calls from 0."""
+    """The start of a call of one of the request's tools. index: of the answer's call, from 0."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class ToolCallBegin(msgspec.Struct, frozen=True):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True):
-    """More of a call's arguments, which are the text of one JSON object."""
+    """More of a call's arguments, the text of one JSON object."""
 
     index: int
     text: str
@@ -43,13 +43,13 @@ Event = TextDelta | ReasoningDelta | ToolCallBegin | ToolCallArguments
 
 
 class StreamParser(Protocol):
-    """Reads one answer's text as it comes. Any text is an answer; nothing raises."""
+    """Parses one answer's text as it comes. Any text is valid; nothing raises."""
 
     def push(self, text: str) -> list[Event]:
-        """Take more text; returns what is certain now."""
+        """Take more text; returns the events that are certain now."""
 
     def finish(self) -> list[Event]:
-        """No more text comes; returns what was held back."""
+        """End the text; returns the events that were held back."""
 
     @property
     def called_tools(self) -> bool:
@@ -57,7 +57,7 @@ class StreamParser(Protocol):
 
 
 class ToolCall(msgspec.Struct):
-    """A whole call. arguments: the text of a JSON object, unless the answer broke off in it."""
+    """A complete call. arguments: the text of a JSON object, unless the answer ended inside it."""
 
     id: str
     name: str
@@ -65,7 +65,7 @@ class ToolCall(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """A whole answer."""
+    """A complete answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -73,11 +73,11 @@ class Answer(msgspec.Struct):
 
 
 def join(events: Sequence[Event]) -> Answer:
-    """The answer that the events tell; each list of text is joined once."""
-    if len(events) == 1 and isinstance(events[0], TextDelta):  # as most answers are
+    """The answer of these events; each list of texts is joined once."""
+    if len(events) == 1 and isinstance(events[0], TextDelta):  # the usual case
         return Answer(events[0].text)
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     calls: list[ToolCall] = []
     arguments: list[list[str]] = []
     for event in events:
@@ -85,7 +85,7 @@ def join(events: Sequence[Event]) -> Answer:
             case TextDelta(text):
                 texts.append(text)
             case ReasoningDelta(text):
-                thoughts.append(text)
+                reasoning.append(text)
             case ToolCallBegin(_, call_id, name):
                 calls.append(ToolCall(call_id, name))
                 arguments.append([])
@@ -93,4 +93,4 @@ def join(events: Sequence[Event]) -> Answer:
                 arguments[index].append(text)
     for call, parts in zip(calls, arguments, strict=True):
         call.arguments = "".join(parts)
-    return Answer("".join(texts), "".join(thoughts), calls)
+    return Answer("".join(texts), "".join(reasoning), calls)

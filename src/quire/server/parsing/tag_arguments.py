@@ -1,7 +1,7 @@
-"""Arguments that a model writes as keys and bare values, which become the JSON that clients expect.
+"""Arguments that a model writes as keys and bare values, converted to JSON as they arrive.
 
-The tool's JSON schema says what a value is. Strings are handed on as they come; other values are
-held until they are whole, and are strings after all if they do not fit their type.
+The tool's JSON schema gives the type of a value. Strings are passed on as they come; other values
+are held until they are complete, and become strings if they do not match their type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from quire.server.parsing.text_source import MalformedCall, Marks, TextSource, Wait
 from quire.server.parsing.tool_call_reader import ToolCallReader
 
-MAX_VALUE_CHARS = 64 << 10  # of a value that is no string
+MAX_VALUE_CHARS = 64 << 10  # of a value that is not a string
 
 _KEY = re.compile(r"[^<>\n]*")
 _MAX_KEY_CHARS = 256
@@ -31,19 +31,19 @@ _KINDS: dict[type, tuple[str, ...]] = {
 
 
 def is_readable_key(key: str) -> bool:
-    """Whether a parameter of this name can be written as a tag."""
+    """Whether a parameter with this name can be written as a tag."""
     return len(key) <= _MAX_KEY_CHARS and _KEY.fullmatch(key) is not None
 
 
 def read_key(source: TextSource) -> Wait[str]:
-    """Read a parameter's name up to the tag after it. Raises MalformedCall."""
+    """Read a parameter's name, up to the next tag. Raises MalformedCall."""
     key = yield from source.peek_run(_KEY, _MAX_KEY_CHARS)
     source.take_to(source.at + len(key))
     return key
 
 
 class BareArguments:
-    """The arguments of one call of a tool, told as one JSON object. Raises MalformedCall."""
+    """The arguments of one call, as one JSON object. Its methods raise MalformedCall."""
 
     def __init__(self, calls: ToolCallReader, name: str) -> None:
         self._calls = calls
@@ -51,7 +51,7 @@ class BareArguments:
         self._seen = set[str]()
 
     def read(self, key: str, end: Marks, *, drop: str = "") -> Wait[None]:
-        """Read a value and the tag that ends it. drop: what right before the tag is no part."""
+        """Read a value and the tag `end`. drop: what before the tag is not part of the value."""
         if key in self._seen:
             raise MalformedCall
         opening = ", " if self._seen else "{"
@@ -66,13 +66,13 @@ class BareArguments:
         yield from self._calls.source.expect(end.texts[0])
 
     def end(self) -> None:
-        """No more come."""
+        """End the arguments."""
         self._calls.arguments("}" if self._seen else "{}")
         self._calls.complete()
 
 
 class _Value:
-    """One value on its way into JSON. types: what it may be; None: anything."""
+    """One value being converted to JSON. types: its JSON types; None: any."""
 
     def __init__(self, types: frozenset[str] | None, emit: Callable[[str], None]) -> None:
         self._types = types
@@ -83,7 +83,7 @@ class _Value:
             self._become_string()
 
     def add(self, text: str) -> None:
-        """More of it."""
+        """Add text of the value."""
         if self._held is None:
             self._emit(_escaped(text))
             return
@@ -93,7 +93,7 @@ class _Value:
             self._become_string()
 
     def end(self) -> None:
-        """No more comes."""
+        """End the value."""
         if self._held is not None:
             text = _as_json("".join(self._held), self._types)
             if text is not None:
@@ -112,7 +112,7 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(text: str, types: frozenset[str] | None) -> str | None:
-    """The value as JSON text if it is of one of the types, strings apart; else None."""
+    """The value as JSON text if it has one of the types, string excepted; else None."""
     text = _SPELLINGS.get(text.strip(), text.strip())
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -128,14 +128,14 @@ def _refuse(constant: str) -> None:
 
 
 def _value_types(schema: Mapping[str, Any], key: str) -> frozenset[str] | None:
-    """The types of a parameter; a string if the schema does not have it."""
+    """The types of a parameter; string if the schema does not have it."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None
     return frozenset({"string"}) if described is None else types_of(described)
 
 
 def types_of(schema: Any) -> frozenset[str] | None:
-    """The JSON types that a value's schema names; None if it leaves that open."""
+    """The JSON types that a value's schema names; None if it names none."""
     named = schema.get("type") if isinstance(schema, Mapping) else None
     if isinstance(named, str):
         return frozenset({named})

@@ -1,9 +1,9 @@
-"""An answer's text as it arrives, and the smallest steps of reading it.
+"""TextSource: an answer's text as it arrives, and the basic steps of reading it.
 
-Readers are generators over a TextSource: they read straight on, as if all the text were there, and
-yield where they have to wait for more. So how the text was cut cannot matter. Each character is
-looked at a bounded number of times, and little is held: at most MAX_ATTEMPT_CHARS of what may
-turn out to be no tool call, MAX_SPACE_CHARS of space before a mark, and the beginning of a mark.
+Readers are generators over a TextSource: they read as if all the text were there, and yield where
+they have to wait for more. So it does not matter how the text is cut. Each character is looked at a
+bounded number of times, and little is held back: at most MAX_ATTEMPT_CHARS of a possible tool call,
+MAX_SPACE_CHARS of space before a mark, and the start of a mark.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ MAX_SPACE_CHARS = 64
 _SPACE_CHARS = " \t\r\n"
 SPACE = re.compile(f"[{_SPACE_CHARS}]*")
 NAME = re.compile(r"[A-Za-z0-9_.:-]*")
-# Patterns here are one class of characters, repeated: they never go back, whatever the text is.
+# Patterns here are one repeated class of characters, so matching never backtracks.
 
 
-class MalformedCall(Exception):  # noqa: N818 - it steers the reader, and never leaves this room
-    """The text does not go on as a tool call does; the source stands where it broke."""
+class MalformedCall(Exception):  # noqa: N818 - it steers the reader, and never leaves this folder
+    """The text is not a tool call; the source stands at the first wrong character."""
 
 
 class Marks:
-    """Texts that something begins with, to be found in a text that is not complete yet."""
+    """Fixed texts to be found in a text that is not complete yet, such as "<tool_call>"."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = texts
-        self._whole = re.compile("|".join(map(re.escape, texts)))
-        begun = {text[:length] for text in texts for length in range(1, len(text))}
-        self._begun = re.compile(f"(?:{'|'.join(map(re.escape, sorted(begun)))})\\Z")
+        self._complete = re.compile("|".join(map(re.escape, texts)))
+        starts = {text[:length] for text in texts for length in range(1, len(text))}
+        self._start = re.compile(f"(?:{'|'.join(map(re.escape, sorted(starts)))})\\Z")
         self._longest = max(map(len, texts))
 
     def find(self, text: str, begin: int) -> int | None:
-        """Where the first one begins."""
-        match = self._whole.search(text, begin)
+        """The position of the first mark, or None."""
+        match = self._complete.search(text, begin)
         return None if match is None else match.start()
 
     def partial(self, text: str, begin: int) -> int:
-        """Where the text's tail begins that can still become one; its length if none can."""
-        match = self._begun.search(text, max(begin, len(text) - self._longest + 1))
+        """Where a tail of the text starts that may become a mark; the text's length if none may."""
+        match = self._start.search(text, max(begin, len(text) - self._longest + 1))
         return len(text) if match is None else match.start()
 
 
 class TextSource:
     """Text that is fed in pieces and read by one reader.
 
-    While an attempt is on, what is taken is also kept, so that it can come back as text.
+    During an attempt, text that is taken is also stored, so that it can be given back.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0  # what is before has been taken
+        self.at = 0  # the text before it has been taken
         self._closed = False
         self._attempt: list[str] | None = None
-        self._room = 0  # characters that the attempt may still take
+        self._attempt_left = 0  # characters that the attempt may still take
 
     def feed(self, piece: str) -> None:
-        """More text."""
+        """Add text."""
         self.text = self.text[self.at :] + piece
         self.at = 0
 
     def close(self) -> None:
-        """No more text comes."""
+        """End the text."""
         self._closed = True
 
     def more(self) -> Wait[bool]:
@@ -85,41 +85,41 @@ class TextSource:
         if self._attempt is None:
             piece, self.at = self.text[self.at : end], end
             return piece
-        end = min(end, self.at + self._room)
+        end = min(end, self.at + self._attempt_left)
         piece = self.text[self.at : end]
         self._attempt.append(piece)
-        self._room -= end - self.at
+        self._attempt_left -= end - self.at
         self.at = end
-        if self._room == 0:
+        if self._attempt_left == 0:
             raise MalformedCall
         return piece
 
     # Attempts
 
     def begin_attempt(self, before: str = "") -> None:
-        """Keep what is taken from here on. before: what comes before it if it comes back."""
+        """Store what is taken from here on. before: text that is given back with it."""
         self._attempt = [before]
-        self._room = MAX_ATTEMPT_CHARS
+        self._attempt_left = MAX_ATTEMPT_CHARS
 
     def end_attempt(self) -> str:
-        """Stop keeping; returns what was kept."""
-        kept, self._attempt = "".join(self._attempt or ()), None
-        return kept
+        """Stop storing; returns what was stored."""
+        stored, self._attempt = "".join(self._attempt or ()), None
+        return stored
 
     def give_back(self) -> None:
-        """End the attempt and have its text before what is left, as if nothing had been taken."""
+        """End the attempt and put its text back, as if nothing had been taken."""
         self.text, self.at = self.end_attempt() + self.text[self.at :], 0
 
     # Stages
 
     def peek(self, count: int = 1) -> Wait[str]:
-        """The next characters, not taken; fewer only at the end."""
+        """The next characters without taking them; fewer only at the end."""
         while len(self.text) - self.at < count and not self._closed:
             yield
         return self.text[self.at : self.at + count]
 
     def peek_run(self, characters: re.Pattern[str], most: int) -> Wait[str]:
-        """All that the pattern, a repeated class, matches, not taken.
+        """All that the pattern, a repeated class, matches, without taking it.
 
         Raises MalformedCall if that is more than `most` characters.
         """
@@ -133,9 +133,9 @@ class TextSource:
             yield
 
     def peek_past_space(self) -> Wait[str]:
-        """The next character that is no white space, nothing taken; empty at the end.
+        """The next character that is not white space, without taking it; empty at the end.
 
-        After more than MAX_SPACE_CHARS of white space it is one more of them.
+        After more than MAX_SPACE_CHARS of white space, a space.
         """
         while True:
             match = SPACE.match(self.text, self.at, self.at + MAX_SPACE_CHARS + 1)
@@ -187,9 +187,9 @@ class TextSource:
         yield from self.run(SPACE)
 
     def until(self, marks: Marks, emit: Callable[[str], None]) -> Wait[str | None]:
-        """Hand text on up to the first mark, which is not taken, or to the end.
+        """Pass text on up to the first mark, which is not taken, or to the end.
 
-        Returns the space right before the mark, taken but not handed on; None at the end.
+        Returns the space right before the mark, taken but not passed on; None at the end.
         """
         while True:
             mark = marks.find(self.text, self.at)
@@ -206,7 +206,7 @@ class TextSource:
             yield
 
     def _without_space(self, end: int) -> int:
-        """Where the space before `end` begins, as far as it may be held."""
+        """Where the space before `end` starts, as far as it may be held back."""
         earliest = max(self.at, end - MAX_SPACE_CHARS)
         while end > earliest and self.text[end - 1] in _SPACE_CHARS:
             end -= 1

@@ -1,7 +1,7 @@
-"""One answer's tool calls while they are read: which tools there are, and what is told when.
+"""ToolCallReader: reads one answer's tool calls and reports each as soon as it is certain.
 
-A call is told as soon as it is certain: its name is a tool of the request and its arguments have
-begun. What turns out malformed before that was no call, and comes back as text.
+A call is certain once its name is a tool of the request and its arguments have started. What turns
+out malformed before that is not a call, and comes back as text.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from quire.server.parsing.incremental_json import read_object, string_value
 from quire.server.parsing.text_source import MalformedCall, TextSource, Wait
 
 
-class AllCallsRead(Exception):  # noqa: N818 - it ends the reading, and never leaves this room
+class AllCallsRead(Exception):  # noqa: N818 - it ends the reading, and never leaves this folder
     """The answer has as many calls as it may have."""
 
 
 _ARGUMENTS_KEYS = ("arguments", "parameters")
-_LABEL_KEYS = ("id", "type")  # strings that models add, and that nobody needs
+_IGNORED_KEYS = ("id", "type")  # strings that some models add
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The request's tools: name → JSON schema of the arguments."""
 
 
 class ToolCallReader:
-    """Follows an answer's calls. begin and add: told the name of a new call, more arguments."""
+    """Reads an answer's calls. begin: called with a call's index and name; add: with arguments."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ToolCallReader:
     ) -> None:
         self.source = source
         self.tools = tools
-        self.num_begun = 0
+        self.num_started = 0
         self.num_complete = 0
         self.most = most
         self._begin = begin
@@ -47,13 +47,13 @@ class ToolCallReader:
         self._held: list[str] | None = None  # arguments of a call that is not certain yet
 
     def attempt(self, before: str = "") -> None:
-        """What comes may be a call. before: text that comes back with it if it is none."""
+        """Start what may be a call. before: text that comes back with it if it is not."""
         self.source.begin_attempt(before)
         self._name, self._held = None, []
 
     @property
     def is_certain(self) -> bool:
-        """Whether the call that is being read has been told."""
+        """Whether the current call has been reported."""
         return self._held is None
 
     def name(self, name: str) -> None:
@@ -61,15 +61,15 @@ class ToolCallReader:
         if name not in self.tools or self._name is not None:
             raise MalformedCall
         self._name = name
-        self._tell()
+        self._report()
 
     def arguments(self, text: str) -> None:
-        """More of the arguments."""
+        """Add text of the arguments."""
         if self._held is None:
             self._add(text)
         else:
             self._held.append(text)
-            self._tell()
+            self._report()
 
     def complete(self) -> None:
         """End the arguments. Raises MalformedCall without a name; AllCallsRead after the last."""
@@ -79,21 +79,21 @@ class ToolCallReader:
         if self.num_complete == self.most:
             raise AllCallsRead
 
-    def _tell(self) -> None:
-        """Tell what was held once there are a name and the beginning of the arguments."""
+    def _report(self) -> None:
+        """Report the call once there are a name and the start of the arguments."""
         if self._name is None or not self._held:
             return
         held, self._held = "".join(self._held), None
         self.source.end_attempt()
-        self.num_begun += 1
-        self._begin(self.num_begun - 1, self._name)
+        self.num_started += 1
+        self._begin(self.num_started - 1, self._name)
         self._add(held)
 
 
 def read_json_call(calls: ToolCallReader) -> Wait[None]:
     """Read `{"name": ..., "arguments": {...}}`, keys in any order. Raises MalformedCall.
 
-    The call is complete with its arguments: a missing brace after them is forgiven.
+    The call is complete with its arguments: the closing brace after them may be missing.
     """
     source = calls.source
     yield from source.expect("{")
@@ -111,7 +111,7 @@ def read_json_call(calls: ToolCallReader) -> Wait[None]:
 
 
 def _read_pair(calls: ToolCallReader, *, has_arguments: bool) -> Wait[bool]:
-    """Read a key and its value; returns whether the arguments have come by now."""
+    """Read a key and its value; returns whether the arguments have come so far."""
     source = calls.source
     key = yield from _read_key(source)
     if key in _ARGUMENTS_KEYS and not has_arguments:
@@ -119,7 +119,7 @@ def _read_pair(calls: ToolCallReader, *, has_arguments: bool) -> Wait[bool]:
         return True
     if key == "name":
         calls.name((yield from string_value(source)))
-    elif key in _LABEL_KEYS:
+    elif key in _IGNORED_KEYS:
         yield from string_value(source)
     else:
         raise MalformedCall
@@ -127,12 +127,12 @@ def _read_pair(calls: ToolCallReader, *, has_arguments: bool) -> Wait[bool]:
 
 
 def _read_rest(source: TextSource) -> Wait[None]:
-    """Read the object's end; if it does not end there, take nothing."""
+    """Read the rest of the object; if it is malformed, take nothing."""
     source.begin_attempt()
     try:
         yield from source.skip_space()
         while (yield from source.accept(",")):
-            if (yield from _read_key(source)) not in _LABEL_KEYS:
+            if (yield from _read_key(source)) not in _IGNORED_KEYS:
                 raise MalformedCall
             yield from string_value(source)
             yield from source.skip_space()

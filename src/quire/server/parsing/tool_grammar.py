@@ -1,7 +1,7 @@
-"""Grammars for answers of which only a part has a form: tool calls, or what comes after a thought.
+"""Grammars that enforce tool calls, or structured output after reasoning.
 
-The text is Lark as llguidance takes it. What a grammar of a format allows, the format's reader
-reads as calls; compiling is the grammar room's work.
+The text is Lark as llguidance takes it. What the grammar of a tool parser allows, the tool parser
+parses as calls. Compiling is done in quire/grammar.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _CALL_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 
 class NoGrammarError(ValueError):
-    """Why there is no such grammar, and how to mend it."""
+    """Why there is no such grammar, and how to correct the request."""
 
 
 def answer_grammar(
-    reading: ParserConfig,
+    config: ParserConfig,
     *,
-    form: StructuredOutputs | None,
+    text_format: StructuredOutputs | None,
     control_token_id: Callable[[str], int | None],
 ) -> str:
-    """The grammar of an answer whose calls have arguments that fit the tools' schemas.
+    """The grammar of an answer whose calls have arguments that match the tools' schemas.
 
-    Without reading.must_call there may be text and no call. form: of the text, and then it is
-    either text or calls. control_token_id: the id of a control token by its text. Raises
-    NoGrammarError.
+    Without config.must_call there may be text instead of calls. text_format: the structured output
+    of the text; then the answer is either text or calls. control_token_id: the id of a control
+    token by its text. Raises NoGrammarError.
     """
-    return _Writer(reading, control_token_id).write(form)
+    return _Writer(config, control_token_id).write(text_format)
 
 
 def tools_of_lines(grammar: str) -> dict[int, int]:
-    """Line of a grammar that a tool's schema is in → the tool's place; lines count from 1."""
+    """Map from the grammar's lines with a tool's schema to the tool's index; lines count from 1."""
     lines = enumerate(grammar.split("\n"), 1)
     return {line: int(rule[1]) for line, text in lines if (rule := _RULE_OF_TOOL.match(text))}
 
@@ -60,33 +60,33 @@ def tools_of_lines(grammar: str) -> dict[int, int]:
 class _Writer:
     """Writes one grammar, rule by rule."""
 
-    def __init__(
-        self, reading: ParserConfig, control_token_id: Callable[[str], int | None]
-    ) -> None:
-        self._reading = reading
-        ids = {mark: control_token_id(mark) for mark in reading.marks}
+    def __init__(self, config: ParserConfig, control_token_id: Callable[[str], int | None]) -> None:
+        self._config = config
+        ids = {mark: control_token_id(mark) for mark in config.marks}
         self._ids = {mark: token_id for mark, token_id in ids.items() if token_id is not None}
         self._rules = list(_COMMON_RULES)
 
-    def write(self, form: StructuredOutputs | None) -> str:
-        """The whole text; the rule `start` comes first."""
-        must_call = self._reading.must_call
-        thought, tools = self._thought(self._reading.reasoning), self._reading.tool_format
-        if form is not None and not must_call:
-            self._rules.append(f"form: {_form(form)}")
+    def write(self, text_format: StructuredOutputs | None) -> str:
+        """The complete grammar; the rule `start` comes first."""
+        must_call = self._config.must_call
+        reasoning, tools = self._reasoning(self._config.reasoning), self._config.tool_parser
+        if text_format is not None and not must_call:
+            self._rules.append(f"form: {_text_rule(text_format)}")
         if tools is None:
             answer = "form"
         elif must_call:
             answer = self._calls(tools)
         else:
-            answer = f"({self._calls(tools)} | form)" if form else self._text_and_calls(tools)
-        return "\n".join([f"start: {thought} {answer}", *self._rules, ""])
+            answer = (
+                f"({self._calls(tools)} | form)" if text_format else self._text_and_calls(tools)
+            )
+        return "\n".join([f"start: {reasoning} {answer}", *self._rules, ""])
 
-    def _thought(self, reasoning: ReasoningParser | None) -> str:
+    def _reasoning(self, reasoning: ReasoningParser | None) -> str:
         if reasoning is None:
             return ""
         end = self._text_up_to(reasoning.end, "thought_end")
-        if self._reading.in_reasoning:
+        if self._config.in_reasoning:
             return f"{end} SPACE"
         self._rules.append(f"thought: {self._literal(reasoning.begin)} {end} SPACE")
         return "thought?"
@@ -94,12 +94,12 @@ class _Writer:
     def _calls(self, tools: ToolParser) -> str:
         frame = tools.frame
         call = self._one_of_the_tools(frame, frame.before)
-        at_most_one = frame.between is None or self._reading.most_calls == 1
+        at_most_one = frame.between is None or self._config.most_calls == 1
         several = "" if at_most_one else f"({self._literal(frame.between or '')} {call})*"
         return f"{self._literal(frame.begin)} {call} {several} {self._literal(frame.end)}"
 
     def _text_and_calls(self, tools: ToolParser) -> str:
-        """Text in which calls may begin wherever their mark stands."""
+        """Text in which calls may start wherever their mark stands."""
         frame, mark = tools.frame, tools.begin.texts[0]
         if tools.bare:
             return f"({self._calls(tools)} | NO_CALL)"
@@ -115,26 +115,26 @@ class _Writer:
     def _one_of_the_tools(self, frame: CallTemplate, before: str) -> str:
         """Add a rule for each tool; returns the name of the rule for any of them."""
         names = []
-        for place, (name, schema) in enumerate((self._reading.tools or {}).items()):
-            arguments = self._tags(frame.tags, schema, place) if frame.tags else _json(schema)
-            self._rules.append(f"arguments_{place}: {arguments}")
+        for index, (name, schema) in enumerate((self._config.tools or {}).items()):
+            arguments = self._tags(frame.tags, schema, index) if frame.tags else _json(schema)
+            self._rules.append(f"arguments_{index}: {arguments}")
             begin, end = before.replace(NAME_FIELD, name), frame.after
-            parts = [self._literal(begin), f"arguments_{place}", self._literal(end)]
-            self._rules.append(f"call_{place}: {' '.join(parts)}")
-            names.append(f"call_{place}")
+            parts = [self._literal(begin), f"arguments_{index}", self._literal(end)]
+            self._rules.append(f"call_{index}: {' '.join(parts)}")
+            names.append(f"call_{index}")
         self._rules.append(f"call: {' | '.join(names)}")
         return "call"
 
-    def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], place: int) -> str:
-        """Arguments as tags around bare values; of those that are not required any may be left."""
+    def _tags(self, frame: TagTemplate, schema: Mapping[str, Any], index: int) -> str:
+        """Arguments as tags around bare values; optional ones may be missing."""
         required, properties = schema.get("required", []), schema.get("properties", {})
         if not (isinstance(properties, Mapping) and isinstance(required, list)):
-            raise NoGrammarError("properties has to be an object and required a list; mend them")
+            raise NoGrammarError("properties has to be an object and required a list; correct them")
         tags = []
         for number, (key, inner) in enumerate(properties.items()):
             if not is_readable_key(key):
                 raise NoGrammarError(f"{key[:64]!r} cannot be written by this model; rename it")
-            rule = f"value_{place}_{number}"
+            rule = f"value_{index}_{number}"
             self._rules.append(f"{rule}: {self._value(rule, frame, inner, schema)}")
             before = self._literal(frame.before.replace(KEY_FIELD, key))
             tag = f"{before} {rule} {self._literal(frame.after)}"
@@ -164,25 +164,26 @@ class _Writer:
         return " ".join(f"<[{self._ids[p]}]>" if p in self._ids else _quoted(p) for p in parts)
 
 
-def _form(wish: StructuredOutputs) -> str:
-    match wish.kind:
+def _text_rule(outputs: StructuredOutputs) -> str:
+    """The grammar of structured output."""
+    match outputs.kind:
         case "json":
             try:
-                schema = json.loads(wish.text)
+                schema = json.loads(outputs.text)
             except (ValueError, RecursionError):
                 schema = None
             if not isinstance(schema, dict):
                 raise NoGrammarError("not a JSON schema; give an object")
-            return _json(schema, json_style(wish))
+            return _json(schema, json_style(outputs))
         case "json_object":
-            return _json({"type": "object"}, json_style(wish))
+            return _json({"type": "object"}, json_style(outputs))
         case "choice":
-            return " | ".join(map(_quoted, wish.choice or ()))
+            return " | ".join(map(_quoted, outputs.choice or ()))
         case "regex":
-            return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], wish.text)}/"
-    if "::=" in wish.text:
-        raise NoGrammarError("a grammar beside thoughts or tools has to be Lark; rewrite it")
-    return f"%lark {{\n{wish.text}\n}}"
+            return f"/{_SLASH.sub(lambda found: found[1] or _ESCAPES[found[0]], outputs.text)}/"
+    if "::=" in outputs.text:
+        raise NoGrammarError("a grammar beside reasoning or tools has to be Lark; rewrite it")
+    return f"%lark {{\n{outputs.text}\n}}"
 
 
 def _quoted(text: str) -> str:

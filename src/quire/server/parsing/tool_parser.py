@@ -1,4 +1,4 @@
-"""What a format consists of: how its calls are read, and how forced ones are written."""
+"""ToolParser: how a family of models writes tool calls, for parsing and for grammars."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from quire.server.parsing.tool_call_ids import long_id
 from quire.server.parsing.tool_call_reader import ToolCallReader
 
 NAME_FIELD = "NAME"
-"""What stands for a tool's name in a CallTemplate."""
+"""Placeholder of the tool's name in a CallTemplate."""
 
 KEY_FIELD = "KEY"
-"""What stands for a parameter's name in a TagTemplate."""
+"""Placeholder of the parameter's name in a TagTemplate."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagTemplate:
-    """How an argument is written around its bare value.
+    """The texts around one argument's bare value.
 
-    before, end: the tags. space: before the end where the value is no string. after: the end.
+    before, end: the tags. space: before `end` if the value is not a string. after: after `end`.
     """
 
     before: str
@@ -31,10 +31,10 @@ class TagTemplate:
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """How calls are written where they are forced: the texts around the arguments.
+    """The texts around the arguments of a call, for grammars that enforce calls.
 
-    between: of two calls; None allows only one. begin, end: around all calls. tags: where arguments
-    are bare values and not JSON.
+    between: between two calls; None allows only one. begin, end: around all calls. tags: for
+    arguments that are bare values instead of JSON.
     """
 
     before: str
@@ -47,11 +47,12 @@ class CallTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ToolParser:
-    """How a family of models writes calls.
+    """The tool-call format of a family of models.
 
-    begin: what calls begin with, anywhere in the answer. inner: further control texts of calls.
-    bare: calls may also begin the answer without a mark. new_id: makes ids of calls. fit_id: makes
-    such an id of one that comes from elsewhere.
+    name: for --tool-call-parser. read: parses calls. frame: the format for grammars. begin: the
+    marks that start calls, anywhere in the answer. inner: further control texts of calls. bare:
+    whether calls may also start the answer without a mark. new_id: makes ids of calls. fit_id:
+    converts a client's id to one that the chat template accepts.
     """
 
     name: str

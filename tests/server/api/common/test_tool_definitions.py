@@ -401,7 +401,7 @@ def test_models_without_tools_say_so() -> None:
     server = Server(CALL)
     assert "--tool-call-parser" in Server(CALL, tool_call_parser="none").chat().error["message"]
     server.tokenizer.chat_variables = frozenset({"messages"})
-    assert "has no place for them" in server.chat().error["message"]
+    assert "does not read them" in server.chat().error["message"]
     assert server.chat(tool_choice="none").status == 200
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: from a body to a conversation, from its events to content blocks."""
+"""Anthropic's /v1/messages: from a body to a conversation, and from its events to blocks."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ _NAMES = FieldNames(
 
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[MessagesFormatter]:
-    """Read a body, render and encode the conversation. Raises InvalidRequestError."""
+    """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
     request = messages_request.parse(data)
     model = models.find(request.model)
     chat = to_chat(request, model.engine.tokenizer.chat_variables)
     yield
-    made = yield from conversation.prepare(
+    chat_job = yield from conversation.prepare(
         chat, model, id_prefix="msg_", new_call_id=_new_call_id, names=_NAMES
     )
-    return MessagesFormatter(made)
+    return MessagesFormatter(chat_job)
 
 
 def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
-    """Answer /v1/messages/count_tokens. Raises InvalidRequestError."""
+    """The reply of /v1/messages/count_tokens. Raises InvalidRequestError."""
     request = messages_request.parse_count(data)
     model = models.find(request.model)
     chat = to_chat(request, model.engine.tokenizer.chat_variables)
@@ -90,29 +90,29 @@ def count_tokens(data: bytes, models: ModelRegistry) -> TokenCountReply:
 
 
 class MessagesFormatter:
-    """Speaks /v1/messages for one conversation."""
+    """The ReplyFormatter of /v1/messages, for one conversation."""
 
     end_marker = b""
 
     def __init__(self, conversation: Conversation) -> None:
         self.job = conversation.job
         self._conversation = conversation
-        self._has_begun = False
+        self._has_started = False
         self._index = -1  # of the block that is being sent
         self._kind: type[OutputBlock] | None = None  # None: no block is open
         self._stop = Stop("end_turn", None)
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> MessageReply:
-        """The whole answer."""
+        """The complete answer."""
         ((output,),) = (item.outputs for item in results)
         content = _blocks(self._conversation.read(output))
         stop = self._stop_of(output)
         return self._message(content, stop.stop_reason, stop.stop_sequence, MessagesUsage.of(usage))
 
-    def chunks(self, _place: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
+    def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[msgspec.Struct]:
         """A stream's next events."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             cached = item.num_cached_tokens
             usage = MessagesUsage(
                 input_tokens=len(item.prompt_token_ids) - cached,
@@ -122,7 +122,7 @@ class MessagesFormatter:
             yield MessageStart(self._message([], None, None, usage))
         for output in item.outputs:
             for event in self._conversation.read(output):
-                yield from self._told(event)
+                yield from self._events(event)
             if output.finish_reason is not None:
                 self._stop = self._stop_of(output)
 
@@ -133,10 +133,10 @@ class MessagesFormatter:
         yield MessageStop()
 
     def failure(self, reply: ErrorReply) -> AnthropicError:
-        """The last event of a stream that broke."""
+        """The last event of a stream that failed."""
         return AnthropicError.of(reply)
 
-    def _told(self, event: Event) -> Iterator[msgspec.Struct]:
+    def _events(self, event: Event) -> Iterator[msgspec.Struct]:
         match event:
             case TextDelta(text):
                 yield from self._open(TextBlock(text=""))
@@ -150,7 +150,7 @@ class MessagesFormatter:
                 yield BlockDelta(self._index, InputPiece(text))
 
     def _open(self, block: OutputBlock) -> Iterator[msgspec.Struct]:
-        """Begin a block, unless one that takes more of the same is open. A call is one block."""
+        """Open a block, unless the open one has the same type. Each call is a block of its own."""
         if self._kind is type(block) and not isinstance(block, ToolUseBlock):
             return
         yield from self._close()
@@ -158,7 +158,7 @@ class MessagesFormatter:
         self._kind = type(block)
         yield BlockStart(self._index, block)
         if self._index == 0:
-            yield Ping()  # where Anthropic's own has one
+            yield Ping()  # where Anthropic's own API sends one
 
     def _close(self) -> Iterator[msgspec.Struct]:
         if self._kind is not None:
@@ -193,7 +193,7 @@ def _new_call_id() -> str:
 
 
 def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
-    """In the order in which they were written, as a stream tells them."""
+    """The content blocks of all events, in order."""
     blocks: list[OutputBlock] = []
     arguments: list[str] = []  # of each call
     for event in events:
@@ -219,7 +219,7 @@ def _blocks(events: Sequence[Event]) -> list[OutputBlock]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """A call's input; empty where the answer broke off in it."""
+    """A call's input; empty if the answer ended inside it."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: its answers, and the events of its streams."""
+"""The structs that Anthropic's Messages API sends: replies and stream events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OutputBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessagesUsage(msgspec.Struct, kw_only=True):
-    """Token counts. input_tokens: without those that the prefix cache gave."""
+    """Token counts. input_tokens: without those found in the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -20,7 +20,7 @@ class MessagesUsage(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, usage: Usage) -> MessagesUsage:
-        """OpenAI's counts in Anthropic's words."""
+        """OpenAI's counts in Anthropic's format."""
         cached = usage.prompt_tokens_details.cached_tokens
         return cls(
             input_tokens=usage.prompt_tokens - cached,
@@ -30,7 +30,7 @@ class MessagesUsage(msgspec.Struct, kw_only=True):
 
 
 class MessageReply(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     role: str = "assistant"
@@ -48,11 +48,11 @@ class MessageStart(msgspec.Struct, tag_field="type", tag="message_start"):
 
 
 class Ping(msgspec.Struct, tag_field="type", tag="ping"):
-    """Says nothing."""
+    """Without content, as in Anthropic's own streams."""
 
 
 class BlockStart(msgspec.Struct, tag_field="type", tag="content_block_start"):
-    """A content block begins, still empty."""
+    """A content block starts, still empty."""
 
     index: int
     content_block: OutputBlock
@@ -65,7 +65,7 @@ class TextPiece(msgspec.Struct, tag_field="type", tag="text_delta"):
 
 
 class ThinkingPiece(msgspec.Struct, tag_field="type", tag="thinking_delta"):
-    """More of the thoughts."""
+    """More of the reasoning."""
 
     thinking: str
 

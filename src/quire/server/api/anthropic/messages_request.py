@@ -1,7 +1,7 @@
-"""Anthropic's Messages API: its bodies. What they come to is said by messages_to_chat.py.
+"""MessagesRequest, CountRequest: the bodies of Anthropic's Messages API.
 
-Names that nobody knows are refused wherever they stand; those of the API that are not supported
-are listed with the values that ask for nothing.
+messages_to_chat.py converts them to a ChatRequest. Unknown fields are refused anywhere in them;
+unsupported fields of the API are listed with the values that ask for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.server.http.strict_json import Strict
 
 
 class CacheControl(Strict):
-    """Asks for what is done for every request: finding its prefix again. Without effect."""
+    """Asks for prefix caching, which is done for every request. Without effect."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -38,7 +38,7 @@ class TextBlock(Strict, tag_field="type", tag="text"):
 
 
 class PlainText(Strict):
-    """Text where nothing else may stand. A tag is only asked for where there is a choice."""
+    """Text where no other block is allowed; its type is a plain field there."""
 
     type: Literal["text"]
     text: str
@@ -47,7 +47,7 @@ class PlainText(Strict):
 
 
 class ThinkingBlock(Strict, tag_field="type", tag="thinking"):
-    """The model's thoughts. signature: always empty, and not looked at."""
+    """The model's reasoning. signature: always empty, and ignored."""
 
     thinking: str
     signature: str = ""
@@ -63,7 +63,7 @@ class ToolUseBlock(Strict, tag_field="type", tag="tool_use"):
 
 
 class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
-    """What came of a call. is_error: the template is told so by the word Error in front."""
+    """The result of a call. is_error: puts the word Error in front of the content."""
 
     tool_use_id: ShortText
     content: str | list[PlainText] | None = None
@@ -74,8 +74,8 @@ class ToolResultBlock(Strict, tag_field="type", tag="tool_result"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Turn(Strict):
-    """One side's words: the user's may hold tool results, the assistant's thoughts and calls."""
+class InputMessage(Strict):
+    """One message: the user's may have tool results, the assistant's reasoning and calls."""
 
     role: Literal["user", "assistant"]
     content: str | list[Block]
@@ -93,7 +93,7 @@ class MessagesTool(Strict):
 
 
 class MessagesToolChoice(Strict):
-    """Whether tools may, must or must not be called; name: of the one for type tool."""
+    """Whether tools may, must or must not be called. name: of the tool for type tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
@@ -107,9 +107,9 @@ TOOL_CHOICE_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 
 
 class Thinking(Strict):
-    """Whether the model is to think, as far as its template can be told.
+    """Whether the model reasons, if its chat template has such a variable.
 
-    budget_tokens: always refused. display: omitted leaves the thoughts out.
+    budget_tokens: always refused. display: omitted leaves the reasoning out.
     """
 
     type: Annotated[str, field_bounds.one_of("adaptive", "disabled")]
@@ -118,14 +118,14 @@ class Thinking(Strict):
 
 
 class OutputFormat(Strict):
-    """The form of the answer's text."""
+    """The format of the answer's text."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Strict):
-    """What the answer is to be like. effort: how long to think, where the template can be told."""
+    """Settings of the answer. effort: how much to reason, if the template has a variable for it."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -138,10 +138,10 @@ class Metadata(Strict):
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
-    """Body of /v1/messages/count_tokens, and the part of /v1/messages that makes the prompt."""
+    """Body of /v1/messages/count_tokens, and the fields of /v1/messages for the prompt."""
 
     model: str | None = None
-    messages: Annotated[list[Turn], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[InputMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[PlainText] | None = None
     tools: Annotated[list[MessagesTool], msgspec.Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
@@ -185,7 +185,7 @@ _count_decoder = msgspec.json.Decoder(CountRequest)
 
 
 def parse(data: bytes) -> MessagesRequest:
-    """Read a /v1/messages body. Raises InvalidRequestError."""
+    """Decode a /v1/messages body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _decoder)
     strict_json.check_names(
         strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED
@@ -194,7 +194,7 @@ def parse(data: bytes) -> MessagesRequest:
 
 
 def parse_count(data: bytes) -> CountRequest:
-    """Read a /v1/messages/count_tokens body. Raises InvalidRequestError."""
+    """Decode a /v1/messages/count_tokens body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _count_decoder)
     strict_json.check_names(
         strict_json.read_names(data), request.__struct_fields__, MESSAGES_UNSUPPORTED

@@ -1,4 +1,4 @@
-"""From Anthropic's messages to a conversation in the form of a ChatRequest."""
+"""Converts a MessagesRequest or CountRequest to a ChatRequest."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from quire.server.api.common.tool_definitions import (
 
 
 def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
-    """The same conversation as a ChatRequest. variables: those of the chat template.
+    """The ChatRequest with the same conversation. variables: of the chat template.
 
     Raises InvalidRequestError.
     """
     if request.messages[-1].role == "assistant":
-        problem = "the last one is the assistant's, from which it cannot go on; end with the user's"
+        problem = "the last one is the assistant's, which cannot be continued; end with the user's"
         raise invalid_value("messages", problem)
     chat = ChatRequest(
         model=request.model,
@@ -53,15 +53,15 @@ def to_chat(request: CountRequest, variables: frozenset[str]) -> ChatRequest:
         _add_thinking(chat, request.thinking, variables)
     if request.output_config is not None:
         chat.reasoning_effort = request.output_config.effort
-        chat.response_format = _form(request.output_config.format)
+        chat.response_format = _response_format(request.output_config.format)
     if isinstance(request, MessagesRequest):
-        _add_wishes(chat, request)
+        _add_sampling_fields(chat, request)
     return chat
 
 
 def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[str]) -> None:
     if thinking.type == "enabled" or thinking.budget_tokens is not None:
-        problem = "a budget cannot be kept to; leave it out, and give the type adaptive"
+        problem = "a token budget is not supported; leave it out, and give the type adaptive"
         raise invalid_value("thinking.budget_tokens", problem)
     if thinking.type not in ("adaptive", "disabled"):
         problem = f"{thinking.type[:64]!r} is not supported; give adaptive or disabled"
@@ -72,13 +72,13 @@ def _add_thinking(chat: ChatRequest, thinking: Thinking, variables: frozenset[st
         chat.chat_template_kwargs = {"enable_thinking": False}
 
 
-def _form(form: OutputFormat | None) -> ResponseFormat | None:
-    if form is None:
+def _response_format(output_format: OutputFormat | None) -> ResponseFormat | None:
+    if output_format is None:
         return None
-    return JsonSchemaFormat(JsonSchema(name="answer", schema=form.schema))
+    return JsonSchemaFormat(JsonSchema(name="answer", schema=output_format.schema))
 
 
-def _add_wishes(chat: ChatRequest, request: MessagesRequest) -> None:
+def _add_sampling_fields(chat: ChatRequest, request: MessagesRequest) -> None:
     chat.max_tokens = request.max_tokens
     chat.stop = request.stop_sequences
     chat.stream = request.stream
@@ -89,20 +89,20 @@ def _add_wishes(chat: ChatRequest, request: MessagesRequest) -> None:
 def _messages(request: CountRequest) -> Iterator[Message]:
     if request.system:
         yield Message(role="system", content=_text(request.system))
-    for place, turn in enumerate(request.messages):
-        where = f"messages[{place}].content"
-        if isinstance(turn.content, str):
-            yield Message(role=turn.role, content=turn.content)
-        elif turn.role == "assistant":
-            yield _assistant(turn.content, where)
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}].content"
+        if isinstance(message.content, str):
+            yield Message(role=message.role, content=message.content)
+        elif message.role == "assistant":
+            yield _assistant(message.content, where)
         else:
-            yield from _user(turn.content, where)
+            yield from _user(message.content, where)
 
 
 def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
-    """Tool results become messages of their own; texts next to each other are one."""
+    """Tool results become messages of their own; consecutive texts become one message."""
     texts: list[TextPart] = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         match block:
             case TextBlock():
                 texts.append(TextPart(type="text", text=block.text))
@@ -113,7 +113,7 @@ def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
                 yield _result(block)
             case _:
                 raise invalid_value(
-                    f"{where}[{place}].type", "only the assistant has this; remove it"
+                    f"{where}[{index}].type", "only the assistant has this; remove it"
                 )
     if texts or not blocks:
         yield Message(role="user", content=texts)
@@ -130,7 +130,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
     message = Message(role="assistant")
     texts: list[TextPart] = []
     calls: list[ToolCall] = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         match block:
             case TextBlock():
                 texts.append(TextPart(type="text", text=block.text))
@@ -141,7 +141,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
                 function = CalledFunction(name=block.name, arguments=arguments)
                 calls.append(ToolCall(id=block.id, function=function))
             case _:
-                raise invalid_value(f"{where}[{place}].type", "only the user has this; remove it")
+                raise invalid_value(f"{where}[{index}].type", "only the user has this; remove it")
     message.content, message.tool_calls = texts or None, calls or None
     return message
 

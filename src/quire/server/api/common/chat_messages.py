@@ -1,4 +1,4 @@
-"""The messages of a conversation: their form on the wire, their checks, and what templates get."""
+"""Chat messages: their structs in a request, their checks, and the dicts for chat templates."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One turn of a conversation. role: one of ROLES.
+    """One message of a conversation. role: one of ROLES.
 
-    tool_calls and reasoning (under either name) are the assistant's; tool_call_id says which call
-    a tool's message answers. Only the assistant may leave the content out.
+    tool_calls and reasoning (under either name) are the assistant's. tool_call_id: of the call
+    that a tool's message answers. Only the assistant may leave the content out.
     """
 
     role: Role
@@ -57,14 +57,14 @@ class Message(msgspec.Struct, kw_only=True):
 
     @property
     def num_chars(self) -> int:
-        """Characters of the text; those of parts, joined by line ends, are one more each."""
+        """Characters of the text; parts are joined by line ends, which count too."""
         content = self.content or ""
         own = len(content) if isinstance(content, str) else sum(len(p.text) + 1 for p in content)
         calls = sum(len(call.function.arguments) for call in self.tool_calls or ())
         return own + calls + len(self.reasoning_content or self.reasoning or "")
 
 
-# what check_message asks for, as JSON Schema
+# the rules of check_message as JSON Schema
 _OTHERS = {
     "content": {"type": ["string", "array"]},
     "tool_calls": {"enum": [None, []]},
@@ -101,24 +101,24 @@ MESSAGE_UNSUPPORTED: strict_json.NeutralValues = {
 
 
 def check_message_names(found: dict[str, Any], path: str) -> None:
-    """Refuse fields of a message, as it was sent, that nobody knows."""
+    """Refuse unknown fields of a message. found: the message as plain values."""
     strict_json.check_names(found, strict_json.names_of(Message), MESSAGE_UNSUPPORTED, path)
     if isinstance(found.get("content"), str) and "tool_calls" not in found:
         return
-    for place, call in enumerate(found.get("tool_calls") or ()):
-        where = f"{path}tool_calls[{place}]."
+    for index, call in enumerate(found.get("tool_calls") or ()):
+        where = f"{path}tool_calls[{index}]."
         strict_json.check_names(call, ToolCall.__struct_fields__, {}, where)
         where += "function."
         strict_json.check_names(call["function"], CalledFunction.__struct_fields__, {}, where)
     content = found.get("content")
-    for place, part in enumerate(content if isinstance(content, list) else ()):
-        if part["type"] == "text":  # of others the type is what will be refused
-            where = f"{path}content[{place}]."
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if part["type"] == "text":  # other types are refused by check_message
+            where = f"{path}content[{index}]."
             strict_json.check_names(part, TextPart.__struct_fields__, {}, where)
 
 
 def check_message(message: Message, path: str) -> None:
-    """Refuse what no template could make sense of. Raises InvalidRequestError."""
+    """Refuse messages that no chat template can render. Raises InvalidRequestError."""
     role = message.role
     if role not in ROLES:
         raise invalid_value(f"{path}role", f"{role[:64]!r} is not supported; give one of {_LISTED}")
@@ -133,15 +133,15 @@ def check_message(message: Message, path: str) -> None:
     if (message.tool_call_id is not None) != (role == "tool"):
         problem = "it is missing; give the call's id" if role == "tool" else "only tools have one"
         raise invalid_value(f"{path}tool_call_id", problem)
-    for place, call in enumerate(message.tool_calls or ()):
-        _check_type(call.type, "function", f"{path}tool_calls[{place}].type")
+    for index, call in enumerate(message.tool_calls or ()):
+        _check_type(call.type, "function", f"{path}tool_calls[{index}].type")
     if isinstance(message.content, list):
-        for place, part in enumerate(message.content):
-            _check_type(part.type, "text", f"{path}content[{place}].type")
+        for index, part in enumerate(message.content):
+            _check_type(part.type, "text", f"{path}content[{index}].type")
 
 
 def for_template(message: Message, fit_id: Callable[[str], str] = str) -> dict[str, Any]:
-    """A message as the tokenizer takes it. fit_id: makes a call's id fit the template."""
+    """A message as chat templates read it. fit_id: converts call ids for the template."""
     plain: dict[str, Any] = {"role": message.role}
     if isinstance(message.content, str):
         plain["content"] = message.content

@@ -1,6 +1,6 @@
-"""The body of /v1/chat/completions, field by field.
+"""ChatRequest: the body of /v1/chat/completions, its checks, and its sampling parameters.
 
-max_tokens is the rest of the context where it is absent or null.
+Without max_tokens an answer may fill the rest of the context.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.server.http.openapi_entry import StructRules
 
 MAX_MESSAGES = 4096
 MAX_TEMPLATE_KWARGS_BYTES = 16 << 10  # as compact JSON
-MAX_TEMPLATE_KWARGS_DEPTH = 16  # lists and objects in one another
+MAX_TEMPLATE_KWARGS_DEPTH = 16  # of nested lists and objects
 
 Metadata = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
@@ -43,8 +43,8 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=MAX_ME
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of /v1/chat/completions. chat_template_kwargs: variables for the chat template.
 
-    reasoning_effort: how long the model is to think, where its template has such a variable.
-    include_reasoning: whether the answer tells the thoughts. metadata: given back as it is.
+    reasoning_effort: how much the model reasons, if its template has such a variable.
+    include_reasoning: whether the answer contains the reasoning. metadata: returned unchanged.
     """
 
     messages: Messages
@@ -64,7 +64,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 # Arguments of chat_prompt, which chat_template_kwargs must not be able to pass a second time.
 RESERVED_NAMES = frozenset({"add_generation_prompt", "messages", "self", "tools"})
 
-# what is done for every request, without a promise of how long
+# what is done for every request, for no guaranteed time
 IMPLICIT_CACHE: tuple[Any, ...] = (None, {}, {"mode": "implicit"})
 
 CHAT_UNSUPPORTED: strict_json.NeutralValues = {
@@ -91,29 +91,29 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 
 def parse(data: bytes) -> ChatRequest:
-    """Read a body. Raises InvalidRequestError."""
+    """Decode a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _decoder)
     found = strict_json.read_names(data)
     check_request_names(found, request, CHAT_UNSUPPORTED)
-    for place, message in enumerate(found["messages"]):
-        check_message_names(message, f"messages[{place}].")
+    for index, message in enumerate(found["messages"]):
+        check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), found.get("tool_choice"))
     return request
 
 
 def check(request: ChatRequest) -> None:
-    """Refuse what the types of a chat's fields allow, but no template. Raises InvalidRequestError.
+    """Check messages and template variables beyond their types. Raises InvalidRequestError.
 
-    Also for other APIs' requests once they have been brought into this form.
+    Also for other APIs' requests once they have been converted to a ChatRequest.
     """
-    for place, message in enumerate(request.messages):
-        check_message(message, f"messages[{place}].")
+    for index, message in enumerate(request.messages):
+        check_message(message, f"messages[{index}].")
     if request.chat_template_kwargs:
         _check_template_kwargs(request.chat_template_kwargs)
 
 
 def sampling(request: ChatRequest) -> SamplingParams:
-    """The caller's wishes. Raises InvalidRequestError."""
+    """The sampling parameters of a request. Raises InvalidRequestError."""
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid_value("top_logprobs", "it needs logprobs; set logprobs to true")
     limits = {request.max_tokens, request.max_completion_tokens} - {None}

@@ -1,5 +1,7 @@
-"""From a conversation, by whichever API it came, to a job for the engine, and from the engine's
-news to the events of its answers. Owns what every chat-like route shares; wording is theirs.
+"""Conversation: from a chat request to a job for the engine, and from its outputs to events.
+
+Owns what all chat-like APIs share: rendering, tool and reasoning parsing, grammars. Each API
+parsers the events itself.
 """
 
 from __future__ import annotations
@@ -35,28 +37,28 @@ from quire.server.parsing.output_parser import (
 from quire.server.parsing.reasoning_parser import ReasoningTokenCounter
 from quire.server.parsing.tool_grammar import NoGrammarError, answer_grammar, tools_of_lines
 
-_NUM_TAIL_TOKENS = 16  # of the prompt, in which a thought may be opened
+_NUM_TAIL_TOKENS = 16  # of the prompt, in which reasoning may be opened
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """A job, and how its answers are to be read. hides_thoughts: nobody asked for them."""
+    """A job and the parsers of its answers. hides_reasoning: reasoning is not returned."""
 
     job: Job
     new_parser: Callable[[], StreamParser]
-    hides_thoughts: bool = False
+    hides_reasoning: bool = False
     new_counter: Callable[[], ReasoningTokenCounter] | None = None
     _parsers: dict[int, StreamParser] = msgspec.field(default_factory=dict)  # by answer
     _counters: dict[int, ReasoningTokenCounter] = msgspec.field(default_factory=dict)  # likewise
 
     def read(self, output: CompletionOutput) -> list[Event]:
-        """The events that an answer's next part brings. One-shot: the whole answer is the part."""
+        """The events of an answer's next output; without streaming, that is the complete answer."""
         parser = self._parser(output.index)
         if self.new_counter is not None:
             self._counters.setdefault(output.index, self.new_counter()).push(output.token_ids)
         events = parser.push(output.text)
         if output.finish_reason is not None:
             events += parser.finish()
-        if self.hides_thoughts:
+        if self.hides_reasoning:
             return [event for event in events if not isinstance(event, ReasoningDelta)]
         return events
 
@@ -67,7 +69,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return output.finish_reason
 
     def counted(self, usage: Usage) -> Usage:
-        """The counts, completed by the thoughts' part of what was read."""
+        """The usage, completed by the reasoning tokens counted so far."""
         usage.completion_tokens_details = details = CompletionTokensDetails()
         for counter in self._counters.values():
             details.reasoning_tokens += counter.num_tokens
@@ -87,13 +89,13 @@ def prepare(
     new_call_id: Callable[[], str] | None = None,
     names: FieldNames = SAME,
 ) -> Stages[Conversation]:
-    """Check, render and encode a conversation for a model, in steps. id_prefix: of the reply's id.
+    """Check, render and encode a conversation for a model, in stages (micro_batch.py).
 
-    Other APIs bring their requests into the form of a ChatRequest first. names: theirs.
-    new_call_id: makes the ids of tool calls; None: as the model's own format has them.
+    Other APIs convert their requests to a ChatRequest first. id_prefix: of the reply's id. names:
+    the API's field names. new_call_id: makes ids of tool calls; None: the tool parser's own.
     Raises InvalidRequestError or ContextLengthError.
     """
-    engine, formats = model.engine, model.parsers
+    engine, parsers = model.engine, model.parsers
     with names:
         use = _checked_use(request, model)
         sampling = chat_request.sampling(request)
@@ -104,16 +106,16 @@ def prepare(
             engine.info.limits, engine.tokenizer.encode_prompt, prompt, param="messages"
         )
         yield
-        reading = _reading(request, use, formats, token_ids, engine.tokenizer)
-        sampling = _with_marks(sampling, reading, engine.tokenizer)
-        sampling = names.in_form(_with_grammar(sampling, use, reading, engine.tokenizer))
+        config = _parser_config(request, use, parsers, token_ids, engine.tokenizer)
+        sampling = _with_marks(sampling, config, engine.tokenizer)
+        sampling = names.rename_fields(_with_grammar(sampling, use, config, engine.tokenizer))
         field = names.own("messages")
         job = make_job(id_prefix, request, [token_ids], sampling, model.name, prompt_field=field)
-    if reading.most_calls is not None and reading.tool_format is not None:
-        job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, reading))
+    if config.most_calls is not None and config.tool_parser is not None:
+        job = msgspec.structs.replace(job, stop_when=partial(stop_after_calls, config))
     hides = request.include_reasoning is False
-    counter = _counter_maker(reading, engine.tokenizer)
-    return Conversation(job, _parser_maker(reading, new_call_id), hides, counter)
+    counter = _counter_maker(config, engine.tokenizer)
+    return Conversation(job, _parser_maker(config, new_call_id), hides, counter)
 
 
 def encode(request: ChatRequest, model: RegisteredModel, *, names: FieldNames = SAME) -> list[int]:
@@ -133,22 +135,20 @@ def _checked_use(request: ChatRequest, model: RegisteredModel) -> ToolUse:
     return use
 
 
-def _check_tools_fit(use: ToolUse, formats: ModelParsers, tokenizer: TokenizerProtocol) -> None:
-    """Refuse tools of which the model would not hear, or whose calls could not be read."""
+def _check_tools_fit(use: ToolUse, parsers: ModelParsers, tokenizer: TokenizerProtocol) -> None:
+    """Refuse tools that the template would not show, or whose calls could not be parsed."""
     if not use.shown:
         return
     if "tools" not in tokenizer.chat_variables:
-        raise invalid_value(
-            "tools", "this model's chat template has no place for them; remove them"
-        )
-    if formats.tools is None:
+        raise invalid_value("tools", "this model's chat template does not read them; remove them")
+    if parsers.tools is None:
         fix = "set tool_choice to none, or start the server with --tool-call-parser"
         raise invalid_value("tools", f"how this model writes calls is not known; {fix}")
 
 
 def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str:
-    engine, form = model.engine, model.parsers.tools
-    fit_id = form.fit_id if form is not None else str
+    engine, tool_parser = model.engine, model.parsers.tools
+    fit_id = tool_parser.fit_id if tool_parser is not None else str
     num_chars = sum(message.num_chars for message in request.messages)
     engine.info.limits.check_chars(num_chars, "messages")
     return engine.tokenizer.chat_prompt(
@@ -160,7 +160,7 @@ def _rendered(request: ChatRequest, use: ToolUse, model: RegisteredModel) -> str
 
 
 def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> dict[str, Any]:
-    """The caller's variables; an effort goes by the name that the template has for it."""
+    """The request's template variables, with reasoning_effort under the template's own name."""
     variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
     if effort is None:
         return variables
@@ -173,18 +173,18 @@ def _template_variables(request: ChatRequest, tokenizer: TokenizerProtocol) -> d
     )
 
 
-def _reading(
+def _parser_config(
     request: ChatRequest,
     use: ToolUse,
-    formats: ModelParsers,
+    parsers: ModelParsers,
     token_ids: list[int],
     tokenizer: TokenizerProtocol,
 ) -> ParserConfig:
-    reasoning = formats.reasoning
+    reasoning = parsers.reasoning
     return ParserConfig(
         reasoning=reasoning,
         in_reasoning=reasoning is not None and _ends_with(token_ids, reasoning.begin, tokenizer),
-        tool_format=formats.tools if use.allowed else None,
+        tool_parser=parsers.tools if use.allowed else None,
         tools=use.schemas,
         most_calls=1 if request.parallel_tool_calls is False else use.most_calls,
         must_call=use.must_call,
@@ -192,55 +192,55 @@ def _reading(
 
 
 def _ends_with(token_ids: list[int], mark: str, tokenizer: TokenizerProtocol) -> bool:
-    """Whether the prompt ends with a mark, but for white space."""
+    """Whether the prompt ends with a mark, apart from white space."""
     tail = b"".join(map(tokenizer.token_bytes, token_ids[-_NUM_TAIL_TOKENS:]))
     return tail.rstrip().endswith(mark.encode())
 
 
 def _with_marks(
-    sampling: SamplingParams, reading: ParserConfig, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, config: ParserConfig, tokenizer: TokenizerProtocol
 ) -> SamplingParams:
-    """The parser reads control tokens that are otherwise left out of the text."""
-    ids = [i for mark in reading.marks if (i := tokenizer.control_token_id(mark)) is not None]
+    """Keep the control tokens that the parser looks for in the detokenized text."""
+    ids = [i for mark in config.marks if (i := tokenizer.control_token_id(mark)) is not None]
     return msgspec.structs.replace(sampling, kept_token_ids=ids) if ids else sampling
 
 
 def _with_grammar(
-    sampling: SamplingParams, use: ToolUse, reading: ParserConfig, tokenizer: TokenizerProtocol
+    sampling: SamplingParams, use: ToolUse, config: ParserConfig, tokenizer: TokenizerProtocol
 ) -> SamplingParams:
-    """Force calls and strict arguments; keep thoughts and calls out of the form of the text."""
-    form = sampling.structured_outputs
-    has_parts = reading.reasoning is not None or reading.tool_format is not None
-    if not (use.is_strict or (form is not None and has_parts)):
+    """Add a grammar that enforces calls and strict arguments around reasoning and text."""
+    outputs = sampling.structured_outputs
+    has_parts = config.reasoning is not None or config.tool_parser is not None
+    if not (use.is_strict or (outputs is not None and has_parts)):
         return sampling
-    field = "tools" if form is None else form.name
+    field = "tools" if outputs is None else outputs.name
     try:
         grammar = answer_grammar(
-            msgspec.structs.replace(reading, tools=use.enforced_schemas),
-            form=form,
+            msgspec.structs.replace(config, tools=use.enforced_schemas),
+            text_format=outputs,
             control_token_id=tokenizer.control_token_id,
         )
     except NoGrammarError as error:
         raise invalid_value(field, str(error)) from None
-    places = {tool.function.name: place for place, tool in enumerate(use.shown)}
-    fields = [f"tools[{places[tool.function.name]}].function.parameters" for tool in use.allowed]
+    indices = {tool.function.name: index for index, tool in enumerate(use.shown)}
+    fields = [f"tools[{indices[tool.function.name]}].function.parameters" for tool in use.allowed]
     lines = {line: fields[tool] for line, tool in tools_of_lines(grammar).items()}
-    wish = StructuredOutputs(grammar=grammar, field=field, fields_of_lines=lines)
-    return msgspec.structs.replace(sampling, structured_outputs=wish)
+    enforced = StructuredOutputs(grammar=grammar, field=field, fields_of_lines=lines)
+    return msgspec.structs.replace(sampling, structured_outputs=enforced)
 
 
 def _parser_maker(
-    reading: ParserConfig, new_call_id: Callable[[], str] | None
+    config: ParserConfig, new_call_id: Callable[[], str] | None
 ) -> Callable[[], StreamParser]:
-    if reading.reasoning is None and reading.tool_format is None:
+    if config.reasoning is None and config.tool_parser is None:
         return PlainParser
-    return partial(OutputParser, reading, new_id=new_call_id)
+    return partial(OutputParser, config, new_id=new_call_id)
 
 
 def _counter_maker(
-    reading: ParserConfig, tokenizer: TokenizerProtocol
+    config: ParserConfig, tokenizer: TokenizerProtocol
 ) -> Callable[[], ReasoningTokenCounter] | None:
-    if reading.reasoning is None:
+    if config.reasoning is None:
         return None
     token_bytes = tokenizer.token_bytes
-    return partial(ReasoningTokenCounter, reading.reasoning, reading.in_reasoning, token_bytes)
+    return partial(ReasoningTokenCounter, config.reasoning, config.in_reasoning, token_bytes)

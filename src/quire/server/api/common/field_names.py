@@ -1,4 +1,4 @@
-"""A conversation's fields in the names of the API that it came by, where errors tell of them."""
+"""FieldNames: translates the field names of a ChatRequest, in errors, to those of another API."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from quire.errors import InvalidRequestError
 
 
 class FieldNames:
-    """names: a conversation's name → the API's own, longer ones first.
+    """names: field of a ChatRequest → the API's own field, longer names first.
 
-    A name that begins with a dot may stand anywhere in a field, any other only at its beginning.
-    As a context it renames the fields of errors that pass.
+    A name that starts with a dot may stand anywhere in a field, any other only at its start. As a
+    context manager it renames the fields of the InvalidRequestErrors that pass.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
 
     def own(self, field: str) -> str:
-        """What the API calls a field, such as "messages[0].content"."""
+        """The API's own name of a field, such as of "messages[0].content"."""
         for name, own in self._names.items():
             if name.startswith("."):
                 field = field.replace(name, own)
@@ -30,14 +30,14 @@ class FieldNames:
                 return own + field[len(name) :]
         return field
 
-    def in_form(self, sampling: SamplingParams) -> SamplingParams:
-        """The same wishes; what the engine will find wrong with their form is told by its name."""
-        form = sampling.structured_outputs
-        if form is None or form.field is None or not self._names:
+    def rename_fields(self, sampling: SamplingParams) -> SamplingParams:
+        """The same sampling parameters with the API's own field names for grammar errors."""
+        outputs = sampling.structured_outputs
+        if outputs is None or outputs.field is None or not self._names:
             return sampling
-        lines = {line: self.own(field) for line, field in (form.fields_of_lines or {}).items()}
+        lines = {line: self.own(field) for line, field in (outputs.fields_of_lines or {}).items()}
         renamed = msgspec.structs.replace(
-            form, field=self.own(form.field), fields_of_lines=lines or None
+            outputs, field=self.own(outputs.field), fields_of_lines=lines or None
         )
         return msgspec.structs.replace(sampling, structured_outputs=renamed)
 

@@ -1,4 +1,4 @@
-"""What one HTTP request asks of the engine, whichever route it came by. Running it is next door."""
+"""Job: what one HTTP request asks of the engine, for any route. job_runner.py runs it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from quire.server.http.ids import new_id
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and wishes, ready to run. reply_id: the id in the answer, such as "cmpl-...".
+    """Prompts and sampling parameters, ready to run.
 
-    prompt_alone: what the model draws is not told.
+    reply_id: the id in the answer, such as "cmpl-...". prompt_alone: only the prompt's log
+    probabilities are returned, without sampled tokens. stop_when: see GenerateProtocol.
     """
 
     reply_id: str
@@ -29,7 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool
     priority: int
     cache_salt: str
-    timeout: float | None  # seconds that it gives itself
+    timeout: float | None  # seconds; the request's own limit
     stop_when: StopWhen | None = None
     prompt_alone: bool = False
     prompt_field: str = "prompt"  # that errors about a prompt name
@@ -47,7 +48,7 @@ def make_job(
     *,
     prompt_field: str = "prompt",
 ) -> Job:
-    """Join a request's own fields to what was made of the rest.
+    """Make the job of a request. prompts, sampling: already taken from it.
 
     id_prefix: of the reply's id, such as "cmpl-". Raises InvalidRequestError for too many answers.
     """

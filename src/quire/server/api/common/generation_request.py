@@ -1,7 +1,7 @@
-"""What OpenAI's two routes accept besides the prompt, and its one conversion to SamplingParams.
+"""GenerationRequest: the fields that completions and chat share, and their SamplingParams.
 
-Every field here is honoured; what OpenAI or vLLM know besides is listed with the values that ask
-for nothing, and refused by name otherwise. A field that is absent or null takes OpenAI's default:
+Every field here has its effect. Other fields of OpenAI or vLLM are listed with the values that ask
+for nothing, and refused with any other value. An absent or null field takes OpenAI's default:
 temperature 1, top_p 1, n 1.
 """
 
@@ -27,18 +27,18 @@ MAX_CHOICES = 1024  # prompts times n in one HTTP request
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """include_usage: end the stream with one more chunk that has the token counts."""
+    """include_usage: whether one more chunk at the end of the stream has the token counts."""
 
     include_usage: bool | None = None
 
 
 class GenerationRequest(ResponseFormatFields, kw_only=True):
-    """What both routes accept.
+    """The fields of both routes.
 
-    user: accepted, and without any effect on the answer. priority: lower runs first, where the
+    user: accepted without any effect. priority: lower runs first, where the
     server schedules by priority. cache_salt: prefix-cache blocks are shared only with requests of
-    the same salt. return_token_ids: also return the ids of prompt and answer. timeout: seconds
-    after which the request is given up.
+    the same salt. return_token_ids: also return the token ids of prompt and answer. timeout:
+    seconds after which the request is aborted.
     """
 
     model: str | None = None
@@ -93,7 +93,7 @@ STREAM_UNSUPPORTED: strict_json.NeutralValues = {"include_obfuscation": (None, F
 def check_request_names(
     found: dict[str, Any], request: GenerationRequest, unsupported: strict_json.NeutralValues
 ) -> None:
-    """Refuse fields of a body, as it was sent, that nobody knows, and what does not go together."""
+    """Refuse unknown fields, and combinations that exclude each other. found: as plain values."""
     strict_json.check_names(found, strict_json.names_of(type(request)), unsupported)
     check_format_names(found)
     if request.stream_options is not None:
@@ -125,21 +125,24 @@ def sampling_of(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Checked once for all requests with the same wishes: clients seldom change them."""
-    wishes = _fields_of(request)
+    """The SamplingParams of a request. Raises InvalidRequestError.
+
+    They are cached by the values of the fields, since clients seldom change them.
+    """
+    values = _fields_of(request)
     try:
-        return _known_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
-    except TypeError:  # lists and forms cannot be looked up
-        return _checked_sampling(wishes, max_tokens, logprobs, prompt_logprobs)
+        return _cached_sampling(values, max_tokens, logprobs, prompt_logprobs)
+    except TypeError:  # lists and structs are not hashable
+        return _checked_sampling(values, max_tokens, logprobs, prompt_logprobs)
 
 
 def _checked_sampling(
-    wishes: tuple[Any, ...],
+    values: tuple[Any, ...],
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    request = GenerationRequest(**dict(zip(_SAMPLING_FIELDS, wishes, strict=True)))
+    request = GenerationRequest(**dict(zip(_SAMPLING_FIELDS, values, strict=True)))
     given = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     stop = request.stop
     return SamplingParams(
@@ -152,4 +155,4 @@ def _checked_sampling(
     )
 
 
-_known_sampling = lru_cache(256)(_checked_sampling)
+_cached_sampling = lru_cache(256)(_checked_sampling)

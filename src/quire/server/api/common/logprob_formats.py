@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two formats, and prompt log-probabilities in vLLM's."""
+"""Log probabilities in OpenAI's two formats, and those of prompts in vLLM's format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.core.request_output import Logprob, PositionLogprobs
 from quire.server.engine_protocol import TokenizerProtocol
 from quire.tokenizer.detokenizer import Detokenizer
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON cannot say
+LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Of /v1/completions. text_offset: where each token begins in the choice's text, if no stop
-    string cut it; tokens that share a character begin where it does.
+    """Logprobs of /v1/completions. text_offset: start of each token in the choice's text, if no
+    stop string cut it; tokens that share a character start where it does.
     """
 
     tokens: list[str]
@@ -40,7 +40,7 @@ class ChatLogprob(TopLogprob):
 
 
 class ChatLogprobs(msgspec.Struct):
-    """Of /v1/chat/completions."""
+    """Logprobs of /v1/chat/completions."""
 
     content: list[ChatLogprob]
 
@@ -54,9 +54,9 @@ class PromptLogprob(msgspec.Struct):
 
 
 class TextOffsets:
-    """Where each token of a text begins, from the tokens' own bytes: a stream's text comes later.
+    """Computes where each token of a text starts, in characters, from the tokens' bytes.
 
-    before: the ids that the text follows. begin: the offset of the first token.
+    before: the token ids in front of the text. begin: the offset of the first token.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TextOffsets:
         self._offset = begin
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
-        """The offsets, in characters, of the text's next tokens."""
+        """The offsets of the text's next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
@@ -86,10 +86,9 @@ def completion_logprobs(
     offsets: list[int],
     tokenizer: TokenizerProtocol,
 ) -> CompletionLogprobs:
-    """Format positions for /v1/completions; the token itself is listed besides the top `count`.
+    """Logprobs for /v1/completions: each token itself, and the top `count` candidates.
 
-    positions: None where there is none, as for a prompt's first token. offsets: where each token
-    begins in the text.
+    positions: None for a prompt's first token. offsets: where each token starts in the text.
     """
     shown = CompletionLogprobs([], [], [], offsets)
     for token_id, position in zip(token_ids, positions, strict=True):
@@ -111,7 +110,7 @@ def chat_logprobs(
     count: int,
     tokenizer: TokenizerProtocol,
 ) -> ChatLogprobs:
-    """Format positions for /v1/chat/completions, with the top `count` candidates of each."""
+    """Logprobs for /v1/chat/completions, with the top `count` candidates of each token."""
     content = []
     for token_id, position in zip(token_ids, positions, strict=True):
         own = position[token_id]
@@ -136,7 +135,7 @@ def chat_logprobs(
 def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None], token_ids: Sequence[int], count: int
 ) -> list[dict[str, PromptLogprob] | None]:
-    """One map from token id to candidate per prompt token, None for the first."""
+    """For each prompt token a map from token id to candidate; None for the first token."""
     shown: list[dict[str, PromptLogprob] | None] = []
     for token_id, position in zip(token_ids, positions, strict=True):
         if position is None:
@@ -153,12 +152,12 @@ def prompt_logprobs(
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON can say."""
+    """The log probability as a finite number, for JSON."""
     return LOWEST if math.isnan(logprob) else max(logprob, LOWEST)
 
 
 def _spelled(token_id: int, tokenizer: TokenizerProtocol) -> str:
-    """A token's text, or OpenAI's spelling `bytes:\\xNN` of what is no whole character."""
+    """A token's text, or OpenAI's `bytes:\\xNN` for a part of a character."""
     data = tokenizer.token_bytes(token_id)
     try:
         return data.decode()

@@ -1,7 +1,7 @@
-"""The fields that ask for a form of the answer, in three generations, and what they come to.
+"""The fields that ask for structured output, in three generations, as StructuredOutputs.
 
-response_format is OpenAI's, structured_outputs is vLLM's, and guided_* are the older names for the
-same. A request uses one of them.
+response_format is OpenAI's, structured_outputs is vLLM's, and guided_* are vLLM's older names for
+the same. A request uses one of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
-    """A schema and what it is called. strict: the answer keeps to it in any case."""
+    """A schema with its name. strict: has no effect, the answer always matches the schema."""
 
     name: SchemaName
     schema: dict[str, Any]
@@ -37,7 +37,7 @@ class JsonSchema(msgspec.Struct, kw_only=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON that keeps to a schema."""
+    """JSON that matches a schema."""
 
     json_schema: JsonSchema
 
@@ -46,9 +46,9 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputFields(msgspec.Struct, kw_only=True):
-    """One of the forms of StructuredOutputs; false for json_object is as good as nothing.
+    """One kind of structured output; json_object: false counts as absent.
 
-    disable_any_whitespace and whitespace_pattern: go with json and json_object.
+    disable_any_whitespace and whitespace_pattern are for json and json_object.
     """
 
     json: Schema | None = None
@@ -84,7 +84,7 @@ FIELD_VARIANTS = (
 
 
 class ResponseFormatFields(msgspec.Struct, kw_only=True):
-    """The fields of a request."""
+    """The fields of a request that ask for structured output."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputFields | None = None
@@ -107,51 +107,51 @@ _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "gramm
 
 
 def structured_outputs_of(request: ResponseFormatFields) -> StructuredOutputs | None:
-    """The form that a request asks for, if it does. Raises InvalidRequestError."""
-    asked = dict(_asked(request))
+    """The structured output that a request asks for, or None. Raises InvalidRequestError."""
+    requested = dict(_requested(request))
     pattern = request.guided_whitespace_pattern
     if pattern is not None and request.guided_json is None:
         field = "guided_whitespace_pattern"
         raise invalid_value(field, "it goes with guided_json; leave it out")
-    if not asked:
+    if not requested:
         return None
-    if len(asked) > 1:
-        first, second = list(asked)[:2]
-        raise invalid_value(second, f"{first} asks for a form, too; give one of them")
-    ((field, fields),) = asked.items()
+    if len(requested) > 1:
+        first, second = list(requested)[:2]
+        raise invalid_value(second, f"{first} asks for structured output, too; give one of them")
+    ((field, fields),) = requested.items()
     return StructuredOutputs(**fields, field=field)
 
 
 def check_format_names(found: dict[str, Any]) -> None:
-    """Refuse fields, as they were sent, that nobody knows. A schema's are the compiler's matter."""
-    if isinstance(wanted := found.get("response_format"), dict):
-        names = ("type", "json_schema") if wanted["type"] == "json_schema" else ("type",)
-        strict_json.check_names(wanted, names, {}, "response_format.")
+    """Refuse unknown fields. found: the request as plain values. Schemas are not looked into."""
+    if isinstance(given := found.get("response_format"), dict):
+        names = ("type", "json_schema") if given["type"] == "json_schema" else ("type",)
+        strict_json.check_names(given, names, {}, "response_format.")
         if "json_schema" in names:
             where = "response_format.json_schema."
-            strict_json.check_names(wanted["json_schema"], JsonSchema.__struct_fields__, {}, where)
-    if isinstance(wanted := found.get("structured_outputs"), dict):
+            strict_json.check_names(given["json_schema"], JsonSchema.__struct_fields__, {}, where)
+    if isinstance(given := found.get("structured_outputs"), dict):
         strict_json.check_names(
-            wanted, StructuredOutputFields.__struct_fields__, UNSUPPORTED, "structured_outputs."
+            given, StructuredOutputFields.__struct_fields__, UNSUPPORTED, "structured_outputs."
         )
 
 
-def _asked(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]]:
-    """Each field that asks for a form, with the field of StructuredOutputs that it stands for."""
-    asked: list[tuple[str, dict[str, Any]]] = []
+def _requested(request: ResponseFormatFields) -> list[tuple[str, dict[str, Any]]]:
+    """Each field that asks for structured output, with the arguments of StructuredOutputs."""
+    requested: list[tuple[str, dict[str, Any]]] = []
     match request.response_format:
         case JsonObjectFormat():
-            asked.append(("response_format", {"json_object": True}))
-        case JsonSchemaFormat(json_schema=given):
-            asked.append(("response_format.json_schema.schema", {"json": given.schema}))
+            requested.append(("response_format", {"json_object": True}))
+        case JsonSchemaFormat(json_schema=schema):
+            requested.append(("response_format.json_schema.schema", {"json": schema.schema}))
     if request.structured_outputs is not None:
-        asked.append(_of_fields(request.structured_outputs))
+        requested.append(_of_fields(request.structured_outputs))
     for name, kind in _GUIDED.items():
         if (value := getattr(request, name)) is not None:
-            asked.append((name, {kind: value}))
-    if asked and asked[-1][0] == "guided_json":
-        asked[-1][1]["whitespace_pattern"] = request.guided_whitespace_pattern
-    return asked
+            requested.append((name, {kind: value}))
+    if requested and requested[-1][0] == "guided_json":
+        requested[-1][1]["whitespace_pattern"] = request.guided_whitespace_pattern
+    return requested
 
 
 def _of_fields(fields: StructuredOutputFields) -> tuple[str, dict[str, Any]]:

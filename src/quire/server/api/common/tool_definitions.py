@@ -1,7 +1,6 @@
-"""The tools of a request: their form on the wire, their bounds, and what the caller wants of them.
+"""Tools and tool_choice: their structs in a request, their bounds, and which tools may be called.
 
-A tool's JSON schema is shown to the model and never run; it is bounded because the template and
-the grammar compiler work through all of it.
+A tool's JSON schema is bounded because the chat template and the grammar compiler process it.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from quire.server.http.field_bounds import FunctionKind, one_of
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 << 10  # of all tools together, as compact JSON
-MAX_SCHEMA_DEPTH = 32  # lists and objects in one another
+MAX_SCHEMA_DEPTH = 32  # of nested lists and objects
 
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """What a tool is called, does and takes. parameters: a JSON schema of an object."""
+    """A tool's name, description and parameters (a JSON schema of an object)."""
 
     name: FunctionName
     description: str | None = None
@@ -33,14 +32,14 @@ class Function(msgspec.Struct, kw_only=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool that the model may call; only those of type "function" are known."""
+    """A tool that the model may call; "function" is the only type."""
 
     type: FunctionKind
     function: Function
 
 
 class FunctionChoice(msgspec.Struct, kw_only=True):
-    """The one function to be called."""
+    """The function that must be called."""
 
     name: FunctionName
 
@@ -57,9 +56,9 @@ ToolChoice = Annotated[str, one_of("none", "auto", "required")] | NamedChoice
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """What a request's tools and tool_choice come to. shown: the tools that the model sees.
+    """The checked tools and tool_choice of a request. shown: the tools that the model sees.
 
-    allowed: tools that it may call. must_call: the answer is calls and nothing else. most_calls:
+    allowed: the tools that it may call. must_call: the answer consists only of calls. most_calls:
     None is any number.
     """
 
@@ -70,19 +69,19 @@ class ToolUse(msgspec.Struct, frozen=True):
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Name → JSON schema of the arguments, of the allowed tools."""
+        """Name → JSON schema of the arguments, for each allowed tool."""
         return {
             tool.function.name: tool.function.parameters or NO_PARAMETERS for tool in self.allowed
         }
 
     @property
     def is_strict(self) -> bool:
-        """Whether arguments have to fit their schema."""
+        """Whether arguments must match their schema."""
         return self.must_call or any(tool.function.strict for tool in self.allowed)
 
     @property
     def enforced_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Like `schemas`, but only as far as arguments have to fit them."""
+        """Like `schemas`, but with any object allowed where the schema is not enforced."""
         return {tool.function.name: self._enforced(tool.function) for tool in self.allowed}
 
     def _enforced(self, function: Function) -> Mapping[str, Any]:
@@ -121,10 +120,10 @@ def tool_use(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> ToolUse
 
 
 def check_tool_names(tools: Any, choice: Any) -> None:
-    """Refuse fields of tools and tool_choice, as they were sent, that nobody knows."""
-    for place, tool in enumerate(tools or ()):
-        strict_json.check_names(tool, Tool.__struct_fields__, {}, f"tools[{place}].")
-        where = f"tools[{place}].function."
+    """Refuse unknown fields of tools and tool_choice, given as plain values."""
+    for index, tool in enumerate(tools or ()):
+        strict_json.check_names(tool, Tool.__struct_fields__, {}, f"tools[{index}].")
+        where = f"tools[{index}].function."
         strict_json.check_names(tool["function"], Function.__struct_fields__, {}, where)
     if isinstance(choice, dict):
         strict_json.check_names(choice, NamedChoice.__struct_fields__, {}, "tool_choice.")
@@ -133,7 +132,7 @@ def check_tool_names(tools: Any, choice: Any) -> None:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Whether more than `levels` lists and objects stand in one another."""
+    """Whether lists and objects are nested more than `levels` deep."""
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
@@ -151,8 +150,8 @@ def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolUse:
 
 def _check_tools(tools: Sequence[Tool]) -> None:
     names = set[str]()
-    for place, tool in enumerate(tools):
-        where, function = f"tools[{place}]", tool.function
+    for index, tool in enumerate(tools):
+        where, function = f"tools[{index}]", tool.function
         _check_type(tool.type, f"{where}.type")
         if function.name in names:
             raise invalid_value(

@@ -1,4 +1,4 @@
-"""Counting a request's tokens as they pass, in OpenAI's words."""
+"""Token counts of a request: counted from its outputs, and in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from quire.core.request_output import RequestOutput
 
 
 class PromptTokensDetails(msgspec.Struct):
-    """cached_tokens: prompt tokens that the prefix cache gave."""
+    """cached_tokens: prompt tokens found in the prefix cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    """reasoning_tokens: tokens of the answers' thoughts, their marks included."""
+    """reasoning_tokens: tokens of the answers' reasoning, its marks included."""
 
     reasoning_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
-    """Token counts of one HTTP request. completion_tokens_details: of conversations alone."""
+    """Token counts of one HTTP request. completion_tokens_details: only of chats."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -31,9 +31,9 @@ class Usage(msgspec.Struct):
 
 
 class UsageCounter:
-    """Counts tokens as they pass. A prompt counts once, however many answers it has.
+    """Counts the tokens of outputs as they come. A prompt counts once, whatever its answers.
 
-    first_token: when it came, in seconds of the monotonic clock.
+    first_token: when the first token came, in seconds of the monotonic clock.
     """
 
     __slots__ = (
@@ -47,13 +47,13 @@ class UsageCounter:
         self.first_token: float | None = None
         self._cached: dict[int, int] = {}  # by prompt
 
-    def add(self, place: int, item: RequestOutput) -> None:
-        """Take what is new of the prompt with index `place`."""
-        before = self._cached.get(place)
+    def add(self, index: int, item: RequestOutput) -> None:
+        """Count what is new of the prompt with this index."""
+        before = self._cached.get(index)
         if before is None:
             self.prompt_tokens += len(item.prompt_token_ids)
             before = 0
-        self._cached[place] = cached = max(before, item.num_cached_tokens)
+        self._cached[index] = cached = max(before, item.num_cached_tokens)
         self.cached_tokens += cached - before
         for output in item.outputs:
             self.completion_tokens += len(output.token_ids)

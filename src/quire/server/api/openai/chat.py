@@ -1,4 +1,4 @@
-"""/v1/chat/completions: from a body to a conversation, from its events to answers and chunks."""
+"""/v1/chat/completions: from a body to a conversation, and from its events to reply and chunks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from quire.server.model_registry import ModelRegistry
 
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[ChatFormatter]:
-    """Read a body, render and encode the conversation for the model that it names.
+    """Decode a body, render and encode the conversation for its model, in stages.
 
     Raises InvalidRequestError or ContextLengthError.
     """
     request = chat_request.parse(body)
     model = models.find(request.model)
     yield
-    made = yield from conversation.prepare(request, model)
-    return ChatFormatter(made, request, model.engine.tokenizer)
+    chat = yield from conversation.prepare(request, model)
+    return ChatFormatter(chat, request, model.engine.tokenizer)
 
 
 class ChatFormatter(OpenAIReplyFormatter):
-    """Speaks /v1/chat/completions for one conversation."""
+    """The ReplyFormatter of /v1/chat/completions, for one conversation."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class ChatFormatter(OpenAIReplyFormatter):
         self._num_prompt_logprobs = request.prompt_logprobs
         self._metadata = request.metadata
         self._tokenizer = tokenizer
-        self._begun: set[int] = set()  # choices whose role was sent
+        self._started: set[int] = set()  # choices whose role was sent
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> ChatReply:
-        """The whole answer."""
+        """The complete answer."""
         (item,) = results
         choices = [self._choice(output) for output in item.outputs]
         reply = ChatReply(
@@ -80,10 +80,10 @@ class ChatFormatter(OpenAIReplyFormatter):
             )
         return reply
 
-    def chunks(self, _place: int, item: RequestOutput) -> Iterator[ChatChunk]:
-        """A stream's next chunks: the role first, then what comes, then why it ended."""
+    def chunks(self, _index: int, item: RequestOutput) -> Iterator[ChatChunk]:
+        """A stream's next chunks: first the role, then the deltas, then the finish reason."""
         for output in item.outputs:
-            if output.index not in self._begun:
+            if output.index not in self._started:
                 yield self._first_chunk(item, output.index)
             for choice in self._parts(output):
                 yield self._chunk(choice)
@@ -91,14 +91,14 @@ class ChatFormatter(OpenAIReplyFormatter):
                 yield self._chunk(self._end(output))
 
     def ending(self, usage: Usage) -> Iterator[ChatChunk]:
-        """The token counts, for those who asked for them."""
+        """The token counts, if the request asks for them."""
         if self.job.include_usage:
             chunk = self._chunk()
             chunk.usage = self._conversation.counted(usage)
             yield chunk
 
     def _first_chunk(self, item: RequestOutput, index: int) -> ChatChunk:
-        self._begun.add(index)
+        self._started.add(index)
         chunk = self._chunk(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
         if self.job.return_token_ids:
             chunk.prompt_token_ids = item.prompt_token_ids
@@ -115,11 +115,11 @@ class ChatFormatter(OpenAIReplyFormatter):
         )
 
     def _parts(self, output: CompletionOutput) -> list[ChunkChoice]:
-        """One part for each event; what is told of tokens goes with the first."""
+        """One part for each event; the first one has the token ids and logprobs."""
         deltas = [delta_of(event) for event in self._conversation.read(output)]
-        tells_tokens = self._num_logprobs is not None or self.job.return_token_ids
+        has_token_fields = self._num_logprobs is not None or self.job.return_token_ids
         is_held = bool(output.text) or output.finish_reason is not None
-        if not deltas and (tells_tokens or not is_held):
+        if not deltas and (has_token_fields or not is_held):
             deltas = [Delta(content="")]
         parts = [ChunkChoice(index=output.index, delta=delta) for delta in deltas]
         if parts:

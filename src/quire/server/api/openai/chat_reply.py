@@ -1,4 +1,4 @@
-"""What /v1/chat/completions sends: whole answers, chunks, and an answer's events as their parts."""
+"""The structs that /v1/chat/completions sends, made of an answer's events."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from quire.server.parsing.output_events import (
 
 
 class FunctionCall(msgspec.Struct, kw_only=True):
-    """What is called, or in a stream more of its arguments."""
+    """A called function; in a stream, more of its arguments."""
 
     name: str | UnsetType = UNSET
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True):
-    """A tool call; only a stream has the index, and all but that in a call's first part only."""
+    """A tool call. index: only in streams. id, type and name: only in a call's first part."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -36,7 +36,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """The assistant's turn. The reasoning has the two names that clients look for."""
+    """The assistant's message. The reasoning has the two names that clients look for."""
 
     role: str = "assistant"
     content: str | None
@@ -46,7 +46,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer."""
+    """One answer of several."""
 
     index: int
     message: ChatMessage
@@ -57,7 +57,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatReply(msgspec.Struct, kw_only=True):
-    """A whole answer."""
+    """The reply without streaming."""
 
     id: str
     object: str = "chat.completion"
@@ -71,7 +71,7 @@ class ChatReply(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the assistant's turn."""
+    """What a chunk adds to the assistant's message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -104,7 +104,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
 
 
 def message_of(events: Sequence[Event]) -> ChatMessage:
-    """The assistant's turn that the events tell."""
+    """The assistant's message made of all its events."""
     answer = join(events)
     message = ChatMessage(content=answer.text)
     if answer.reasoning:
@@ -123,7 +123,7 @@ def message_of(events: Sequence[Event]) -> ChatMessage:
 
 
 def delta_of(event: Event) -> Delta:
-    """What a chunk says of one event."""
+    """The delta of one event."""
     match event:
         case TextDelta(text):
             return Delta(content=text)

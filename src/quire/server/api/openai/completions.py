@@ -1,4 +1,4 @@
-"""/v1/completions: from a body to a job, and from the engine's news to answers and chunks."""
+"""/v1/completions: from a body to a job, and from the engine's outputs to reply and chunks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quire.server.model_registry import ModelRegistry
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One answer, or in a stream its next part."""
+    """One answer; in a stream, its next part."""
 
     index: int
     text: str
@@ -43,7 +43,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionReply(msgspec.Struct, kw_only=True):
-    """A whole answer, or one chunk of a stream; both have the same shape."""
+    """The reply without streaming, or one chunk of a stream."""
 
     id: str
     object: str = "text_completion"
@@ -54,7 +54,7 @@ class CompletionReply(msgspec.Struct, kw_only=True):
 
 
 def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
-    """Read a body and check what can be checked without the engine's work.
+    """Decode a body and make its job, in stages.
 
     Raises InvalidRequestError.
     """
@@ -67,7 +67,7 @@ def prepare(body: bytes, models: ModelRegistry) -> Stages[CompletionFormatter]:
 
 
 class CompletionFormatter(OpenAIReplyFormatter):
-    """Speaks /v1/completions for one job. Choices are numbered prompt by prompt."""
+    """The ReplyFormatter of /v1/completions. Choices are numbered prompt by prompt."""
 
     def __init__(self, job: Job, request: CompletionRequest, tokenizer: TokenizerProtocol) -> None:
         self.job = job
@@ -75,39 +75,43 @@ class CompletionFormatter(OpenAIReplyFormatter):
         self._num_logprobs = request.logprobs
         self._num_prompt_logprobs = request.prompt_logprobs
         self._tokenizer = tokenizer
-        self._begun: set[int] = set()  # choices of which something was sent
+        self._started: set[int] = set()  # choices of which something was sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice
-        self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its scores are complete
+        self._waiting: dict[int, RequestOutput] = {}  # by prompt, until its logprobs are complete
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> CompletionReply:
-        """The whole answer."""
+        """The complete answer."""
         choices = [
-            self._choice(place, item, output)
-            for place, item in enumerate(results)
+            self._choice(prompt_index, item, output)
+            for prompt_index, item in enumerate(results)
             for output in item.outputs
         ]
         return self._reply(choices, usage)
 
-    def chunks(self, place: int, item: RequestOutput) -> Iterator[CompletionReply]:
-        """A stream's next chunks; none while the prompt to be echoed is still being scored."""
-        if place in self._waiting:
-            waiting = self._waiting.pop(place)
+    def chunks(self, prompt_index: int, item: RequestOutput) -> Iterator[CompletionReply]:
+        """A stream's next chunks; none while logprobs of an echoed prompt are missing."""
+        if prompt_index in self._waiting:
+            waiting = self._waiting.pop(prompt_index)
             waiting.append(item)
             item = waiting
-        num_scores = len(item.prompt_logprobs or ())
-        if self._scores_echo and num_scores < len(item.prompt_token_ids) and not item.finished:
-            self._waiting[place] = item
+        num_logprobs = len(item.prompt_logprobs or ())
+        if (
+            self._has_echo_logprobs
+            and num_logprobs < len(item.prompt_token_ids)
+            and not item.finished
+        ):
+            self._waiting[prompt_index] = item
             return
         for output in item.outputs:
-            yield self._reply([self._choice(place, item, output)], self._no_usage)
+            yield self._reply([self._choice(prompt_index, item, output)], self._no_usage)
 
     def ending(self, usage: Usage) -> Iterator[CompletionReply]:
-        """The token counts, for those who asked for them."""
+        """The token counts, if the request asks for them."""
         if self.job.include_usage:
             yield self._reply([], usage)
 
     @property
-    def _scores_echo(self) -> bool:
+    def _has_echo_logprobs(self) -> bool:
         return self._echo and self._num_logprobs is not None
 
     @property
@@ -123,27 +127,27 @@ class CompletionFormatter(OpenAIReplyFormatter):
         )
 
     def _choice(
-        self, place: int, item: RequestOutput, output: CompletionOutput
+        self, prompt_index: int, item: RequestOutput, output: CompletionOutput
     ) -> CompletionChoice:
-        index = place * self.job.sampling.n + output.index
+        index = prompt_index * self.job.sampling.n + output.index
         choice = CompletionChoice(
             index=index,
             text=output.text,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-        begins = index not in self._begun
-        self._begun.add(index)
-        prompt = self._prompt_text(item) if begins and self._echo else ""
+        is_first = index not in self._started
+        self._started.add(index)
+        prompt = self._prompt_text(item) if is_first and self._echo else ""
         choice.text = prompt + choice.text
         if self._num_logprobs is not None:
-            if begins:
+            if is_first:
                 self._offsets[index] = self._text_offsets(item.prompt_token_ids, begin=len(prompt))
             offsets = self._offsets[index].of(output.token_ids)
-            choice.logprobs = self._logprobs(item, output, offsets, begins=begins)
+            choice.logprobs = self._logprobs(item, output, offsets, is_first=is_first)
         if self.job.return_token_ids:
             choice.token_ids = output.token_ids
-            if begins:
+            if is_first:
                 choice.prompt_token_ids = item.prompt_token_ids
         if self._num_prompt_logprobs is not None and item.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(
@@ -152,10 +156,10 @@ class CompletionFormatter(OpenAIReplyFormatter):
         return choice
 
     def _logprobs(
-        self, item: RequestOutput, output: CompletionOutput, offsets: list[int], *, begins: bool
+        self, item: RequestOutput, output: CompletionOutput, offsets: list[int], *, is_first: bool
     ) -> CompletionLogprobs:
         positions, token_ids = list(output.logprobs or ()), list(output.token_ids)
-        if begins and self._echo:
+        if is_first and self._echo:
             echoed = self._text_offsets([]).of(item.prompt_token_ids)
             positions = [*(item.prompt_logprobs or ()), *positions]
             token_ids = [*item.prompt_token_ids, *token_ids]

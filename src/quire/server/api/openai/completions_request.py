@@ -1,4 +1,4 @@
-"""The body of /v1/completions, field by field.
+"""CompletionRequest: the body of /v1/completions, its prompts and its sampling parameters.
 
 max_tokens is 16 where it is absent or null.
 """
@@ -26,7 +26,7 @@ from quire.server.http.openapi_entry import StructRules
 Prompts = str | list[TokenId | str | list[TokenId]]
 _PromptList = msgspec.Meta(min_length=1, max_length=MAX_CHOICES)
 _OneOrMore = msgspec.Meta(min_length=1)
-PROMPT_TYPES = (  # the same, as far as a decoder cannot tell one list from another
+PROMPT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
     str,
     Annotated[list[str], _PromptList],
     Annotated[list[TokenId], _OneOrMore],
@@ -37,7 +37,7 @@ PROMPT_TYPES = (  # the same, as far as a decoder cannot tell one list from anot
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of /v1/completions. prompt: one or several texts or lists of token ids.
 
-    max_tokens: 0, with echo, for the prompt alone, such as to score it.
+    max_tokens: 0 is allowed with echo: only the prompt is returned, such as with its logprobs.
     """
 
     prompt: msgspec.Raw
@@ -60,7 +60,7 @@ _ids_decoder = msgspec.json.Decoder(Annotated[list[TokenId], _OneOrMore])
 
 
 def parse(data: bytes) -> CompletionRequest:
-    """Read a body. Raises InvalidRequestError."""
+    """Decode a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _decoder)
     found = strict_json.read_names(data, long=bytes(request.prompt))
     check_request_names(found, request, COMPLETION_UNSUPPORTED)
@@ -68,9 +68,9 @@ def parse(data: bytes) -> CompletionRequest:
 
 
 def prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """Bring the four forms of `prompt` into one: a list of texts or lists of token ids."""
+    """The prompts of a request, whatever form they have: a list of texts or of token id lists."""
     data = bytes(request.prompt)
-    try:  # there may be very many ids: those are gone through once
+    try:  # there may be very many ids, so they are decoded only once
         return [_ids_decoder.decode(data)]
     except msgspec.DecodeError:
         given = strict_json.decode(data, _prompt_decoder, path="prompt")
@@ -78,13 +78,13 @@ def prompts(request: CompletionRequest) -> list[str | list[int]]:
         return [given]
     kinds = set(map(type, given))
     if kinds not in ({str}, {list}):
-        forms = "give a text, a list of texts, a list of token ids, or a list of such lists"
-        raise invalid_value("prompt", forms)
+        problem = "give a text, a list of texts, a list of token ids, or a list of such lists"
+        raise invalid_value("prompt", problem)
     return cast(list[str | list[int]], given)
 
 
 def sampling(request: CompletionRequest) -> SamplingParams:
-    """The caller's wishes. Raises InvalidRequestError."""
+    """The sampling parameters of a request. Raises InvalidRequestError."""
     logprobs = request.logprobs
     prompt_logprobs = request.prompt_logprobs
     if request.echo and logprobs is not None:
@@ -99,7 +99,7 @@ def sampling(request: CompletionRequest) -> SamplingParams:
 
 
 def _check_prompt_alone(request: CompletionRequest) -> None:
-    field, problem = "max_tokens", "0 leaves nothing to tell without echo; set echo, or give 1"
+    field, problem = "max_tokens", "0 leaves nothing to return without echo; set echo, or give 1"
     if request.echo and request.min_tokens:
         field, problem = "min_tokens", f"{request.min_tokens} is above max_tokens (0); lower it"
     elif request.echo:

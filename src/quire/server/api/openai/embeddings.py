@@ -1,7 +1,7 @@
-"""/v1/embeddings: from a body to vectors, as OpenAI has it.
+"""/v1/embeddings: from a body to vectors, in OpenAI's format.
 
-Owns the answer, and how many inputs of one request are with the engine at a time. How hidden states
-become a vector is in engine/core/pooler.py.
+Owns the reply, and how many inputs of one request the engine has at a time. Hidden states become a
+vector in engine/core/pooler.py.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from quire.server.http.http_errors import send_json
 from quire.server.http.openapi_entry import RUN_ERRORS, OpenApiEntry
 from quire.server.model_registry import ModelRegistry
 
-# Inputs of one request, and tokens of them, that the engine has at a time: enough to keep it busy
-# for some steps, and no more, because whoever comes later waits behind them.
-MOST_AT_ONCE = 256
-MOST_TOKENS = 8192
-_ENCODED_BESIDE = 16  # more vectors than these are written beside the event loop
+# Inputs and tokens of one request that the engine has at a time: enough to keep it busy for some
+# steps, and no more, because later requests wait behind them.
+WINDOW_INPUTS = 256
+WINDOW_TOKENS = 8192
+_MAX_VECTORS_INLINE = 16  # more vectors than these are encoded in a thread
 
 
 class Embedding(msgspec.Struct, kw_only=True):
@@ -59,7 +59,7 @@ class EmbeddingUsage(msgspec.Struct):
 
 
 class EmbeddingReply(msgspec.Struct, kw_only=True):
-    """The answer, with a vector for each input in their order."""
+    """The reply: one vector for each input, in order."""
 
     object: str = "list"
     data: list[Embedding]
@@ -80,7 +80,7 @@ class EmbeddingJob:
 
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
-    """Read a body, and refuse whatever can be known to be wrong with any of its inputs.
+    """Decode a body and check all of its inputs, in stages.
 
     Raises InvalidRequestError.
     """
@@ -105,29 +105,29 @@ def prepare(data: bytes, models: ModelRegistry) -> Stages[EmbeddingJob]:
     return EmbeddingJob(job, pooling, request.encoding_format == "base64")
 
 
-async def answer(wanted: EmbeddingJob, context: RequestContext, send: Send) -> None:
+async def answer(request: EmbeddingJob, context: RequestContext, send: Send) -> None:
     """Embed all inputs and send the vectors. Raises only while nothing has been sent."""
-    longest = max(map(len, wanted.job.prompts))
+    longest = max(map(len, request.job.prompts))
     engine = context.start(
-        wanted.job, max_answers=MOST_AT_ONCE, max_tokens=max(MOST_TOKENS, longest)
+        request.job, max_answers=WINDOW_INPUTS, max_tokens=max(WINDOW_TOKENS, longest)
     )
     async with context.deadline.enforced():
-        outputs = await _embed(wanted, engine, context.usage)
-        if len(outputs) > _ENCODED_BESIDE:
-            reply = await asyncio.to_thread(_encoded, wanted, outputs)
+        outputs = await _embed(request, engine, context.usage)
+        if len(outputs) > _MAX_VECTORS_INLINE:
+            reply = await asyncio.to_thread(_encoded, request, outputs)
         else:
-            reply = _encoded(wanted, outputs)
+            reply = _encoded(request, outputs)
     await send_json(send, 200, reply)
 
 
 def _token_ids(
     inputs: list[str] | list[list[int]], pooling: PoolingParams, engine: EngineProtocol
 ) -> list[list[int]]:
-    """Encode the texts, and check all before any of them runs."""
+    """Token ids of all inputs, checked before any of them runs."""
     limits, found = engine.info.limits, []
     encode = partial(engine.tokenizer.encode, parse_special=True)
-    for place, given in enumerate(inputs):
-        with errors_name_field("input", place, len(inputs)):
+    for index, given in enumerate(inputs):
+        with errors_name_field("input", index, len(inputs)):
             if isinstance(given, str):
                 ids = encode_prompt(limits, encode, given)
             else:
@@ -138,48 +138,48 @@ def _token_ids(
 
 
 async def _embed(
-    wanted: EmbeddingJob, engine: TenantEngine, usage: UsageCounter
+    request: EmbeddingJob, engine: TenantEngine, usage: UsageCounter
 ) -> list[RequestOutput]:
-    """All inputs' outputs, in order. The first failure, or being cancelled, aborts the others."""
-    job, window = wanted.job, _Window()
+    """The outputs of all inputs, in order. A failure, or a cancellation, aborts the others."""
+    job, window = request.job, _Window()
 
-    async def embed(place: int, prompt: Prompt) -> RequestOutput:
+    async def embed(index: int, prompt: Prompt) -> RequestOutput:
         output = await engine.embed(
             prompt,
-            wanted.pooling,
-            request_id=f"{job.reply_id}-{place}",
+            request.pooling,
+            request_id=f"{job.reply_id}-{index}",
             priority=job.priority,
             cache_salt=job.cache_salt,
         )
-        usage.add(place, output)
+        usage.add(index, output)
         window.leave(len(prompt))
         return output
 
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            for place, prompt in enumerate(job.prompts):
+            for index, prompt in enumerate(job.prompts):
                 await window.enter(len(prompt))
-                tasks.append(group.create_task(embed(place, prompt)))
+                tasks.append(group.create_task(embed(index, prompt)))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 class _Window:
-    """What of one request is with the engine; one task at a time may wait to enter."""
+    """Bounds what of one request the engine has; one task at a time may wait to enter."""
 
     def __init__(self) -> None:
         self._num_inputs = self._num_tokens = 0
-        self._has_left = asyncio.Event()
+        self._input_done = asyncio.Event()
 
     async def enter(self, num_tokens: int) -> None:
-        """Wait until there is room; alone, any input has it."""
+        """Wait until an input fits; with no other input running, any fits."""
         while self._num_inputs and (
-            self._num_inputs >= MOST_AT_ONCE or self._num_tokens + num_tokens > MOST_TOKENS
+            self._num_inputs >= WINDOW_INPUTS or self._num_tokens + num_tokens > WINDOW_TOKENS
         ):
-            self._has_left.clear()
-            await self._has_left.wait()
+            self._input_done.clear()
+            await self._input_done.wait()
         self._num_inputs += 1
         self._num_tokens += num_tokens
 
@@ -187,29 +187,29 @@ class _Window:
         """An input is done."""
         self._num_inputs -= 1
         self._num_tokens -= num_tokens
-        self._has_left.set()
+        self._input_done.set()
 
 
-def _encoded(wanted: EmbeddingJob, outputs: Sequence[RequestOutput]) -> bytes:
-    """The reply as JSON. Vector by vector, as Python's numbers take much more memory than text."""
+def _encoded(request: EmbeddingJob, outputs: Sequence[RequestOutput]) -> bytes:
+    """The reply as JSON, encoded vector by vector: Python floats take more memory than text."""
     written = [
-        msgspec.Raw(_encoder.encode(Embedding(index=index, embedding=_shown(wanted, output))))
+        msgspec.Raw(_encoder.encode(Embedding(index=index, embedding=_vector(request, output))))
         for index, output in enumerate(outputs)
     ]
     count = sum(len(output.prompt_token_ids) for output in outputs)
     return _encoder.encode(
         EmbeddingReply(
             data=cast(list[Embedding], written),
-            model=wanted.job.model,
+            model=request.job.model,
             usage=EmbeddingUsage(prompt_tokens=count, total_tokens=count),
         )
     )
 
 
-def _shown(wanted: EmbeddingJob, output: RequestOutput) -> list[float] | str:
+def _vector(request: EmbeddingJob, output: RequestOutput) -> list[float] | str:
     data = output.embedding
     assert data is not None, "a request for an embedding got none"
-    if wanted.as_base64:
+    if request.as_base64:
         return base64.b64encode(data).decode()
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 

@@ -1,4 +1,4 @@
-"""The body of /v1/embeddings, field by field."""
+"""EmbeddingRequest: the body of /v1/embeddings, and its inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 Inputs = Text | Annotated[list[TokenId | Text | TokenIds], msgspec.Meta(min_length=1)]
 _InputList = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
-INPUT_TYPES = (  # the same, as far as a decoder cannot tell one list from another
+INPUT_TYPES = (  # the same in detail: a decoder cannot distinguish these lists
     Text,
     Annotated[list[Text], _InputList],
     TokenIds,
@@ -30,9 +30,9 @@ INPUT_TYPES = (  # the same, as far as a decoder cannot tell one list from anoth
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """Body of /v1/embeddings. input: one or several texts or lists of token ids.
 
-    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: keep only so many of
-    the first numbers. pooling, normalize: how states become a vector, where not as the model says.
-    user: accepted, and without any effect. priority, cache_salt, timeout: as for completions.
+    encoding_format: "base64" is of float32 numbers, little-endian. dimensions: return only the
+    first numbers. pooling, normalize: instead of the model's own settings. user: accepted without
+    any effect. priority, cache_salt, timeout: as for completions.
     """
 
     model: str | None = None
@@ -58,7 +58,7 @@ _input_decoder: msgspec.json.Decoder[Inputs] = msgspec.json.Decoder(Inputs)
 
 
 def parse(data: bytes) -> EmbeddingRequest:
-    """Read a body. Raises InvalidRequestError."""
+    """Decode a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _decoder)
     found = strict_json.read_names(data, long=bytes(request.input))
     strict_json.check_names(found, request.__struct_fields__, EMBEDDING_UNSUPPORTED)
@@ -66,11 +66,11 @@ def parse(data: bytes) -> EmbeddingRequest:
 
 
 def inputs(request: EmbeddingRequest) -> list[str] | list[list[int]]:
-    """Bring the four forms of `input` into one. Raises InvalidRequestError."""
+    """The inputs of a request, whatever form they have. Raises InvalidRequestError."""
     given = strict_json.decode(bytes(request.input), _input_decoder, path="input")
     if isinstance(given, str):
         return [given]
-    kinds = set(map(type, given))  # at the speed of C: there may be very many ids
+    kinds = set(map(type, given))  # in C, as there may be very many ids
     if kinds == {int}:
         return [cast(list[int], given)]
     if kinds not in ({str}, {list}):

@@ -1,6 +1,6 @@
-"""/v1/models and /version: what is served, by which version.
+"""/v1/models and /version: the models of this server, and its version.
 
-Whoever names a version of Anthropic's API is answered as its clients expect.
+Requests with the header `anthropic-version` are answered in Anthropic's format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.version import __version__
 
 
 class ModelCard(msgspec.Struct):
-    """A served model, as /v1/models lists it. created: start of the server, Unix seconds.
+    """A model, as /v1/models lists it. created: start of the server, Unix seconds.
 
     state: whether it is in memory; one that is not is loaded by a request. max_model_len: None
     before it was loaded for the first time.
@@ -40,16 +40,16 @@ class ModelCard(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """All served models."""
+    """All models."""
 
     object: str = "list"
     data: list[ModelCard]
 
 
 class AnthropicModel(msgspec.Struct, kw_only=True):
-    """A served model in Anthropic's words. created_at: start of the server.
+    """A model in Anthropic's format. created_at: start of the server.
 
-    max_input_tokens, max_tokens: what prompt and answer may have, None before it was loaded.
+    max_input_tokens, max_tokens: the max_len prompt and answer; None before it was loaded.
     """
 
     type: str = "model"
@@ -62,7 +62,7 @@ class AnthropicModel(msgspec.Struct, kw_only=True):
 
 
 class AnthropicModels(msgspec.Struct, kw_only=True):
-    """A page of the served models. has_more: in the direction in which was asked."""
+    """A page of the list of models. has_more: in the requested direction."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -131,21 +131,21 @@ class ModelsRoutes:
         return _json(VersionReply(__version__))
 
     def _card(self, entry: ModelEntry) -> ModelCard:
-        return ModelCard(entry.name, self._created, _longest(entry), entry.condition.state)
+        return ModelCard(entry.name, self._created, _max_model_len(entry), entry.condition.state)
 
     def _anthropic(self, entry: ModelEntry) -> AnthropicModel:
-        longest = _longest(entry)
+        max_len = _max_model_len(entry)
         return AnthropicModel(
             id=entry.name,
             display_name=entry.name,
             created_at=datetime.fromtimestamp(self._created, UTC),
-            max_input_tokens=longest,
-            max_tokens=longest and longest - 1,  # a prompt has at least one
+            max_input_tokens=max_len,
+            max_tokens=max_len and max_len - 1,  # a prompt has at least one
         )
 
 
-class _Wish(msgspec.Struct, kw_only=True):
-    """Which part of a list is asked for; the names are Anthropic's."""
+class _PageQuery(msgspec.Struct, kw_only=True):
+    """The requested part of the list; the names are Anthropic's."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 20
     after_id: str | None = None
@@ -153,42 +153,42 @@ class _Wish(msgspec.Struct, kw_only=True):
 
 
 def _page(models: list[AnthropicModel], query: QueryParams) -> AnthropicModels:
-    """The part of the list that is asked for. Raises InvalidRequestError."""
-    wish = _wish(query)
+    """The requested part of the list. Raises InvalidRequestError."""
+    page = _page_query(query)
     stages = query.getlist("lifecycle") + query.getlist("lifecycle[]")
     if stages and "active" not in stages:
         models = []
     ids = [model.id for model in models]
-    if wish.before_id is not None:
-        models = models[: _place(ids, "before_id", wish.before_id)]
-        data = models[-wish.limit :]
+    if page.before_id is not None:
+        models = models[: _index(ids, "before_id", page.before_id)]
+        data = models[-page.limit :]
     else:
-        if wish.after_id is not None:
-            models = models[_place(ids, "after_id", wish.after_id) + 1 :]
-        data = models[: wish.limit]
+        if page.after_id is not None:
+            models = models[_index(ids, "after_id", page.after_id) + 1 :]
+        data = models[: page.limit]
     ends = (data[0].id, data[-1].id) if data else (None, None)
     return AnthropicModels(
         data=data, has_more=len(data) < len(models), first_id=ends[0], last_id=ends[1]
     )
 
 
-def _wish(query: Mapping[str, str]) -> _Wish:
+def _page_query(query: Mapping[str, str]) -> _PageQuery:
     try:
-        wish = msgspec.convert(dict(query), _Wish, strict=False)
+        page = msgspec.convert(dict(query), _PageQuery, strict=False)
     except msgspec.ValidationError:
-        raise invalid_value("limit", "it is no integer from 1 to 1000; give one") from None
-    if wish.after_id is not None and wish.before_id is not None:
+        raise invalid_value("limit", "not an integer from 1 to 1000; give one") from None
+    if page.after_id is not None and page.before_id is not None:
         raise invalid_value("before_id", "it does not go with after_id; give one of them")
-    return wish
+    return page
 
 
-def _place(ids: list[str], field: str, model_id: str) -> int:
+def _index(ids: list[str], field: str, model_id: str) -> int:
     if model_id not in ids:
         raise invalid_value(field, f"{model_id[:128]!r} is no model of the list; give its name")
     return ids.index(model_id)
 
 
-def _longest(entry: ModelEntry) -> int | None:
+def _max_model_len(entry: ModelEntry) -> int | None:
     return None if entry.model is None else entry.model.engine.info.limits.max_model_len
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses: from a body to a conversation, from its events to output items."""
+"""/v1/responses: from a body to a conversation, and from its events to output items."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _NAMES = FieldNames(
 
 
 def prepare(data: bytes, models: ModelRegistry) -> Stages[ResponsesFormatter]:
-    """Read a body, render and encode the conversation. Raises InvalidRequestError."""
+    """Decode a body, render and encode the conversation, in stages. Raises InvalidRequestError."""
     request = responses_request.parse(data)
     model = models.find(request.model)
     chat = to_chat(request)
     yield
-    made = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
-    return ResponsesFormatter(made, request)
+    chat_job = yield from conversation.prepare(chat, model, id_prefix="resp_", names=_NAMES)
+    return ResponsesFormatter(chat_job, request)
 
 
 class ResponsesFormatter:
-    """Speaks /v1/responses for one conversation. A whole answer is its stream's end."""
+    """The ReplyFormatter of /v1/responses, for one conversation."""
 
     end_marker = b""
 
@@ -61,12 +61,12 @@ class ResponsesFormatter:
         self._conversation = conversation
         self._request = request
         self._output: list[replies.OutputItem] = []
-        self._is_open = False  # whether more may come of the last item
+        self._is_open = False  # whether the last item may grow
         self._number = 0  # of the next event
         self._reason: str | None = None
 
     def reply(self, results: Sequence[RequestOutput], usage: Usage) -> replies.Response:
-        """The whole answer."""
+        """The complete answer."""
         ((output,),) = (item.outputs for item in results)
         for _ in self._read(output):
             pass
@@ -74,7 +74,7 @@ class ResponsesFormatter:
             pass
         return self._response(self._conversation.counted(usage))
 
-    def chunks(self, _place: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
+    def chunks(self, _index_of_prompt: int, item: RequestOutput) -> Iterator[replies.StreamEvent]:
         """A stream's next events."""
         if not self._number:
             yield self._numbered(replies.Created(response=self._response(None)))
@@ -94,7 +94,7 @@ class ResponsesFormatter:
             yield self._numbered(replies.Completed(response=response))
 
     def failure(self, reply: ErrorReply) -> replies.StreamEvent:
-        """The last event of a stream that broke."""
+        """The last event of a stream that failed."""
         error = reply.error
         return self._numbered(
             replies.Failure(code=error.code, message=error.message, param=error.param)
@@ -102,7 +102,7 @@ class ResponsesFormatter:
 
     def _read(self, output: CompletionOutput) -> Iterator[replies.StreamEvent]:
         for event in self._conversation.read(output):
-            yield from self._told(event)
+            yield from self._events(event)
         if output.finish_reason is not None:
             self._reason = output.finish_reason
 
@@ -111,14 +111,14 @@ class ResponsesFormatter:
         self._number += 1
         return event
 
-    def _told(self, event: Event) -> Iterator[replies.StreamEvent]:
+    def _events(self, event: Event) -> Iterator[replies.StreamEvent]:
         match event:
             case TextDelta(text):
                 yield from self._open(replies.OutputMessage(id=_new_id("msg"), content=[]))
                 yield from self._add_text(text, replies.TextPiece)
             case ReasoningDelta(text):
                 yield from self._open(replies.OutputReasoning(id=_new_id("rs"), content=[]))
-                yield from self._add_text(text, replies.ThoughtPiece)
+                yield from self._add_text(text, replies.ReasoningPiece)
             case ToolCallBegin(_, call_id, name):
                 call = replies.OutputCall(id=_new_id("fc"), call_id=call_id, name=name)
                 yield from self._open(call)
@@ -133,7 +133,7 @@ class ResponsesFormatter:
         return len(self._output) - 1
 
     def _open(self, item: replies.OutputItem) -> Iterator[replies.StreamEvent]:
-        """Begin an item, unless one that takes more of the same is open."""
+        """Open an item, unless the open one has the same type. Each call is an item of its own."""
         is_call = isinstance(item, replies.OutputCall)
         if self._is_open and type(item) is type(self._output[-1]) and not is_call:
             return
@@ -146,7 +146,7 @@ class ResponsesFormatter:
             yield replies.PartAdded(item_id=item.id, output_index=self._index, part=part)
 
     def _add_text(
-        self, text: str, piece: type[replies.TextPiece] | type[replies.ThoughtPiece]
+        self, text: str, piece: type[replies.TextPiece] | type[replies.ReasoningPiece]
     ) -> Iterator[replies.StreamEvent]:
         item = self._output[-1]
         assert not isinstance(item, replies.OutputCall), "the item has just been opened"
@@ -154,7 +154,7 @@ class ResponsesFormatter:
         yield piece(item_id=item.id, output_index=self._index, delta=text)
 
     def _close(self) -> Iterator[replies.StreamEvent]:
-        """Complete the open item; the one in which an answer breaks off is incomplete."""
+        """Complete the open item. If max_tokens cut the answer inside it, it is incomplete."""
         if not self._is_open:
             return
         self._is_open = False
@@ -171,7 +171,7 @@ class ResponsesFormatter:
                 )
             case replies.OutputReasoning():
                 text = item.content[0].text
-                yield replies.ThoughtDone(item_id=item.id, output_index=index, text=text)
+                yield replies.ReasoningDone(item_id=item.id, output_index=index, text=text)
         if not isinstance(item, replies.OutputCall):
             yield replies.PartDone(item_id=item.id, output_index=index, part=item.content[0])
         yield replies.ItemDone(output_index=index, item=item)

@@ -1,4 +1,4 @@
-"""What /v1/responses sends: the response with its output items, and the events of its stream."""
+"""The structs that /v1/responses sends: the response, its output items, and stream events."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_tex
     logprobs: list[Any] = []
 
 
-class ThoughtText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
-    """The text of thoughts."""
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+    """The text of reasoning."""
 
     text: str = ""
 
 
 class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
-    """What the assistant says; content has one part."""
+    """The assistant's message; content has one part."""
 
     id: str
     role: str = "assistant"
@@ -39,23 +39,23 @@ class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message
     status: str = "in_progress"
 
     def begin_part(self) -> OutputText:
-        """Begin the one part; returns it as it is now, empty."""
+        """Start the one part; returns it as it is now, empty."""
         self.content = [OutputText()]
         return OutputText()
 
 
 class OutputReasoning(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the assistant thinks; content has one part."""
+    """The assistant's reasoning; content has one part."""
 
     id: str
     summary: list[Any] = []
-    content: list[ThoughtText]
+    content: list[ReasoningText]
     status: str = "in_progress"
 
-    def begin_part(self) -> ThoughtText:
-        """Begin the one part; returns it as it is now, empty."""
-        self.content = [ThoughtText()]
-        return ThoughtText()
+    def begin_part(self) -> ReasoningText:
+        """Start the one part; returns it as it is now, empty."""
+        self.content = [ReasoningText()]
+        return ReasoningText()
 
 
 class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -72,7 +72,7 @@ OutputItem = OutputMessage | OutputReasoning | OutputCall
 
 
 def copy_of(item: OutputItem) -> OutputItem:
-    """The item as it is now, whatever becomes of it."""
+    """A copy of the item as it is now."""
     return msgspec.structs.replace(item)
 
 
@@ -87,7 +87,7 @@ class ResponsesUsage(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, usage: Usage) -> ResponsesUsage:
-        """The same counts in the words of this API."""
+        """The same counts in the format of this API."""
         details = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
@@ -105,7 +105,7 @@ class Details(msgspec.Struct):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """An answer, whole or begun, and what was asked for."""
+    """An answer, complete or started, with the settings of its request."""
 
     id: str
     object: str = "response"
@@ -140,13 +140,13 @@ class StreamEvent(msgspec.Struct, kw_only=True):
 
 
 class Created(StreamEvent, kw_only=True, tag_field="type", tag="response.created"):
-    """The stream begins."""
+    """The stream starts."""
 
     response: Response
 
 
 class InProgress(StreamEvent, kw_only=True, tag_field="type", tag="response.in_progress"):
-    """The model has begun."""
+    """The model has started."""
 
     response: Response
 
@@ -158,13 +158,13 @@ class Completed(StreamEvent, kw_only=True, tag_field="type", tag="response.compl
 
 
 class Incomplete(StreamEvent, kw_only=True, tag_field="type", tag="response.incomplete"):
-    """The answer was cut at its greatest length."""
+    """The answer was cut at max_output_tokens."""
 
     response: Response
 
 
 class Failure(StreamEvent, kw_only=True, tag_field="type", tag="error"):
-    """The stream breaks."""
+    """The stream failed."""
 
     code: str | None
     message: str
@@ -172,7 +172,7 @@ class Failure(StreamEvent, kw_only=True, tag_field="type", tag="error"):
 
 
 class ItemAdded(StreamEvent, kw_only=True, tag_field="type", tag="response.output_item.added"):
-    """An item begins."""
+    """An item starts."""
 
     output_index: int
     item: OutputItem
@@ -195,15 +195,15 @@ class _OfPart(_OfItem, kw_only=True):
 
 
 class PartAdded(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.added"):
-    """An item's part begins."""
+    """An item's part starts."""
 
-    part: OutputText | ThoughtText
+    part: OutputText | ReasoningText
 
 
 class PartDone(_OfPart, kw_only=True, tag_field="type", tag="response.content_part.done"):
     """An item's part is complete."""
 
-    part: OutputText | ThoughtText
+    part: OutputText | ReasoningText
 
 
 class TextPiece(_OfPart, kw_only=True, tag_field="type", tag="response.output_text.delta"):
@@ -220,14 +220,14 @@ class TextDone(_OfPart, kw_only=True, tag_field="type", tag="response.output_tex
     logprobs: list[Any] = []
 
 
-class ThoughtPiece(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):
-    """More of the thoughts."""
+class ReasoningPiece(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.delta"):
+    """More of the reasoning."""
 
     delta: str
 
 
-class ThoughtDone(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.done"):
-    """The text of the thoughts."""
+class ReasoningDone(_OfPart, kw_only=True, tag_field="type", tag="response.reasoning_text.done"):
+    """The complete reasoning."""
 
     text: str
 
@@ -250,6 +250,15 @@ class ArgumentsDone(
 
 
 EVENTS = (
-    *(Created, InProgress, ItemAdded, PartAdded, TextPiece, TextDone, ThoughtPiece, ThoughtDone),
+    *(
+        Created,
+        InProgress,
+        ItemAdded,
+        PartAdded,
+        TextPiece,
+        TextDone,
+        ReasoningPiece,
+        ReasoningDone,
+    ),
     *(ArgumentsPiece, ArgumentsDone, PartDone, ItemDone, Completed, Incomplete, Failure),
 )

@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: its body. What it comes to is said by responses_to_chat.py.
+"""ResponsesRequest: the body of /v1/responses. responses_to_chat.py converts it to a ChatRequest.
 
-Nothing is stored, so a request must bring its whole conversation. Names that nobody knows are
-refused wherever they stand.
+Nothing is stored, so a request must contain its whole conversation. Unknown fields are refused
+anywhere in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(Strict):
-    """A part of a message. annotations and logprobs: as an answer had them; without effect."""
+    """A part of a message. annotations and logprobs: copied from an answer; without effect."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -30,7 +30,7 @@ class InputPart(Strict):
 
 
 class InputMessage(Strict, tag_field="type", tag="message"):
-    """A message. id and status: as an answer had them; without effect."""
+    """A message. id and status: copied from an answer; without effect."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputPart]
@@ -49,7 +49,7 @@ class InputCall(Strict, tag_field="type", tag="function_call"):
 
 
 class InputResult(Strict, tag_field="type", tag="function_call_output"):
-    """What came of a call."""
+    """The result of a call."""
 
     call_id: ShortText
     output: str | list[InputPart]
@@ -58,14 +58,14 @@ class InputResult(Strict, tag_field="type", tag="function_call_output"):
 
 
 class ReasoningPart(Strict):
-    """A part of the thoughts."""
+    """A part of the reasoning."""
 
     type: Literal["reasoning_text"]
     text: str
 
 
 class InputReasoning(Strict, tag_field="type", tag="reasoning"):
-    """What the assistant thought earlier; summary is always empty."""
+    """The assistant's earlier reasoning; summary is always empty."""
 
     summary: Annotated[list[Any], msgspec.Meta(max_length=0)] = msgspec.field(default_factory=list)
     content: list[ReasoningPart] | None = None
@@ -88,14 +88,14 @@ class ResponsesTool(Strict):
 
 
 class ResponsesToolChoice(Strict):
-    """The one function to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     name: FunctionName
 
 
 class Reasoning(Strict):
-    """effort: how long to think, where the template has such a variable."""
+    """effort: how much to reason, if the chat template has such a variable."""
 
     effort: ShortText | None = None
     summary: None = None
@@ -103,7 +103,7 @@ class Reasoning(Strict):
 
 
 class TextFormat(Strict, omit_defaults=True):
-    """The form of the answer. name, description and strict, of a schema, have no effect."""
+    """The format of the answer. name, description and strict of a schema have no effect."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: ShortText | None = None
@@ -122,7 +122,7 @@ TEXT_FORMAT_VARIANTS: tuple[dict[str, Any], ...] = (  # as JSON Schema
 
 
 class TextConfig(Strict, omit_defaults=True):
-    """What the text is to be like."""
+    """Settings of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: None = None
@@ -132,7 +132,7 @@ PLAIN_TEXT = TextConfig(format=TextFormat(type="text"))
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """Body of /v1/responses. metadata: given back as it is. user: without effect."""
+    """Body of /v1/responses. metadata: returned unchanged. user: without effect."""
 
     model: str | None = None
     input: str | Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -178,7 +178,7 @@ _item_decoder: msgspec.json.Decoder[InputItem] = msgspec.json.Decoder(InputItem)
 
 
 def parse(data: bytes) -> ResponsesRequest:
-    """Read a body. Raises InvalidRequestError."""
+    """Decode a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _decoder)
     strict_json.check_names(
         strict_json.read_names(data), request.__struct_fields__, RESPONSES_UNSUPPORTED
@@ -187,7 +187,7 @@ def parse(data: bytes) -> ResponsesRequest:
 
 
 def read_item(raw: msgspec.Raw, where: str) -> InputItem:
-    """An item of the input; one without a type is a message. Raises InvalidRequestError."""
+    """Decode an input item; one without a type is a message. Raises InvalidRequestError."""
     data = bytes(raw)
     if data.startswith(b"{") and (names := strict_json.read_names(data)) and "type" not in names:
         data = b'{"type":"message",' + data[1:]

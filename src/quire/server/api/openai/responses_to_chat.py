@@ -1,4 +1,4 @@
-"""From the items of OpenAI's Responses API to a conversation in the form of a ChatRequest."""
+"""Converts a ResponsesRequest to a ChatRequest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quire.server.api.openai.responses_request import (
 
 
 def to_chat(request: ResponsesRequest) -> ChatRequest:
-    """The same conversation as a ChatRequest. Raises InvalidRequestError."""
+    """The ChatRequest with the same conversation. Raises InvalidRequestError."""
     return ChatRequest(
         model=request.model,
         messages=list(_messages(request)),
@@ -44,62 +44,62 @@ def to_chat(request: ResponsesRequest) -> ChatRequest:
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning is not None else None,
         user=request.user,
-        response_format=_form(request.text.format if request.text is not None else None),
+        response_format=_response_format(request.text.format if request.text is not None else None),
     )
 
 
 def _messages(request: ResponsesRequest) -> Iterator[Message]:
-    """Items in order; thoughts, words and calls of one turn of the assistant are one message."""
+    """Items in order; reasoning, text and calls of one answer are one assistant message."""
     if request.instructions:
         yield Message(role="system", content=request.instructions)
     if isinstance(request.input, str):
         yield Message(role="user", content=request.input)
         return
-    turn: Message | None = None  # of the assistant, while more may belong to it
-    for place, raw in enumerate(request.input):
-        item = read_item(raw, f"input[{place}]")
-        if _belongs(item, turn):
-            assert turn is not None
+    message: Message | None = None  # the assistant's, while items may still belong to it
+    for index, raw in enumerate(request.input):
+        item = read_item(raw, f"input[{index}]")
+        if _continues(item, message):
+            assert message is not None
         else:
-            if turn is not None:
-                yield turn
-            turn = Message(role="assistant") if _is_assistants(item) else None
-        if turn is None:
-            yield _other(item)
+            if message is not None:
+                yield message
+            message = Message(role="assistant") if _is_assistant_item(item) else None
+        if message is None:
+            yield _other_message(item)
         else:
-            _add(item, turn)
-    if turn is not None:
-        yield turn
+            _add(item, message)
+    if message is not None:
+        yield message
 
 
-def _is_assistants(item: InputItem) -> bool:
-    is_said = isinstance(item, InputMessage) and item.role == "assistant"
-    return is_said or isinstance(item, InputCall | InputReasoning)
+def _is_assistant_item(item: InputItem) -> bool:
+    is_message = isinstance(item, InputMessage) and item.role == "assistant"
+    return is_message or isinstance(item, InputCall | InputReasoning)
 
 
-def _belongs(item: InputItem, turn: Message | None) -> bool:
-    """Whether the item goes on with the turn: in the order thoughts, words, calls."""
-    if turn is None or not _is_assistants(item):
+def _continues(item: InputItem, message: Message | None) -> bool:
+    """Whether the item continues the message: in the order reasoning, text, calls."""
+    if message is None or not _is_assistant_item(item):
         return False
     if isinstance(item, InputCall):
         return True
-    return not turn.tool_calls and turn.content is None
+    return not message.tool_calls and message.content is None
 
 
-def _add(item: InputItem, turn: Message) -> None:
+def _add(item: InputItem, message: Message) -> None:
     match item:
         case InputReasoning():
-            thoughts = "".join(part.text for part in item.content or ())
-            turn.reasoning_content = (turn.reasoning_content or "") + thoughts
+            reasoning = "".join(part.text for part in item.content or ())
+            message.reasoning_content = (message.reasoning_content or "") + reasoning
         case InputCall():
             function = CalledFunction(name=item.name, arguments=item.arguments)
             call = ToolCall(id=item.call_id, function=function)
-            turn.tool_calls = [*(turn.tool_calls or ()), call]
+            message.tool_calls = [*(message.tool_calls or ()), call]
         case InputMessage():
-            turn.content = _content(item.content)
+            message.content = _content(item.content)
 
 
-def _other(item: InputItem) -> Message:
+def _other_message(item: InputItem) -> Message:
     if isinstance(item, InputResult):
         return Message(role="tool", content=_content(item.output), tool_call_id=item.call_id)
     assert isinstance(item, InputMessage), "the assistant's items are taken together"
@@ -128,15 +128,19 @@ def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
     return choice
 
 
-def _form(form: TextFormat | None) -> response_format.ResponseFormat | None:
-    if form is None:
+def _response_format(text_format: TextFormat | None) -> response_format.ResponseFormat | None:
+    if text_format is None:
         return None
-    if (form.schema is not None) != (form.type == "json_schema"):
+    if (text_format.schema is not None) != (text_format.type == "json_schema"):
         problem = "it goes with the type json_schema, and only with it"
         raise invalid_value("text.format.schema", problem)
-    if form.schema is not None:
-        schema = response_format.JsonSchema(name=form.name or "schema", schema=form.schema)
+    if text_format.schema is not None:
+        schema = response_format.JsonSchema(
+            name=text_format.name or "schema", schema=text_format.schema
+        )
         return response_format.JsonSchemaFormat(schema)
     return (
-        response_format.TextFormat() if form.type == "text" else response_format.JsonObjectFormat()
+        response_format.TextFormat()
+        if text_format.type == "text"
+        else response_format.JsonObjectFormat()
     )

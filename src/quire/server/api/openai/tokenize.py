@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what the model would see, and what token ids say. Runs no model."""
+"""/tokenize and /detokenize: texts or conversations to token ids and back. Runs no model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quire.server.model_registry import ModelRegistry, RegisteredModel
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of /tokenize: a prompt, or messages.
 
-    add_special_tokens: those around a prompt, such as a BOS; a conversation has those that its
-    template writes. return_token_strs: tell each token's text, too.
+    add_special_tokens: around a prompt, such as a BOS; in a conversation the chat template writes
+    them. return_token_strs: return each token's text, too.
     """
 
     model: str | None = None
@@ -34,7 +34,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):
-    """Token ids and their number. token_strs: U+FFFD stands for parts of characters."""
+    """Token ids and their count. token_strs: U+FFFD stands for parts of characters."""
 
     count: int
     max_model_len: int
@@ -82,30 +82,30 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 
 
 def tokenize(data: bytes, models: ModelRegistry) -> TokenizeReply:
-    """Answer a body. Raises InvalidRequestError."""
+    """The reply to a body. Raises InvalidRequestError."""
     request = strict_json.decode(data, _tokenize_decoder)
     _check_names(data, request)
     model = models.find(request.model)
     tokens = _tokens(request, model)
-    spelled = model.engine.tokenizer.token_text
+    token_text = model.engine.tokenizer.token_text
     return TokenizeReply(
         count=len(tokens),
         max_model_len=model.engine.info.limits.max_model_len,
         tokens=tokens,
-        token_strs=list(map(spelled, tokens)) if request.return_token_strs else None,
+        token_strs=list(map(token_text, tokens)) if request.return_token_strs else None,
     )
 
 
 def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
-    """Answer a body. Raises InvalidRequestError, also for an id without a token."""
+    """The reply to a body. Raises InvalidRequestError, also for an id without a token."""
     request = strict_json.decode(data, _detokenize_decoder)
     strict_json.check_names(strict_json.read_names(data), request.__struct_fields__, {})
     tokenizer = models.find(request.model).engine.tokenizer
-    for place, token_id in enumerate(request.tokens):
+    for index, token_id in enumerate(request.tokens):
         if not tokenizer.is_token(token_id):
             size = tokenizer.vocab_size
             problem = f"{token_id} is no token of this vocabulary of {size}; remove it"
-            raise invalid_value(f"tokens[{place}]", problem)
+            raise invalid_value(f"tokens[{index}]", problem)
     text = tokenizer.decode(request.tokens, skip_special_tokens=False)
     return DetokenizeReply(text)
 
@@ -113,8 +113,8 @@ def detokenize(data: bytes, models: ModelRegistry) -> DetokenizeReply:
 def _check_names(data: bytes, request: TokenizeRequest) -> None:
     found = strict_json.read_names(data)
     strict_json.check_names(found, request.__struct_fields__, TOKENIZE_UNSUPPORTED)
-    for place, message in enumerate(found.get("messages") or ()):
-        check_message_names(message, f"messages[{place}].")
+    for index, message in enumerate(found.get("messages") or ()):
+        check_message_names(message, f"messages[{index}].")
     check_tool_names(found.get("tools"), None)
 
 
