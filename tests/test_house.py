@@ -272,6 +272,16 @@ def test_torch_free_rooms_import_without_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_server_imports_no_numpy_beside_its_engine() -> None:
+    """A tenth of a second for its parent, and for each of its workers."""
+    code = (
+        "import sys; sys.modules['numpy'] = None  # any import of it now fails\n"
+        "import quire.cli.serve, quire.server.worker"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_import_takes_milliseconds() -> None:
     code = (
         "import time; begin = time.process_time(); import quire\n"

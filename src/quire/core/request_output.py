@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.array_types import Singles
 from quire.errors import QuireError
 
-if TYPE_CHECKING:
-    pass
+if TYPE_CHECKING:  # a server needs no NumPy
+    from quire.array_types import Singles
 
 
 class Logprob(msgspec.Struct):

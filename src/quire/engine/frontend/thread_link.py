@@ -10,12 +10,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
 from quire.core.messages import EngineMessage, StepOutput
-from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_info import EngineInfo
 from quire.engine.frontend.engine_link import EngineListener
+
+if TYPE_CHECKING:  # the thread imports it, and NumPy with it
+    from quire.engine.core.engine_core import EngineCore
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from quire.errors import CheckpointError
 from quire.models.checkpoints.config_file import ConfigFile
-from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class Checkpoint:
 
         A tensor's pages are given back when the next one is asked for.
         """
+        from quire.models.checkpoints.mapped_file import MappedFile  # which needs NumPy
+
         for file, here in groupby(self.in_file_order(names), key=lambda entry: entry.file):
             try:
                 mapped = MappedFile(file)
