@@ -61,7 +61,7 @@ def skinny(capability: int, form: str = "plain", *, heads: bool = False) -> Comp
         "MAX_PARTS": 4, "EVEN_N": False, "EVEN_K": True,
         "HAS_BIAS": False, "HAS_RESIDUAL": True, "HAS_NORM": True, "HAS_SQUARES": False,
         "SILU": False, "PRECISION": "tf32", "TMA": False, "PDL": False,
-        "FORM": form,
+        "WEIGHT_FORMAT": form,
     }  # fmt: skip
     kind = {"plain": "bf16", "fp8": "fp8e4nv", "bytes": "u8"}[form]
     if form != "plain":

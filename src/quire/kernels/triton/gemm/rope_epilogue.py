@@ -1,8 +1,8 @@
-"""The way out of a product whose rows of W make heads: turned, and to where attention reads them.
+"""Epilogue of a GEMM that makes heads: applies RoPE and writes queries, keys and values.
 
 A tile of W's rows holds whole heads of one kind, so both halves of a pair (i, i + D / 2) are there
-once its sum is complete: no other kernel has to read the product again. The arithmetic and its
-rounding are those of `rotary`'s kernel, which serves all other products.
+once its sum is complete, and no other kernel has to read the result again. Arithmetic and rounding
+are those of step/rope_kernels.py, which serves all other GEMMs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ def load_angles(
     tile, cos_ptr, sin_ptr, slots_ptr, M, N, stride_angles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """What a tile's way out reads: cos and sin [BLOCK_M, BLOCK_N], slots [BLOCK_M]."""
+    """What the epilogue of a tile reads: cos and sin [BLOCK_M, BLOCK_N], slots [BLOCK_M]."""
     tokens, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    turns = columns + tile * BLOCK_N < N - KV_HEADS * HEAD_DIM  # values do not
-    place = tokens[:, None] * stride_angles + (columns % HEAD_DIM)[None, :]
-    inside = (tokens < M)[:, None] & turns[None, :]
-    cos = tl.load(cos_ptr + place, mask=inside, other=0.0)
-    sin = tl.load(sin_ptr + place, mask=inside, other=0.0)
+    has_rope = columns + tile * BLOCK_N < N - KV_HEADS * HEAD_DIM  # values have none
+    offsets = tokens[:, None] * stride_angles + (columns % HEAD_DIM)[None, :]
+    inside = (tokens < M)[:, None] & has_rope[None, :]
+    cos = tl.load(cos_ptr + offsets, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + offsets, mask=inside, other=0.0)
     return cos, sin, tl.load(slots_ptr + tokens, mask=tokens < M, other=-1)
 
 
@@ -34,9 +34,10 @@ def store_rope_heads(
     M, N, eps, stride_out, stride_block, stride_slot, stride_kv_head,
     HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile's results x [BLOCK_M, BLOCK_N] float32: queries to out, keys and values to caches.
+    """Store a tile's results x [BLOCK_M, BLOCK_N] float32.
 
-    out, and the norms if there are, have the type that x is rounded to.
+    Queries go to out, keys and values to the caches. out and the norms' weights, if any, have the
+    type that x is rounded to.
     """
     BLOCK_M: tl.constexpr = x.shape[0]
     BLOCK_N: tl.constexpr = x.shape[1]
@@ -46,26 +47,30 @@ def store_rope_heads(
     first = tile * BLOCK_N // HEAD_DIM
     num_queries = N // HEAD_DIM - 2 * KV_HEADS
     if first < num_queries:
-        turned = _turn(x, cos, sin, query_norm_ptr, eps, HEAD_DIM)
+        rotated = _rotate(x, cos, sin, query_norm_ptr, eps, HEAD_DIM)
         target = tokens[:, None] * stride_out + (columns + tile * BLOCK_N)[None, :]
-        tl.store(out_ptr + target, turned.to(out_ptr.dtype.element_ty), mask=(tokens < M)[:, None])
+        tl.store(out_ptr + target, rotated.to(out_ptr.dtype.element_ty), mask=(tokens < M)[:, None])
     else:
         head = (first - num_queries) % KV_HEADS + columns // HEAD_DIM
         slot = slots // CACHE_BLOCK * stride_block + slots % CACHE_BLOCK * stride_slot
-        place = slot[:, None] + (head * stride_kv_head + columns % HEAD_DIM)[None, :]
-        kept = (slots >= 0)[:, None]  # else it is padding
+        offsets = slot[:, None] + (head * stride_kv_head + columns % HEAD_DIM)[None, :]
+        has_slot = (slots >= 0)[:, None]  # else it is padding
         if first < num_queries + KV_HEADS:
-            turned = _turn(x, cos, sin, key_norm_ptr, eps, HEAD_DIM)
+            rotated = _rotate(x, cos, sin, key_norm_ptr, eps, HEAD_DIM)
             tl.store(
-                k_cache_ptr + place, stored_as(turned, k_cache_ptr.dtype.element_ty), mask=kept
+                k_cache_ptr + offsets,
+                stored_as(rotated, k_cache_ptr.dtype.element_ty),
+                mask=has_slot,
             )
         else:
-            tl.store(v_cache_ptr + place, stored_as(x, v_cache_ptr.dtype.element_ty), mask=kept)
+            tl.store(
+                v_cache_ptr + offsets, stored_as(x, v_cache_ptr.dtype.element_ty), mask=has_slot
+            )
 
 
 @triton.jit
-def _turn(x, cos, sin, norm_ptr, eps, HEAD_DIM: tl.constexpr):
-    """Heads side by side in x [tokens, columns], normalised first if there is a norm; float32."""
+def _rotate(x, cos, sin, norm_ptr, eps, HEAD_DIM: tl.constexpr):
+    """All heads of x [tokens, columns] with RoPE, after a norm if there is one; float32."""
     BLOCK_M: tl.constexpr = x.shape[0]
     BLOCK_N: tl.constexpr = x.shape[1]
     COUNT: tl.constexpr = BLOCK_N // HEAD_DIM

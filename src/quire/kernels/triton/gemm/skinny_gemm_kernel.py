@@ -2,13 +2,13 @@
 
 Tokens are too few to fill a tensor core's 64 rows, so the weight takes that side: each program
 multiplies tiles [BLOCK_N, BLOCK_K] of W by xᵀ [BLOCK_K, BLOCK_M], and W is read once and in one
-stream. Units of work are the k-steps of W's tiles, shared as `sharing` tells.
+stream. Units of work are the k-steps of W's tiles, partitioned as in launch/work_partition.py.
 
-W may be FP8 with a scale for each of its rows (FORM "fp8"). Each k-step then rounds its piece of x
-to FP8 by scales of its own, so that nothing has to read x beforehand, and tensor cores multiply FP8
-by FP8. Their sums, which they keep in few digits, go into float32 after each step, by those scales.
-Where there are no such tensor cores W comes as bytes (FORM "bytes") and is widened, and x stays as
-it is.
+W may be FP8 with a scale for each of its rows (WEIGHT_FORMAT "fp8"). Each k-step then rounds its
+part of x to FP8 with scales of its own, so that nothing has to read x beforehand, and tensor cores
+multiply FP8 by FP8. Their sums, which have few digits, are scaled and added in float32 after each
+step. Where there are no such tensor cores W comes as bytes (WEIGHT_FORMAT "bytes") and is widened,
+and x stays as it is.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def skinny_gemm_kernel(
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr,
     HAS_SQUARES: tl.constexpr, SILU: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, PDL: tl.constexpr, FORM: tl.constexpr,
+    TMA: tl.constexpr, PDL: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
     HEAD_DIM: tl.constexpr, KV_HEADS: tl.constexpr, CACHE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """x [M, K], w [N, K] → out [M, N], or [M, N / 2] with SILU. See `skinny_gemm`.
 
-    SPLIT: so many programs share each tile; 0 where runs end anywhere. HEAD_DIM: 0, or out is the
-    queries of [M, N] and the rest goes to the caches, as `store_rope_heads` tells.
+    SPLIT: so many programs share each tile; 0 where runs end anywhere. HEAD_DIM > 0: the results
+    are heads; out gets the queries and the caches the rest, see `store_rope_heads`.
     """
-    EARLY: tl.constexpr = BLOCK_M <= 16  # else what lies beside takes too many registers
+    EARLY: tl.constexpr = BLOCK_M <= 16  # else the epilogue's operands take too many registers
     program, num_programs = tl.program_id(0), tl.num_programs(0)
     k_tiles = tl.cdiv(K, BLOCK_K)
     num_units = tl.cdiv(N, BLOCK_N) * k_tiles
@@ -56,15 +56,15 @@ def skinny_gemm_kernel(
         begin = run_begin(program, num_programs, num_units)
         end = run_begin(program + 1, num_programs, num_units)
         first_tile, last_tile = begin // k_tiles, (end - 1) // k_tiles
-    if PDL:  # from here on what the kernel in front leaves must be there
+    if PDL:  # from here on results of the previous kernel are read
         gdc_wait()
     for tile in range(first_tile, last_tile + 1):
         first_unit = tile * k_tiles
         if EARLY:
-            beside = _load_beside(
+            operands = _load_epilogue_operands(
                 tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
                 M, N, stride_out, BLOCK_M, BLOCK_N,
-                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
+                HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT,
             )  # fmt: skip
             if HEAD_DIM > 0:
                 angles = load_angles(
@@ -74,10 +74,10 @@ def skinny_gemm_kernel(
         acc = _multiply(
             x_ptr, w_ptr, w_desc, tile, tl.maximum(begin - first_unit, 0),
             tl.minimum(end - first_unit, k_tiles), M, N, K, stride_x, stride_w,
-            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_N, EVEN_K, PRECISION, TMA, FORM,
+            BLOCK_M, BLOCK_N, BLOCK_K, STAGES, EVEN_N, EVEN_K, PRECISION, TMA, WEIGHT_FORMAT,
         )  # fmt: skip
         if PDL:
-            if first_unit + k_tiles >= end:  # all that is left is the way out
+            if first_unit + k_tiles >= end:  # only the epilogue is left
                 gdc_launch_dependents()
         if SPLIT > 0:
             first, last = tile * SPLIT, tile * SPLIT + SPLIT - 1
@@ -88,16 +88,16 @@ def skinny_gemm_kernel(
         if MAX_PARTS > 1:
             if first != last:
                 mine = slot(program, first) * (BLOCK_N * BLOCK_M)
-                tl.store(partial_ptr + mine + _places(BLOCK_N, BLOCK_M), acc)
+                tl.store(partial_ptr + mine + _tile_offsets(BLOCK_N, BLOCK_M), acc)
                 complete = arrive(counter_ptr + tile, last - first + 1)
                 if complete:
                     acc = _sum_parts(partial_ptr, first, last, BLOCK_N, BLOCK_M, MAX_PARTS)
         if complete:
             if not EARLY:
-                beside = _load_beside(
+                operands = _load_epilogue_operands(
                     tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
                     M, N, stride_out, BLOCK_M, BLOCK_N,
-                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, FORM,
+                    HAS_BIAS, HAS_RESIDUAL, HAS_NORM, HAS_SQUARES, SILU, WEIGHT_FORMAT,
                 )  # fmt: skip
                 if HEAD_DIM > 0:
                     angles = load_angles(
@@ -105,8 +105,10 @@ def skinny_gemm_kernel(
                         BLOCK_M, BLOCK_N, HEAD_DIM, KV_HEADS,
                     )  # fmt: skip
             if HAS_SQUARES:
-                acc *= _row_scale(beside[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[None, :]
-            acc = _scaled(acc, beside, HAS_BIAS, FORM)
+                acc *= _row_scale(operands[4], squares_ptr, num_squares, M, K, eps, BLOCK_M)[
+                    None, :
+                ]
+            acc = _scaled(acc, operands, HAS_BIAS, WEIGHT_FORMAT)
             if HEAD_DIM > 0:
                 store_rope_heads(
                     tl.trans(acc), tile, angles, out_ptr, query_norm_ptr, key_norm_ptr,
@@ -115,7 +117,7 @@ def skinny_gemm_kernel(
                 )  # fmt: skip
             else:
                 _finish(
-                    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+                    acc, tile, operands, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
                     BLOCK_M, BLOCK_N, HAS_RESIDUAL, HAS_NORM, SILU,
                 )  # fmt: skip
 
@@ -125,7 +127,7 @@ def _multiply(
     x_ptr, w_ptr, w_desc, tile, k_begin, k_end, M, N, K, stride_x, stride_w,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    TMA: tl.constexpr, FORM: tl.constexpr,
+    TMA: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Some k-steps of one tile: W [BLOCK_N, k] · xᵀ [k, BLOCK_M], float32."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -146,15 +148,15 @@ def _multiply(
                 w = tl.load(w_ptrs, eviction_policy="evict_first")
             else:
                 w = tl.load(w_ptrs, mask=inside, other=0.0, eviction_policy="evict_first")
-        seen = (tokens < M)[:, None]
+        is_read = (tokens < M)[:, None]
         if not EVEN_K:
-            seen = seen & inside
-        x = tl.load(x_ptrs + start, mask=seen, other=0.0)
-        if FORM == "fp8":
+            is_read = is_read & inside
+        x = tl.load(x_ptrs + start, mask=is_read, other=0.0)
+        if WEIGHT_FORMAT == "fp8":
             codes, scale = to_fp8(x)
             acc += tl.dot(w, tl.trans(codes)) * scale[None, :]
         else:
-            if FORM == "bytes":
+            if WEIGHT_FORMAT == "bytes":
                 w = _widened(w, x.dtype)
             acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     return acc
@@ -168,7 +170,7 @@ def _widened(w, dtype: tl.constexpr):
 
 
 @triton.jit
-def _places(BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
+def _tile_offsets(BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr):
     return tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
 
 
@@ -177,11 +179,11 @@ def _sum_parts(
     partial_ptr, first, last,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, MAX_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """A tile's parts, added in the order of k, so that the sum does not depend on who came last."""
-    place = _places(BLOCK_N, BLOCK_M)
+    """Sum of a tile's parts in the order of k, whichever program came last."""
+    offsets = _tile_offsets(BLOCK_N, BLOCK_M)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for part in tl.static_range(MAX_PARTS):  # unrolled: the loads do not wait for each other
-        source = partial_ptr + slot(first + part, first) * (BLOCK_N * BLOCK_M) + place
+        source = partial_ptr + slot(first + part, first) * (BLOCK_N * BLOCK_M) + offsets
         there = tl.full([BLOCK_N, BLOCK_M], 1, tl.int1) & (first + part <= last)
         acc += tl.load(source, mask=there, other=0.0, cache_modifier=".cg")
     return acc
@@ -189,7 +191,7 @@ def _sum_parts(
 
 @triton.jit
 def _load_squares(squares_ptr, start, num_squares, M, BLOCK_M: tl.constexpr):
-    """Some of the sums of squares [num_squares, M], 64 stretches at a time."""
+    """64 of the sums of squares [num_squares, M], from row `start`."""
     tokens = tl.arange(0, BLOCK_M)
     stretch = start + tl.arange(0, 64)
     there = (stretch < num_squares)[:, None] & (tokens < M)[None, :]
@@ -198,7 +200,7 @@ def _load_squares(squares_ptr, start, num_squares, M, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _row_scale(first, squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr):
-    """1 / rms of each row of x, from the sums of squares of its stretches; the first are here."""
+    """1 / rms of each row of x from its sums of squares, of which the first 64 are given."""
     total = tl.sum(first, axis=0)
     for start in range(64, num_squares, 64):
         total += tl.sum(_load_squares(squares_ptr, start, num_squares, M, BLOCK_M), axis=0)
@@ -206,25 +208,25 @@ def _row_scale(first, squares_ptr, num_squares, M, K, eps, BLOCK_M: tl.constexpr
 
 
 @triton.jit
-def _load_beside(
+def _load_epilogue_operands(
     tile, w_scale_ptr, bias_ptr, residual_ptr, norm_ptr, squares_ptr, num_squares,
     M, N, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, HAS_SQUARES: tl.constexpr,
-    SILU: tl.constexpr, FORM: tl.constexpr,
+    SILU: tl.constexpr, WEIGHT_FORMAT: tl.constexpr,
 ):  # fmt: skip
     """What a tile's epilogue reads: W's scales and bias, residual, norm's weight, x's squares."""
     rows = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     by = tl.zeros([BLOCK_N], tl.float32)
     bias = by
-    if FORM != "plain":
+    if WEIGHT_FORMAT != "plain":
         by = tl.load(w_scale_ptr + rows, mask=rows < N, other=0.0)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + rows, mask=rows < N, other=0.0)
-    columns, place, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
+    columns, offsets, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
     residual = tl.zeros([1, 1], tl.float32)
     weight, squares = residual, residual
     if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + place, mask=inside, other=0.0)
+        residual = tl.load(residual_ptr + offsets, mask=inside, other=0.0)
     if HAS_NORM:
         weight = tl.load(norm_ptr + columns, mask=columns < N, other=0.0)[None, :]
     if HAS_SQUARES:
@@ -236,7 +238,7 @@ def _load_beside(
 def _outputs(
     tile, M, N, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SILU: tl.constexpr
 ):
-    """Of a tile's results: their columns, their places, and which there are."""
+    """(columns, offsets in out, mask) of a tile's results."""
     WIDTH: tl.constexpr = BLOCK_N // 2 if SILU else BLOCK_N
     tokens = tl.arange(0, BLOCK_M)
     columns = tile * WIDTH + tl.arange(0, WIDTH)
@@ -245,11 +247,11 @@ def _outputs(
 
 
 @triton.jit
-def _scaled(acc, beside, HAS_BIAS: tl.constexpr, FORM: tl.constexpr):
-    """A tile's sums by its rows' scales, with their bias."""
-    by, bias, _, _, _ = beside
-    if FORM != "plain":
-        acc = acc * (by * 256.0 if FORM == "bytes" else by)[:, None]
+def _scaled(acc, operands, HAS_BIAS: tl.constexpr, WEIGHT_FORMAT: tl.constexpr):
+    """A tile's sums times the scales of W's rows, plus bias."""
+    by, bias, _, _, _ = operands
+    if WEIGHT_FORMAT != "plain":
+        acc = acc * (by * 256.0 if WEIGHT_FORMAT == "bytes" else by)[:, None]
     if HAS_BIAS:
         acc += bias.to(tl.float32)[:, None]
     return acc
@@ -257,23 +259,23 @@ def _scaled(acc, beside, HAS_BIAS: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, tile, beside, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
+    acc, tile, operands, out_ptr, normed_ptr, squares_out_ptr, M, N, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, HAS_NORM: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """Epilogue of a tile, acc [BLOCK_N, BLOCK_M], and its way to memory."""
-    _, _, residual, weight, _ = beside
+    """Epilogue of a tile, acc [BLOCK_N, BLOCK_M]: SiLU, residual, norm; stores the results."""
+    _, _, residual, weight, _ = operands
     out = tl.trans(acc)  # [BLOCK_M, BLOCK_N]
     if SILU:
         gate, up = tl.split(tl.reshape(out, [BLOCK_M, BLOCK_N // 2, 2]))
         out = gate * tl.sigmoid(gate) * up
-    _, place, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
+    _, offsets, inside = _outputs(tile, M, N, stride_out, BLOCK_M, BLOCK_N, SILU)
     if HAS_RESIDUAL:
         out += residual.to(tl.float32)
     stored = out.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place, stored, mask=inside)
+    tl.store(out_ptr + offsets, stored, mask=inside)
     if HAS_NORM:
-        tl.store(normed_ptr + place, stored * weight, mask=inside)
+        tl.store(normed_ptr + offsets, stored * weight, mask=inside)
         squares = tl.where(inside, stored.to(tl.float32) * stored.to(tl.float32), 0.0)
         tokens = tl.arange(0, BLOCK_M)
         tl.store(squares_out_ptr + tile * M + tokens, tl.sum(squares, axis=1), mask=tokens < M)

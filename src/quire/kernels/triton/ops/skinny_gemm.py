@@ -158,7 +158,7 @@ def _launch(
         assert not silu or residual is None
         _run_ring(config, rows, w, behind, out, flags)
     else:
-        _run_skinny(config, rows, w, behind, out, flags | {"FORM": form})
+        _run_skinny(config, rows, w, behind, out, flags | {"WEIGHT_FORMAT": form})
     return out, normalized, squares
 
 
@@ -253,7 +253,7 @@ def _run_skinny(
 
 
 def _operand(weight: Tensor | Fp8Weight) -> tuple[Tensor, Tensor | None, str]:
-    """(the tensor that the kernel reads, its scales or None, the kernel's FORM)."""
+    """(the tensor that the kernel reads, its scales or None, the kernel's WEIGHT_FORMAT)."""
     if isinstance(weight, Tensor):
         return weight, None, "plain"
     if multiplies_fp8(weight.codes.device):
