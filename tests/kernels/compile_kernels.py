@@ -275,10 +275,10 @@ def pieces(capability: int) -> Compiled:
     """Batch-invariant attention of an 8B model."""
     names = invariant_attention_kernel.arg_names
     types = ATTENTION | {"part_ptr": "*fp32", "counter_ptr": INTS}
-    types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
+    types |= dict.fromkeys(["num_tokens", "most_splits"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     constants = {**SHAPE, "ROWS": 64, "STAGES": 2, "FIELDS": 8, "PRECISION": "tf32"}
-    constants |= {"PIECE": 256, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
+    constants |= {"SPLIT": 256, "NUM_KV_HEADS": 8, "PDL": capability >= 90}
     return compile_kernel(
         invariant_attention_kernel,
         types,
@@ -294,10 +294,10 @@ def hopper_pieces(capability: int, window: int = 0) -> Compiled:
     head_dim = 64 if window else 128
     names = hopper_split_attention_kernel.arg_names
     types = ATTENTION | boxes_of("bf16", head_dim) | {"part_ptr": "*fp32", "counter_ptr": INTS}
-    types |= dict.fromkeys(["num_tokens", "most_pieces"], "i32")
+    types |= dict.fromkeys(["num_tokens", "most_splits"], "i32")
     types = {name: kind for name, kind in types.items() if name in names}
     shape = {"NUM_KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16}
-    cut = {"TILE": 64, "PIECE": 256, "SLOTS": 384 // head_dim, "FIELDS": 8, "WINDOW": window}
+    cut = {"TILE": 64, "SPLIT": 256, "SLOTS": 384 // head_dim, "FIELDS": 8, "WINDOW": window}
     return compile_kernel(
         hopper_split_attention_kernel,
         types,

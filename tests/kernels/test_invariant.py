@@ -96,7 +96,7 @@ def test_a_token_attends_the_same_in_a_prompt_and_alone(
 ) -> None:
     """Whole, in two chunks, and each token by itself beside others' requests, or alone: then the
     pieces of its keys have programs of their own."""
-    monkeypatch.setattr(invariant_attention, "PIECE", 64)
+    monkeypatch.setattr(invariant_attention, "SPLIT", 64)
     length = 150
     case = attention_case([length], [length], shape, window, True, dtype)
     query, k_cache, v_cache, layout, *rest = map(moved, case)

@@ -43,15 +43,15 @@ def halvings(logits: Singles, peaks: Singles, slopes: Singles) -> Singles:
 def weights(depth: Singles) -> Singles:
     """2^(40 - depth), rounded down to integers, for each number of halvings; in float32."""
     rest = np.minimum(depth, np.float32(DEEPEST))
-    whole = rest + np.float32(0.5)
-    np.trunc(whole, out=whole)
-    rest -= whole  # at most 1/2, exactly
+    integer = rest + np.float32(0.5)
+    np.trunc(integer, out=integer)
+    rest -= integer  # at most 1/2, exactly
     value = rest * np.float32(ONE * C4)
     for coefficient in (C3, C2, C1, C0):
         value += np.float32(ONE * coefficient)
         value *= rest
     value += np.float32(ONE)
-    halved = whole.astype(np.int32)
+    halved = integer.astype(np.int32)
     halved <<= 23
     exponents = value.view(np.int32)
     exponents -= halved
@@ -66,8 +66,8 @@ def min_p_depth(min_p: Floats) -> Singles:
 
 def share_bits(share: Floats) -> Words:
     """Fractions in [0, 1) in units of 2^-64: uint64 [N], 53 bits exact, 0 only for 0."""
-    whole = np.maximum(np.rint(share * 2.0**53), share > 0)
-    return whole.astype(np.uint64) << np.uint64(11)
+    integer = np.maximum(np.rint(share * 2.0**53), share > 0)
+    return integer.astype(np.uint64) << np.uint64(11)
 
 
 def share_of(total: Ints, bits: Words) -> tuple[Ints, Words]:
@@ -80,5 +80,5 @@ def share_of(total: Ints, bits: Words) -> tuple[Ints, Words]:
     a1, a0, b1, b0 = unsigned >> half, unsigned & low, bits >> half, bits & low
     upper = a1 * b0 + (a0 * b0 >> half)
     lower = a0 * b1 + (upper & low)
-    whole = a1 * b1 + (upper >> half) + (lower >> half)
-    return whole.astype(np.int64), unsigned * bits
+    integer = a1 * b1 + (upper >> half) + (lower >> half)
+    return integer.astype(np.int64), unsigned * bits

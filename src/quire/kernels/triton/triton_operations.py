@@ -1,4 +1,4 @@
-"""The operations that run in Triton on a GPU, by the names of `dispatch`'s table."""
+"""The table of operations that run in Triton on a GPU, by the field names of `dispatch.Kernels`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from quire.kernels.triton.step.elementwise import (
 from quire.kernels.triton.step.rope_kernels import rope_angles, rope_write_kv
 from quire.kernels.triton.step.step_kernels import build_inputs, finish_step, move
 
-# Types with float32's range: a residual that is not yet divided by its rms may outgrow float16.
+# Dtypes with float32's range: rows that are not yet divided by their rms may overflow float16.
 _WIDE = {torch.bfloat16}
-_ADDED = 512  # rows, from which on the library's product adds to the residual, not the norm
+_ADDED = 512  # rows, from which on the library's GEMM adds to the residual, not the norm's kernel
 
 
 def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
@@ -60,7 +60,7 @@ def normalized_rows(x: ResidualState) -> Tensor:
 
 def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.rms_norm_linear`."""
-    assert x.rows is not None  # which CPUs alone leave to the product
+    assert x.rows is not None  # None only on CPUs
     if x.squares is None:
         return linear(x.rows, weight, bias)
     return skinny_gemm(x, weight, bias=bias)
@@ -70,14 +70,14 @@ def qkv_rope_write_kv(
     x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None, rope: RopeWriteKV
 ) -> Tensor:
     """Twin of `reference.qkv_rope_write_kv`."""
-    way = choose_rope_gemm_config(x, weight, rope)
-    if way is not None:
-        return skinny_gemm_rope(x, weight, rope, way, bias=bias)
+    config = choose_rope_gemm_config(x, weight, rope)
+    if config is not None:
+        return skinny_gemm_rope(x, weight, rope, config, bias=bias)
     return rope_write_kv(*rope.operands(rms_norm_linear(x, weight, bias)))
 
 
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
-    """Twin of `reference.linear_silu`, for gate and up rows by turns."""
+    """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     assert x.rows is not None
     if _are_few(x.rows, weight):
         return skinny_gemm_silu(x.rows if x.squares is None else x, weight, bias=bias)
@@ -100,7 +100,7 @@ def linear_add_norm(
         return skinny_gemm_norm(x, weight, residual, norm_weight, eps, bias=bias)
     many = bias is None and len(residual) >= _ADDED
     if many and isinstance(x, Tensor) and isinstance(weight, Tensor):
-        residual.addmm_(x, weight.t())  # the norm reads and writes one tensor less each
+        residual.addmm_(x, weight.t())  # saves the norm's kernel one tensor read and one written
         return ResidualState(residual, rms_norm(residual, norm_weight, eps), norm_weight, eps)
     out = linear(x, weight, bias)
     normalise = rms_norm_residual_fp8 if rounds_next(out, weight) else rms_norm_residual
@@ -109,7 +109,7 @@ def linear_add_norm(
 
 
 def _are_few(x: Rows, weight: Tensor | Fp8Weight) -> TypeGuard[Tensor]:
-    """Whether `skinny_gemm` is meant for such rows; it sums products of float32 too slowly."""
+    """Whether `skinny_gemm` serves these rows; it is too slow in float32."""
     if not isinstance(x, Tensor) or x.dtype == torch.float32 or x.stride(1) != 1:
         return False
     return 0 < len(x) <= most_rows(x.dtype, weight)

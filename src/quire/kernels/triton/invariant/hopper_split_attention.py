@@ -1,8 +1,8 @@
 """Batch-invariant attention for Hopper: a warp fetches keys and values, a warpgroup computes.
 
-Twin of `invariant_attention.py` for 64 or 128 dimensions a head in 16 bits, with the same pieces,
-plan and parts in memory. Two programs have room on a multiprocessor, so that one's softmax is under
-the other's products; each has several tiles of keys and values on their way.
+Twin of `invariant_attention.py` for 64 or 128 dimensions a head in 16 bits, with the same splits,
+plan and layout of partial results. Two programs fit on a multiprocessor, so that the softmax of one
+overlaps with the MMAs of the other; each prefetches several tiles of keys and values.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from quire.kernels.triton.hopper.hopper_decode_merge import clear
 from quire.kernels.triton.hopper.hopper_prefill_work import await_tile, fetch_tile, rows_of
 from quire.kernels.triton.hopper.hopper_queries import ROWS, rows_in_memory
 from quire.kernels.triton.hopper.hopper_tensor_maps import cache_boxes
-from quire.kernels.triton.invariant.hopper_split_merge import leave, merge, with_piece
+from quire.kernels.triton.invariant.hopper_split_merge import add_split, merge, store_split
 from quire.kernels.triton.launch.gluon_compat import barrier, fetch_rows
 from quire.kernels.triton.launch.workspace import workspace
 from quire.kernels.triton.ops.paged_attention import Plan
 
 TILE = 64  # keys
-_RING = 96 * 1024  # bytes of a program's shared memory
+_RING = 96 * 1024  # bytes of shared memory for a program's ring
 
 
 def launch_split_attention(
@@ -45,35 +45,35 @@ def launch_split_attention(
     scale: float,
     window: int,
     out: Tensor,
-    piece: int,
-    shares: int,
-    most_pieces: int,
+    split: int,
+    sharers: int,
+    most_splits: int,
 ) -> None:
-    """Fill out [T, Hq, D]. plan: of tiles of ROWS // group queries. piece: its keys.
+    """Fill out [T, Hq, D]. plan: of tiles of ROWS // group queries. split: keys of a split.
 
-    scale: of the scores, times log2(e). shares: programs that share the pieces of a single query,
-    of which there is room for most_pieces.
+    scale: of the scores, times log2(e). sharers: programs that share the splits of a single query.
+    most_splits: for which the workspace has memory.
     """
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     group, space = query.shape[1] // num_kv_heads, workspace(query.device)
-    hopper_split_attention_kernel[(num_kv_heads, len(plan.work), shares)](
+    hopper_split_attention_kernel[(num_kv_heads, len(plan.work), sharers)](
         query, cache_boxes(k_cache, TILE), cache_boxes(v_cache, TILE), out,
         layout.block_table, plan.work, plan.num_query_tiles, layout.query_start_loc,
-        space.partials, space.counters, len(query), len(layout.seq_lens), most_pieces, scale,
+        space.partials, space.counters, len(query), len(layout.seq_lens), most_splits, scale,
         query.stride(0), query.stride(1), layout.block_table.stride(0), out.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        TILE=TILE, PIECE=piece, WINDOW=window, SLOTS=_RING // (4 * TILE * head_dim),
+        TILE=TILE, SPLIT=split, WINDOW=window, SLOTS=_RING // (4 * TILE * head_dim),
         FIELDS=WORK_FIELDS, num_warps=4, maxnreg=128, launch_pdl=True,
     )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["num_tokens", "num_requests", "most_pieces", "stride_table"])
+@gluon.jit(do_not_specialize=["num_tokens", "num_requests", "most_splits", "stride_table"])
 def hopper_split_attention_kernel(
     q_ptr, k_desc, v_desc, out_ptr, block_table_ptr, work_ptr, num_tiles_ptr, query_start_ptr,
-    part_ptr, counter_ptr, num_tokens, num_requests, most_pieces, scale,
+    part_ptr, counter_ptr, num_tokens, num_requests, most_splits, scale,
     stride_q_token, stride_q_head, stride_table, stride_out_token,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, PIECE: gl.constexpr, WINDOW: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
     SLOTS: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
     """As `invariant_attention_kernel`; caches as boxes of [slots, Hkv · D]."""
@@ -83,17 +83,17 @@ def hopper_split_attention_kernel(
     keys = (k_smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
     values = (v_smem, barriers(SLOTS, 1), barriers(SLOTS, 1))
     fence_async_shared()
-    plan = (work_ptr, num_tiles_ptr, most_pieces)
+    plan = (work_ptr, num_tiles_ptr, most_splits)
     outside = (out_ptr, stride_out_token, part_ptr, counter_ptr)
     gl.warp_specialize(
         [
             (_attend, (
                 q_ptr, q_smem, keys, values, plan, outside, query_start_ptr, num_requests,
                 num_tokens, scale, stride_q_token, stride_q_head,
-                NUM_KV_HEADS, GROUP, HEAD_DIM, TILE, PIECE, WINDOW, FIELDS)),
+                NUM_KV_HEADS, GROUP, HEAD_DIM, TILE, SPLIT, WINDOW, FIELDS)),
             (_fetch, (
                 k_desc, v_desc, keys, values, plan, block_table_ptr, stride_table,
-                GROUP, BLOCK_SIZE, TILE, PIECE, WINDOW, FIELDS)),
+                GROUP, BLOCK_SIZE, TILE, SPLIT, WINDOW, FIELDS)),
         ],
         [1],
         [24],
@@ -106,11 +106,11 @@ def hopper_split_attention_kernel(
 
 @gluon.jit
 def _work_of(
-    plan, GROUP: gl.constexpr, TILE: gl.constexpr, PIECE: gl.constexpr, WINDOW: gl.constexpr,
+    plan, GROUP: gl.constexpr, TILE: gl.constexpr, SPLIT: gl.constexpr, WINDOW: gl.constexpr,
     FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """What a program has: its tile of queries, the tile's pieces of keys, and which are its own."""
-    work_ptr, num_tiles_ptr, most_pieces = plan
+    """A program's query tile, that tile's key tiles and splits, and the program's own splits."""
+    work_ptr, num_tiles_ptr, most_splits = plan
     tile, share = gl.program_id(1), gl.program_id(2)
     there = tile < gl.load(num_tiles_ptr)
     record = work_ptr + tile * FIELDS
@@ -124,39 +124,39 @@ def _work_of(
     if WINDOW > 0:
         begin = gl.maximum(lowest + 1 - WINDOW, 0) // TILE
     end = gl.cdiv(gl.minimum(lowest + ROWS // GROUP, seq_len), TILE)
-    first_piece = begin // (PIECE // TILE)
-    num_pieces = gl.cdiv(end, PIECE // TILE) - first_piece
-    shares, before = 1, 0
+    first_split = begin // (SPLIT // TILE)
+    num_splits = gl.cdiv(end, SPLIT // TILE) - first_split
+    sharers, before = 1, 0
     if (gl.num_programs(2) > 1) & (num_queries == 1):
         each = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-        for start in range(0, tile, 32):  # other tiles' pieces
+        for start in range(0, tile, 32):  # splits of the tiles before
             lens = gl.load(work_ptr + (start + each) * FIELDS + 3, start + each < tile, 0)
-            before += gl.sum((lens + PIECE - 1) // PIECE, 0)
-        if before + num_pieces <= most_pieces:
-            shares = gl.minimum(gl.num_programs(2), num_pieces)
-    mine = share * num_pieces // shares
-    behind = (share + 1) * num_pieces // shares
-    if share >= shares:
-        behind = mine
-    pieces = (first_piece, num_pieces, mine, behind, shares, before)
-    return request, (first_token, num_queries, seq_len, first_query), begin, end, pieces
+            before += gl.sum((lens + SPLIT - 1) // SPLIT, 0)
+        if before + num_splits <= most_splits:
+            sharers = gl.minimum(gl.num_programs(2), num_splits)
+    own_begin = share * num_splits // sharers
+    own_end = (share + 1) * num_splits // sharers
+    if share >= sharers:
+        own_end = own_begin
+    splits = (first_split, num_splits, own_begin, own_end, sharers, before)
+    return request, (first_token, num_queries, seq_len, first_query), begin, end, splits
 
 
 @gluon.jit
 def _fetch(
     k_desc, v_desc, keys, values, plan, block_table_ptr, stride_table,
-    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, PIECE: gl.constexpr,
+    GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, TILE: gl.constexpr, SPLIT: gl.constexpr,
     WINDOW: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """Keep rings filled with the tiles of a program's pieces, from the first on."""
+    """Fetch the key and value tiles of a program's splits into the rings, in order."""
     gdc_wait()
-    TILES: gl.constexpr = PIECE // TILE
-    request, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
-    first_piece, _, mine, behind, _, _ = pieces
+    TILES: gl.constexpr = SPLIT // TILE
+    request, queries, begin, end, splits = _work_of(plan, GROUP, TILE, SPLIT, WINDOW, FIELDS)
+    first_split, _, own_begin, own_end, _, _ = splits
     table = block_table_ptr + request * stride_table
     head = gl.program_id(0)
-    first = gl.maximum(begin, (first_piece + mine) * TILES)
-    for tile in range(first, gl.minimum(end, (first_piece + behind) * TILES)):
+    first = gl.maximum(begin, (first_split + own_begin) * TILES)
+    for tile in range(first, gl.minimum(end, (first_split + own_end) * TILES)):
         rows = rows_of(k_desc, table, tile, queries[2], BLOCK_SIZE, TILE)
         fetch_tile(k_desc, rows, head, keys, tile - first, TILE)
         fetch_tile(v_desc, rows, head, values, tile - first, TILE)
@@ -167,15 +167,15 @@ def _attend(
     q_ptr, q_smem, keys, values, plan, outside, query_start_ptr, num_requests, num_tokens, scale,
     stride_q_token, stride_q_head,
     NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, TILE: gl.constexpr,
-    PIECE: gl.constexpr, WINDOW: gl.constexpr, FIELDS: gl.constexpr,
+    SPLIT: gl.constexpr, WINDOW: gl.constexpr, FIELDS: gl.constexpr,
 ):  # fmt: skip
-    """What a program computes: its pieces of keys for one tile of queries and key head."""
+    """Compute a program's splits of one tile of queries and key head."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     WIDE: gl.constexpr = gl.BlockedLayout(
         [1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0]
     )
-    TILES: gl.constexpr = PIECE // TILE
+    TILES: gl.constexpr = SPLIT // TILE
     out_ptr, stride_out_token, part_ptr, counter_ptr = outside
     gdc_launch_dependents()
     gdc_wait()
@@ -184,9 +184,9 @@ def _attend(
         padding = gl.load(query_start_ptr + num_requests)
         for token in range(padding + tile, num_tokens, gl.num_programs(1)):
             clear(out_ptr + token * stride_out_token + head * GROUP * HEAD_DIM, GROUP * HEAD_DIM)
-    _, queries, begin, end, pieces = _work_of(plan, GROUP, TILE, PIECE, WINDOW, FIELDS)
+    _, queries, begin, end, splits = _work_of(plan, GROUP, TILE, SPLIT, WINDOW, FIELDS)
     first_token, num_queries, seq_len, first_query = queries
-    first_piece, num_pieces, mine, behind, shares, before = pieces
+    first_split, num_splits, own_begin, own_end, sharers, before = splits
     place, there = rows_in_memory(
         head, first_token, num_queries, first_query, stride_q_token, stride_q_head,
         GROUP, HEAD_DIM, WIDE,
@@ -206,30 +206,30 @@ def _attend(
     total_m = gl.full([ROWS], -1e30, gl.float32, gl.SliceLayout(1, SCORES))
     total_s = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, SCORES))
     at = 0
-    for number in range(mine, behind):
-        first = (first_piece + number) * TILES
-        acc, m, s = _piece(
+    for number in range(own_begin, own_end):
+        first = (first_split + number) * TILES
+        acc, m, s = _attend_split(
             q_smem, keys, values, at, position, gl.maximum(first, begin),
             (seq_len - num_queries + first_query + 1) // TILE, gl.minimum(first + TILES, end),
             seq_len, row_scale,
             HEAD_DIM, TILE, WINDOW, SCORES, SUMS,
         )  # fmt: skip
         at += gl.minimum(first + TILES, end) - gl.maximum(first, begin)
-        if shares > 1:
-            leave(parts + number * (NUM_KV_HEADS * PART), acc, m, s, GROUP)
+        if sharers > 1:
+            store_split(parts + number * (NUM_KV_HEADS * PART), acc, m, s, GROUP)
         else:
-            total, total_m, total_s = with_piece(total, total_m, total_s, acc, m, s)
-    if shares > 1:
-        if behind > mine:
+            total, total_m, total_s = add_split(total, total_m, total_s, acc, m, s)
+    if sharers > 1:
+        if own_end > own_begin:
             barrier()
             ticket = gl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
-            if ticket == shares - 1:
+            if ticket == sharers - 1:
                 gl.store(counter_ptr, 0)
                 merge(
                     out_ptr + first_token * stride_out_token + head * (GROUP * HEAD_DIM), parts,
-                    NUM_KV_HEADS * PART, num_pieces, GROUP, HEAD_DIM,
+                    NUM_KV_HEADS * PART, num_splits, GROUP, HEAD_DIM,
                 )  # fmt: skip
-    elif behind > mine:
+    elif own_end > own_begin:
         by = gl.convert_layout(gl.maximum(total_s, 1e-30), gl.SliceLayout(1, SUMS))
         out = (total / by[:, None]).to(out_ptr.dtype.element_ty)
         to, exists = rows_in_memory(
@@ -240,14 +240,14 @@ def _attend(
 
 
 @gluon.jit
-def _piece(
+def _attend_split(
     q_smem, keys, values, at, position, begin, full_end, end, seq_len, row_scale,
     HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Sums of values, maxima and totals over the tiles of keys of a piece.
+    """Softmax over the key tiles of a split: (sums of weight · v, maxima, totals).
 
-    full_end: behind the tiles that every query sees whole, where no window hides keys.
+    full_end: end of the tiles that all queries see completely, if there is no window.
     """
     sums = (
         gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS),
@@ -277,7 +277,7 @@ def _add_tile(
     HEAD_DIM: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr,
     SCORES: gl.constexpr, SUMS: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
-    """A piece's sums with those of its next tile of keys."""
+    """Add the split's next key tile to its sums."""
     acc, m, s = sums
     dtype: gl.constexpr = q_smem.dtype
     slot = await_tile(keys, at)

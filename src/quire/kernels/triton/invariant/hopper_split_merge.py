@@ -1,7 +1,7 @@
-"""Batch-invariant attention for Hopper: pieces of a softmax, and how they become one.
+"""Batch-invariant attention for Hopper: storing and merging of splits.
 
-Owns what `invariant_attention.py` does with `_with_piece` and `_merge`, in Gluon and in the same
-places of memory.
+Twins of `_add_split` and `_merge` in `invariant_attention.py`, in Gluon, with the same layout of
+partial results in memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def with_piece(total, total_m, total_s, acc, m, s):
-    """As in `invariant_attention.py`."""
+def add_split(total, total_m, total_s, acc, m, s):
+    """Twin of `invariant_attention._add_split`."""
     new_m = gl.maximum(total_m, m)
     shrink, share = gl.exp2(total_m - new_m), gl.exp2(m - new_m)
     layout: gl.constexpr = acc.type.layout
@@ -24,8 +24,8 @@ def with_piece(total, total_m, total_s, acc, m, s):
 
 
 @gluon.jit
-def leave(parts, acc, m, s, GROUP: gl.constexpr):
-    """A piece's sums, maxima and totals of one query's heads."""
+def store_split(parts, acc, m, s, GROUP: gl.constexpr):
+    """Store a split's sums, maxima and totals of one query's heads."""
     HEAD_DIM: gl.constexpr = acc.shape[1]
     layout: gl.constexpr = acc.type.layout
     row = gl.arange(0, acc.shape[0], gl.SliceLayout(1, layout))[:, None]
@@ -37,9 +37,9 @@ def leave(parts, acc, m, s, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def merge(out_ptr, parts, stride, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """The pieces that others left, in their order: one query's heads."""
-    AT_ONCE: gl.constexpr = 4  # whose loads do not wait for each other
+def merge(out_ptr, parts, stride, num_splits, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr):
+    """Merge all splits of one query's heads, in order, and store the result."""
+    AT_ONCE: gl.constexpr = 4  # splits loaded together, without waiting for each other
     GROUPS: gl.constexpr = 4 if GROUP <= 4 else (8 if GROUP <= 8 else (16 if GROUP <= 16 else 64))
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     g = gl.arange(0, GROUPS, gl.SliceLayout(1, layout))
@@ -47,11 +47,11 @@ def merge(out_ptr, parts, stride, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.
     total = gl.zeros([GROUPS, HEAD_DIM], gl.float32, layout)
     total_m = gl.full([GROUPS], -1e30, gl.float32, gl.SliceLayout(1, layout))
     total_s = gl.zeros([GROUPS], gl.float32, gl.SliceLayout(1, layout))
-    for first in range(0, num_pieces, AT_ONCE):
+    for first in range(0, num_splits, AT_ONCE):
         sums, maxima, weights = (), (), ()
         for i in gl.static_range(AT_ONCE):
             each = parts + (first + i) * stride
-            there = (g < GROUP) & (first + i < num_pieces)
+            there = (g < GROUP) & (first + i < num_splits)
             inside = there[:, None] & (d >= 0)
             sums = sums + (  # type: ignore[assignment]  # noqa: RUF005
                 gl.load(each + g[:, None] * HEAD_DIM + d, inside, 0.0, cache_modifier=".cg"),
@@ -64,7 +64,7 @@ def merge(out_ptr, parts, stride, num_pieces, GROUP: gl.constexpr, HEAD_DIM: gl.
                 gl.load(each + GROUP + g, there, 0.0, cache_modifier=".cg"),
             )
         for i in gl.static_range(AT_ONCE):
-            total, total_m, total_s = with_piece(
+            total, total_m, total_s = add_split(
                 total, total_m, total_s, sums[i], maxima[i], weights[i]
             )
     out = (total / gl.maximum(total_s, 1e-30)[:, None]).to(out_ptr.dtype.element_ty)

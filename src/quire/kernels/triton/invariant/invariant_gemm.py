@@ -1,9 +1,9 @@
-"""Products whose results do not depend on how many rows there are, bit for bit.
+"""Batch-invariant GEMM: results do not depend on the number of rows, bit for bit.
 
-Each result's terms are added in the order of k by one program, as a tensor core adds them: 16 at a
-time, or 32 of FP8, whatever the tile, and whichever operand is which. So the number of rows may
-choose the kernel: Hopper has one for few rows, which waits for W alone, and one for many; of other
-GPUs and shapes `tile_gemm_kernel` serves all.
+One program adds each result's terms in the order of k, as a tensor core adds them: 16 at a time, or
+32 in FP8, whatever the tile and whichever operand is which. So the kernel may be chosen by the
+number of rows: Hopper has one for few rows, bound by loading W, and one for many. Other GPUs and
+shapes use `tile_gemm_kernel`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from quire.kernels.triton.ops.paged_attention import has_hopper_gpu
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut. None of it changes the order in which a result's terms are added."""
+    """Tile sizes and stages.
+
+    They do not change the order in which a result's terms are added.
+    """
 
     block_m: int
     block_n: int
@@ -30,14 +33,14 @@ class Tile:
 
 
 _STEP = 128  # bytes of a row of x; float32 has 256
-_FLOAT32 = Tile(32, 64, 4, 2)  # multiplied without tensor cores, in as many registers
-_BY_ROWS = {64: Tile(64, 64, 4, 5), 512: Tile(128, 128, 8, 3)}  # up to so many
+_FLOAT32 = Tile(32, 64, 4, 2)  # without tensor cores, so sums take more registers
+_BY_ROWS = {64: Tile(64, 64, 4, 5), 512: Tile(128, 128, 8, 3)}  # by the largest number of rows
 _MANY = Tile(128, 256, 8, 3)
-_TILES_IN_LINE = 8  # tiles of rows that share what of W is in the cache
-_FEW = 128  # rows, for which Hopper waits for W
+_TILES_IN_LINE = 8  # tiles of rows that share W's columns in the L2 cache
+_FEW = 128  # rows, up to which Hopper is bound by loading W
 
 
-def product(
+def invariant_gemm(
     x: Tensor,
     x_scale: Tensor | None,
     weight: Tensor,
@@ -45,7 +48,10 @@ def product(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x [T, K] by weight [N, K] → [T, N] of dtype. x_scale [T, 1], scale [N]: of what is FP8."""
+    """x [T, K] · weight [N, K]ᵀ + bias → [T, N] of dtype.
+
+    x_scale float32 [T, 1], scale float32 [N]: of operands in FP8, else None.
+    """
     out = torch.empty(len(x), len(weight), dtype=dtype, device=x.device)
     assert x.stride(1) == weight.stride(1) == 1
     if len(x) == 0:
@@ -58,7 +64,7 @@ def product(
 
 
 def _hopper_serves(x: Tensor, weight: Tensor, out: Tensor) -> bool:
-    """Whether these have Hopper's kernels; of the sizes, only the number of rows says nothing."""
+    """Whether Hopper's kernels serve these operands, whatever the number of rows."""
     steps = (weight.stride(0) * weight.itemsize | len(weight) * out.itemsize) % 16 == 0
     same = x.dtype == weight.dtype and x.itemsize <= 2
     return same and steps and weight.data_ptr() % 16 == 0 and has_hopper_gpu(x.device)
@@ -75,7 +81,7 @@ def _by_hopper(
     from quire.kernels.triton.hopper.hopper_fp8_gemm import multiply_few
     from quire.kernels.triton.hopper.hopper_ordered_gemm import multiply_many
 
-    if (x.stride(0) * x.itemsize | x.data_ptr()) % 16:  # which the copy engine does not take
+    if (x.stride(0) * x.itemsize | x.data_ptr()) % 16:  # TMA needs 16-byte alignment
         x = x.clone(memory_format=torch.contiguous_format)
     multiply = multiply_few if len(x) <= _FEW else multiply_many
     multiply(x, x_scale, weight, scale, bias, out)
@@ -105,7 +111,7 @@ def _by_tiles(
 
 
 def _tile(x: Tensor) -> Tile:
-    """The choice for x's rows, with as many stages as shared memory holds."""
+    """The tile for x's rows, with as many stages as fit in shared memory."""
     if x.dtype == torch.float32:
         return _FLOAT32
     tile = next((tile for most, tile in _BY_ROWS.items() if len(x) <= most), _MANY)
@@ -121,9 +127,13 @@ def tile_gemm_kernel(
     EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, X_SCALED: tl.constexpr, W_SCALED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """x [M, K], w [N, K] → out [M, N]; a program has one tile and all of K. X_SCALED, W_SCALED:
-    which of them are FP8; w alone is widened."""
-    m_tile, n_tile = _place(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE)
+    """x [M, K] · w [N, K]ᵀ → out [M, N]; one program for each tile, over all of K.
+
+    X_SCALED, W_SCALED: whether x and w are in FP8. If only w is, it is converted to x's dtype.
+    """
+    m_tile, n_tile = _tile_of_program(
+        tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), IN_LINE
+    )
     rows = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
@@ -146,14 +156,14 @@ def tile_gemm_kernel(
         acc *= tl.load(w_scale_ptr + columns, mask=columns < N, other=0.0)[None, :]
     if HAS_BIAS:
         acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    place = rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
+    offset = rows.to(tl.int64)[:, None] * stride_out + columns[None, :]
     there = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(out_ptr + offset, acc.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _place(program, m_tiles, n_tiles, IN_LINE: tl.constexpr):
-    """Tiles in an order by which neighbours share rows of x and of W."""
+def _tile_of_program(program, m_tiles, n_tiles, IN_LINE: tl.constexpr):
+    """A program's tile (row, column); adjacent programs share rows of x and of W."""
     line = program // (IN_LINE * n_tiles)
     height = tl.minimum(m_tiles - line * IN_LINE, IN_LINE)
     rest = program % (IN_LINE * n_tiles)

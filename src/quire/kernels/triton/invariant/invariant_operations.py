@@ -1,12 +1,12 @@
-"""Operations whose results do not depend on what else is in the batch, bit for bit.
+"""Batch-invariant operations: results do not depend on the rest of the batch, bit for bit.
 
-What depends on the batch elsewhere: the number of rows chooses a product's kernel and how its sums
-are split, a step's load chooses how a request's keys are shared among programs, and a token has
-another kernel as part of a prompt than as the last of an answer, which tells when a request was
-preempted. Here every product adds its terms in the order of k, and every token, of a prompt or of
-an answer, merges the same pieces of its keys in order. Norms, SiLU, rotation, rounding to FP8 and
-sampling work row by row anyway.
-(What makes results vary: H. He et al., "Defeating Nondeterminism in LLM Inference", 2025.)
+Of the other operations three things depend on it: the number of rows chooses a GEMM's kernel and
+how its sums are split; the batch decides how a request's keys are partitioned among programs; and
+prompt tokens and answer tokens have different attention kernels, so a preemption, after which
+answer tokens are computed again as part of a prompt, changes results. Here every GEMM adds its
+terms in the order of k, and every token merges the same splits of its keys in order. Norms, SiLU,
+RoPE, rounding to FP8 and sampling work row by row anyway. (Why results vary: H. He et al.,
+"Defeating Nondeterminism in LLM Inference", 2025.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.kernels.operands import Fp8Rows, Fp8Weight, ResidualState, Rows
 from quire.kernels.triton.invariant.invariant_attention import attention
-from quire.kernels.triton.invariant.invariant_gemm import product
+from quire.kernels.triton.invariant.invariant_gemm import invariant_gemm
 from quire.kernels.triton.ops.skinny_gemm import multiplies_fp8
 from quire.kernels.triton.step.elementwise import (
     quantize_rows,
@@ -29,7 +29,7 @@ from quire.kernels.triton.step.elementwise import (
     silu_and_mul_fp8,
 )
 
-# operations that treat each row, or the whole step, in one way
+# operations that are batch-invariant as they are
 _BY_ROW = {
     "rms_norm", "rms_norm_residual", "silu_and_mul", "rope_angles", "rope_write_kv",
     "build_inputs", "finish_step", "move", "penalise", "normalized_rows", "order_gate_up",
@@ -40,26 +40,26 @@ def linear(x: Rows, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear`: x [T, K], weight [N, K] → [T, N]."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8(x, weight.codes, weight.scale, bias)
-    assert isinstance(x, Tensor)  # rows are rounded for weights in FP8 alone
-    return product(x, None, weight, None, bias, x.dtype)
+    assert isinstance(x, Tensor)  # `Fp8Rows` are made only for weights in FP8
+    return invariant_gemm(x, None, weight, None, bias, x.dtype)
 
 
 def linear_fp8(x: Rows, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Twin of `reference.linear_fp8`: x [T, K], codes [N, K] → [T, N].
 
-    Where the GPU multiplies FP8 by FP8, each row of x is rounded with a scale of its own, however
-    many there are; else codes are widened.
+    Where the GPU multiplies FP8 by FP8, each row of x is rounded to FP8 with its own scale; else
+    codes are converted to x's dtype.
     """
     if isinstance(x, Fp8Rows):
-        return product(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
+        return invariant_gemm(x.codes, x.scale, codes, scale, bias, torch.bfloat16)
     if not _rounds(x) or len(x) == 0:
-        return product(x, None, codes, scale, bias, x.dtype)
+        return invariant_gemm(x, None, codes, scale, bias, x.dtype)
     rows = quantize_rows(x)
-    return product(rows.codes, rows.scale, codes, scale, bias, x.dtype)
+    return invariant_gemm(rows.codes, rows.scale, codes, scale, bias, x.dtype)
 
 
 def _rounds(x: Tensor) -> bool:
-    """Whether rows like these are rounded to FP8 in front of a product with weights in FP8."""
+    """Whether rows like x are rounded to FP8 before a linear layer whose weight is in FP8."""
     return x.dtype != torch.float32 and multiplies_fp8(x.device)
 
 
@@ -70,7 +70,7 @@ def rms_norm_linear(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor |
 
 
 def linear_silu(x: ResidualState, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Rows:
-    """Twin of `reference.linear_silu`, for gate and up rows by turns."""
+    """Twin of `reference.linear_silu`, for interleaved gate and up rows."""
     out = rms_norm_linear(x, weight, bias)
     if _rounds_next(out, weight):
         return silu_and_mul_fp8(out)
@@ -93,12 +93,12 @@ def linear_add_norm(
 
 
 def _rounds_next(out: Tensor, weight: Tensor | Fp8Weight) -> bool:
-    """Whether what follows from a product's result had better be written as `Fp8Rows`."""
+    """Whether what is computed from a linear layer's result should be stored as `Fp8Rows`."""
     return isinstance(weight, Fp8Weight) and out.dtype == torch.bfloat16 and _rounds(out)
 
 
 def invariant(operations: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The operations of a device, without those that depend on the batch."""
+    """A device's operations with batch-invariant ones in place of those that are not."""
     by_row = {op: function for op, function in operations.items() if op in _BY_ROW}
     return by_row | {
         "linear": linear, "rms_norm_linear": rms_norm_linear,

@@ -1,21 +1,21 @@
-"""Drawing tokens on the GPU: the same as the host's sampler draws, in a fixed number of launches.
+"""Sampling on the GPU: the same tokens as the host's sampler, in a fixed number of launches.
 
-Twin: `quire.sampling.Sampler`, for rows whose wishes are temperature, top-k, top-p and min-p. A row
-of V logits is cut into pieces; several programs share a row, and the one that arrives last decides
-what the row needs decided. Five launches, whatever the rows wish:
+Twin of `quire.sampling.Sampler` for temperature, top-k, top-p and min-p. A row of V logits is cut
+into pieces. Several programs share a row, and the last to arrive makes the row's decision. There
+are five launches, whatever the sampling params:
 
 1. `peaks`: the best token, which is all that a greedy row needs, and the lowest logit;
-2. `weigh`: without filters, the mass of each piece, by which the last program draws in the order
-   of ids; with filters, mass and count of 1,024 bins of equal depth;
-3.-5. `open_bin` (in `sampling_filters`): top-k's last token, top-p's, and the drawn one, each
-   looked for in the one bin that holds it. Nothing is sorted.
+2. `weigh`: without filters, the mass of each piece, from which the last program samples in order of
+   ids; with filters, mass and count of 1,024 bins of equal depth;
+3.-5. `open_bin` (in `top_k_top_p.py`): the last token of top-k, of top-p, and the sampled one, each
+   searched in the bin that contains it. Nothing is sorted.
 
-Floor: two reads of the logits without filters (one for greedy rows), over the memory's bandwidth,
-or the launches, about 1.5 us each. Filters read them up to three times more, where a piece's best
-token is not above the bin; and each token that weighs anything takes part in two atomic additions,
-which is most of their cost for many rows. Sums are of integers (`quire.kernels.sampling_math`): no
-result depends on the order in which programs come. Products are never fused with sums, so weights
-are the host's to the last bit.
+Floor: two reads of the logits without filters (one for greedy rows), over the memory bandwidth, or
+the launches, about 1.5 us each. Filters read logits up to three times more, except pieces whose
+best token is below the bin. Each token of weight > 0 takes two atomic additions, which is most of
+the filters' cost for many rows. Sums are of integers (`quire.kernels.sampling_math`), so results do
+not depend on the order of programs. Multiply-adds are never fused, so weights equal the host's bit
+for bit.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from quire.kernels.triton.sampling.draw_math import (
 )
 from quire.kernels.triton.sampling.top_k_top_p import aim_first, open_bin_kernel
 
-PARAM_WORDS = 4  # int64: flags and top-k; slope and deepest kept; top-p in units of 2^-64; seed
-RANDOM = tl.constexpr(1)  # flags
+PARAM_WORDS = 4  # int64: flags, top-k; slope, min-p's depth; top-p in units of 2^-64; seed
+RANDOM = tl.constexpr(1)  # flag: the row is sampled, not greedy
 FILTER = tl.constexpr(2)
 FAILED = 1  # status of a row whose logits were not finite
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How the work is cut. No choice changes what is drawn.
+    """Tile sizes. They do not change which tokens are sampled.
 
-    piece: tokens at a time; per_sm: programs a multiprocessor, at least; bins, listed: of the
-    filters, the latter how many tokens of a bin are looked at in registers.
+    piece: logits of a piece. per_sm: programs for each multiprocessor, at least. bins: of the
+    filters. listed: tokens of a bin that fit in registers.
     """
 
     piece: int = 1024
@@ -64,7 +64,10 @@ class Cut:
 
 
 class Scratch:
-    """What the programs of a row leave for each other; counters and bins are zero between calls."""
+    """Memory in which the programs of a row exchange results.
+
+    Counters and bins are zero between calls.
+    """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device, cut: Cut) -> None:
         self.num_pieces = -(-vocab_size // cut.piece)
@@ -82,12 +85,12 @@ class Scratch:
 
 
 def sample(
-    logits: Tensor, rows: Tensor, positions: Tensor, wishes: Tensor, scratch: Scratch
+    logits: Tensor, rows: Tensor, positions: Tensor, params: Tensor, scratch: Scratch
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of logits [S, V] (any float type): token ids, status, int32 [S].
+    """Sample a token for each row of logits [S, V] (any float dtype): token ids, status, int32 [S].
 
-    rows int32 [S]: of the table of wishes int64 [R, PARAM_WORDS], -1 for none (token 0, status 0).
-    positions int32 [S]: where the tokens will stand. Status 1: the logits were not finite.
+    rows int32 [S]: rows of params int64 [R, PARAM_WORDS], -1 for none (token 0, status 0).
+    positions int32 [S]: of the sampled tokens. Status 1: the logits were not finite.
     """
     num_rows, vocab = logits.shape
     assert logits.stride(1) == 1
@@ -101,7 +104,7 @@ def sample(
     assert pieces * cut.piece >= vocab
     share = -(-cut.per_sm * workspace(logits.device).num_sms // num_rows)
     grid = (num_rows, min(pieces, share))
-    common = (logits, logits.stride(0), vocab, pieces, rows, wishes, tokens)
+    common = (logits, logits.stride(0), vocab, pieces, rows, params, tokens)
     notes = (scratch.scales, scratch.counters)
     bins = (scratch.bin_masses, scratch.bin_counts, scratch.aims)
     found = (scratch.best, scratch.listed)
@@ -129,9 +132,10 @@ def peaks_kernel(
     scales_ptr, counters_ptr, status_ptr, best_ptr, lowest_ptr,
     MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """The best token of each piece, of equals the first, and the row's; its peak and bins' scale.
+    """The best token of each piece and of the row (the first of equals), its logit, the bins'
+    scale.
 
-    best: the order-preserving bits of the logit above those of the id, counted down.
+    best int64: order-preserving bits of the logit, then the id counted down.
     """
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
@@ -142,7 +146,7 @@ def peaks_kernel(
     else:
         for piece in range(part * num_pieces // parts, (part + 1) * num_pieces // parts):
             tokens, x = load_piece(logits_ptr + s.to(tl.int64) * stride, piece, vocab, PIECE)
-            x = tl.where(x != x, float("inf"), x)  # NaN spoils a row as infinity does
+            x = tl.where(x != x, float("inf"), x)  # NaN makes a row fail as infinity does
             key = cast_key(x)
             top = tl.max(key)
             first = tl.min(tl.where(key == top, tokens, 0x7FFFFFFF))
@@ -152,18 +156,20 @@ def peaks_kernel(
             tl.store(lowest_ptr + s * num_pieces + piece, low)
         if arrive(counters_ptr + 2 * s, parts):
             i = tl.arange(0, MOST_PIECES)
-            there, place = i < num_pieces, s * num_pieces + i
+            there, index = i < num_pieces, s * num_pieces + i
             none = -0x7FFFFFFFFFFFFFFF
-            best = tl.max(tl.load(best_ptr + place, there, none, cache_modifier=".cg"))
-            low = tl.min(tl.load(lowest_ptr + place, there, float("inf"), cache_modifier=".cg"))
+            best = tl.max(tl.load(best_ptr + index, there, none, cache_modifier=".cg"))
+            low = tl.min(tl.load(lowest_ptr + index, there, float("inf"), cache_modifier=".cg"))
             peak = cast_logit((best >> 32).to(tl.int32))
             sound = (peak < float("inf")) & (peak > float("-inf"))
             tl.store(tokens_ptr + s, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
             tl.store(status_ptr + s, tl.where(sound, 0, 1))
             slope = low_float(tl.load(params_ptr + row * 4 + 1))
-            spread = tl.minimum(depth_of(low, peak, slope), 41.0)  # deeper, nothing weighs anything
+            depth_range = tl.minimum(
+                depth_of(low, peak, slope), 41.0
+            )  # deeper tokens have weight 0
             tl.store(scales_ptr + 2 * s, peak)
-            tl.store(scales_ptr + 2 * s + 1, BINS / tl.maximum(spread, 1e-20))
+            tl.store(scales_ptr + 2 * s + 1, BINS / tl.maximum(depth_range, 1e-20))
 
 
 @triton.jit(do_not_specialize=["num_pieces"])
@@ -173,45 +179,48 @@ def weigh_kernel(
     bin_masses_ptr, bin_counts_ptr, aims_ptr, status_ptr, masses_ptr,
     MOST_PIECES: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Masses by pieces, and the draw, for rows without filters; masses and counts by bins else."""
+    """Without filters: masses of pieces, then the sampled token.
+
+    With: masses and counts of bins.
+    """
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
-    wish = params_ptr + tl.maximum(row, 0) * 4
-    flags = (tl.load(wish) & 0xFFFFFFFF).to(tl.int32)
+    params_row = params_ptr + tl.maximum(row, 0) * 4
+    flags = (tl.load(params_row) & 0xFFFFFFFF).to(tl.int32)
     if (row >= 0) & (flags != 0) & (tl.load(status_ptr + s) == 0):
         logits = logits_ptr + s.to(tl.int64) * stride
-        peak, slope = tl.load(scales_ptr + 2 * s), low_float(tl.load(wish + 1))
+        peak, slope = tl.load(scales_ptr + 2 * s), low_float(tl.load(params_row + 1))
         begin, end = part * num_pieces // parts, (part + 1) * num_pieces // parts
         if (flags & FILTER) != 0:
             scale = tl.load(scales_ptr + 2 * s + 1)
-            deepest = low_float(tl.load(wish + 1) >> 32)
-            counted = (tl.load(wish) >> 32) < vocab  # top-k cuts
+            deepest = low_float(tl.load(params_row + 1) >> 32)
+            counted = (tl.load(params_row) >> 32) < vocab  # top-k filters something
             for piece in range(begin, end):
                 _, x = load_piece(logits, piece, vocab, PIECE)
                 depth = depth_of(x, peak, slope)
                 weight = tl.where(depth <= deepest, weight_of(depth), 0)
-                place = s * BINS + bin_of(depth, scale, BINS)
-                tl.atomic_add(bin_masses_ptr + place, weight, weight > 0, sem="relaxed")
+                index = s * BINS + bin_of(depth, scale, BINS)
+                tl.atomic_add(bin_masses_ptr + index, weight, weight > 0, sem="relaxed")
                 weight = tl.where(counted, weight, 0)
-                tl.atomic_add(bin_counts_ptr + place, 1, weight > 0, sem="relaxed")
+                tl.atomic_add(bin_counts_ptr + index, 1, weight > 0, sem="relaxed")
             if arrive(counters_ptr + 2 * s, parts):
-                bits = uniform_bits(tl.load(wish + 3), tl.load(positions_ptr + s))
-                aim_first(wish, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS)
+                bits = uniform_bits(tl.load(params_row + 3), tl.load(positions_ptr + s))
+                aim_first(params_row, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS)
         else:
             for piece in range(begin, end):
                 _, x = load_piece(logits, piece, vocab, PIECE)
                 mass = tl.sum(weight_of(depth_of(x, peak, slope)))
                 tl.store(masses_ptr + s * num_pieces + piece, mass)
             if arrive(counters_ptr + 2 * s, parts):
-                bits = uniform_bits(tl.load(wish + 3), tl.load(positions_ptr + s))
+                bits = uniform_bits(tl.load(params_row + 3), tl.load(positions_ptr + s))
                 i = tl.arange(0, MOST_PIECES)
-                places = masses_ptr + s * num_pieces + i
-                masses = tl.load(places, i < num_pieces, 0, cache_modifier=".cg")
+                mass_ptrs = masses_ptr + s * num_pieces + i
+                masses = tl.load(mass_ptrs, i < num_pieces, 0, cache_modifier=".cg")
                 passed = tl.cumsum(masses)
                 target = share_of(tl.sum(masses), bits)
                 piece = tl.sum((passed <= target).to(tl.int32))
                 rest = target - tl.sum(tl.where(passed <= target, masses, 0))
                 _, x = load_piece(logits, piece, vocab, PIECE)
                 passed = tl.cumsum(weight_of(depth_of(x, peak, slope)))
-                place = tl.sum((passed <= rest).to(tl.int32))
-                tl.store(tokens_ptr + s, piece * PIECE + place)
+                index = tl.sum((passed <= rest).to(tl.int32))
+                tl.store(tokens_ptr + s, piece * PIECE + index)

@@ -1,6 +1,6 @@
-"""The numbers of a draw inside Triton's kernels: `quire.kernels.sampling_math`, bit for bit.
+"""`quire.kernels.sampling_math` inside Triton kernels, bit for bit.
 
-Kernels that use them are compiled without fused products and sums, which round otherwise.
+Kernels that use it are compiled without fused multiply-adds, which round differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ C4 = tl.constexpr(sampling_math.ONE * sampling_math.C4)
 
 @triton.jit
 def load_piece(logits_ptr, piece, vocab, PIECE: tl.constexpr):
-    """The ids and logits of a piece, in float32; -inf beyond the vocabulary."""
+    """The token ids and float32 logits [PIECE] of a piece; -inf beyond the vocabulary."""
     tokens = piece * PIECE + tl.arange(0, PIECE)
     x = tl.load(logits_ptr + tokens, mask=tokens < vocab, other=float("-inf"))
     return tokens, x.to(tl.float32)
@@ -29,14 +29,14 @@ def load_piece(logits_ptr, piece, vocab, PIECE: tl.constexpr):
 
 @triton.jit
 def cast_key(x):
-    """The order of floats as that of int32; both zeros are one."""
+    """int32 keys in the order of float32 x; -0.0 and 0.0 have one key."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def cast_logit(key):
-    """The float of a key."""
+    """The float32 of a key."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
@@ -48,13 +48,13 @@ def low_float(word):
 
 @triton.jit
 def depth_of(x, peak, slope):
-    """Halvings from the peak."""
+    """Halvings of weight from the peak to logits x."""
     return (peak - x) * slope
 
 
 @triton.jit
 def bin_of(depth, scale, BINS: tl.constexpr):
-    """The bin of a depth; the last one has all that is deeper."""
+    """The bin of a depth; the last bin takes everything deeper."""
     return tl.minimum(depth * scale, BINS - 1).to(tl.int32)
 
 
@@ -62,20 +62,20 @@ def bin_of(depth, scale, BINS: tl.constexpr):
 def weight_of(depth):
     """2^(40 - depth), rounded down: int64."""
     rest = tl.minimum(depth, DEEPEST)
-    whole = (rest + 0.5).to(tl.int32)
-    rest = rest - whole.to(tl.float32)
+    integer = (rest + 0.5).to(tl.int32)
+    rest = rest - integer.to(tl.float32)
     value = rest * C4
     value = (value + C3) * rest
     value = (value + C2) * rest
     value = (value + C1) * rest
     value = (value + C0) * rest
-    bits = (value + ONE).to(tl.int32, bitcast=True) - (whole << 23)
+    bits = (value + ONE).to(tl.int32, bitcast=True) - (integer << 23)
     return bits.to(tl.float32, bitcast=True).to(tl.int64)
 
 
 @triton.jit
 def uniform_bits(seed, position):
-    """The random number of a seed and a position, in units of 2^-64: 53 bits of Philox4x32-10."""
+    """The uniform number of (seed, position) in units of 2^-64: 53 bits of Philox4x32-10."""
     counter = position.to(tl.uint32)
     high, low, _, _ = tl.philox(seed, counter, counter * 0, counter * 0, counter * 0)
     return ((high >> 5).to(tl.uint64) << 37) | ((low >> 6).to(tl.uint64) << 11)
@@ -89,6 +89,6 @@ def share_of(total, bits):
 
 @triton.jit
 def share_up(total, bits):
-    """The same, rounded up."""
+    """total · bits / 2^64, rounded up."""
     rest = total.to(tl.uint64) * bits
     return share_of(total, bits) + (rest != 0).to(tl.int64)

@@ -1,6 +1,6 @@
-"""What tokens of a prompt and an answer do to the logits of what comes next.
+"""Repetition, presence and frequency penalties on the GPU.
 
-Floor: logits read and written, and their counts read, once each; only rows that asked for it.
+Floor: logits read and written, and counts read, once each; only for rows with penalties.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048  # tokens of a program
+_BLOCK = 2048  # tokens for each program
 _MOST_COUNTED = tl.constexpr(0x7FFF)
 
 
@@ -28,7 +28,7 @@ def penalise_kernel(
     logits_ptr, stride, rows_ptr, counts_ptr, stride_counts, penalties_ptr, vocab,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Numbers are made as the twin makes them, in its order and its types."""
+    """Computes in the twin's order and dtypes, so that results are equal bit for bit."""
     u = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab

@@ -1,10 +1,10 @@
-"""Top-k and top-p without a sort: which token of a row is the one where a sum passes a target.
+"""Top-k and top-p without a sort: finds the token at which a running sum passes a target.
 
-Tokens are looked at in descending order of logits, of equals the lowest ids first. The sums of all
-bins are known, so the token is in one bin; its tokens are listed, and the program that arrives last
-finds the one by bisecting the logits' bits. Top-k's target is a count; the mass up to its token is
-what top-p's share is of; the mass up to top-p's token is what the random number's share is of; so
-there are at most three such tokens, one after the other. Min-p lets tokens into no bin.
+The order is descending by logit, then ascending by id. The sums of all bins are known, and so is
+the bin that contains the token. That bin's tokens are listed, and the program that arrives last
+finds the token by bisecting the logits' bits. There are up to three such searches: top-k's target
+is a count; top-p's is a fraction of the mass up to top-k's token; and the sampled token's is a
+uniform fraction of the mass up to top-p's token. Tokens that min-p removes are in no bin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.kernels.triton.sampling.draw_math import (
     weight_of,
 )
 
-# what a row looks for; 0: nothing
+# what is searched for a row; 0: nothing
 TOP_K = tl.constexpr(1)
 TOP_P = tl.constexpr(2)
 DRAWN = tl.constexpr(3)
@@ -34,12 +34,12 @@ DRAWN = tl.constexpr(3)
 
 @triton.jit
 def aim_first(params_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BINS: tl.constexpr):
-    """Choose what to look for when all bins are filled."""
-    place = s * BINS + tl.arange(0, BINS)
-    masses = tl.load(bin_masses_ptr + place, cache_modifier=".cg")
-    counts = tl.load(bin_counts_ptr + place, cache_modifier=".cg").to(tl.int64)
+    """Set a row's first search, when all bins are filled."""
+    index = s * BINS + tl.arange(0, BINS)
+    masses = tl.load(bin_masses_ptr + index, cache_modifier=".cg")
+    counts = tl.load(bin_counts_ptr + index, cache_modifier=".cg").to(tl.int64)
     top_k = tl.load(params_ptr) >> 32
-    if tl.sum(counts) > top_k:  # nothing is counted where top-k does not cut
+    if tl.sum(counts) > top_k:  # counts are 0 where top-k filters nothing
         _aim(counts, masses, top_k - 1, TOP_K, aims_ptr + 4 * s)
     else:
         _aim_next(0, tl.sum(masses), masses, params_ptr, bits, aims_ptr + 4 * s)
@@ -47,7 +47,7 @@ def aim_first(params_ptr, bits, s, bin_masses_ptr, bin_counts_ptr, aims_ptr, BIN
 
 @triton.jit
 def _aim_next(found, mass, masses, params_ptr, bits, aim_ptr):
-    """Choose what to look for after `found`, by which so much mass is left."""
+    """Set a row's next search after `found` was found, which leaves `mass`."""
     top_p = tl.load(params_ptr + 2).to(tl.uint64)
     if (found < TOP_P) & (top_p != 0):
         _aim(masses, masses, share_up(mass, top_p) - 1, TOP_P, aim_ptr)
@@ -57,9 +57,9 @@ def _aim_next(found, mass, masses, params_ptr, bits, aim_ptr):
 
 @triton.jit
 def _aim(amounts, masses, target, wanted, aim_ptr):
-    """Note the bin in which the sum of amounts passes the target.
+    """Store a search (an aim): for the bin in which the running sum of amounts passes the target.
 
-    An aim is: what is wanted, the bin, what of the target is left in it, the mass before it.
+    Fields: what is wanted, the bin, the rest of the target within the bin, the mass before the bin.
     """
     before = tl.cumsum(amounts) <= target
     tl.store(aim_ptr, wanted)
@@ -75,15 +75,18 @@ def open_bin_kernel(
     bin_masses_ptr, bin_counts_ptr, aims_ptr, best_ptr, listed_ptr,
     LISTED: tl.constexpr, PIECE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """List the tokens of the bin that a row looks at, find the one, and aim at the next bin."""
+    """List the tokens of the searched bin, find the token, and set the next search."""
     s, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = tl.load(rows_ptr + s)
     wanted = tl.load(aims_ptr + 4 * s).to(tl.int32)
     if (row >= 0) & (wanted != 0):
-        wish = params_ptr + row * 4
+        params_row = params_ptr + row * 4
         logits = logits_ptr + s.to(tl.int64) * stride
         peak, scale = tl.load(scales_ptr + 2 * s), tl.load(scales_ptr + 2 * s + 1)
-        slope, deepest = low_float(tl.load(wish + 1)), low_float(tl.load(wish + 1) >> 32)
+        slope, deepest = (
+            low_float(tl.load(params_row + 1)),
+            low_float(tl.load(params_row + 1) >> 32),
+        )
         chosen = tl.load(aims_ptr + 4 * s + 1).to(tl.int32)
         cursor_ptr = counters_ptr + 2 * s + 1
         for piece in range(part * num_pieces // parts, (part + 1) * num_pieces // parts):
@@ -93,17 +96,17 @@ def open_bin_kernel(
                 tokens, x = load_piece(logits, piece, vocab, PIECE)
                 _, weight = _weigh_in(x, chosen, peak, slope, deepest, scale, BINS)
                 hit = weight > 0
-                place = tl.atomic_add(cursor_ptr + tokens * 0, 1, hit, sem="relaxed")
-                kept = hit & (place < LISTED)
-                tl.store(listed_ptr + s.to(tl.int64) * LISTED + place, tokens, mask=kept)
+                index = tl.atomic_add(cursor_ptr + tokens * 0, 1, hit, sem="relaxed")
+                fits = hit & (index < LISTED)
+                tl.store(listed_ptr + s.to(tl.int64) * LISTED + index, tokens, mask=fits)
         if arrive(counters_ptr + 2 * s, parts):
             num = tl.load(cursor_ptr, cache_modifier=".cg")
-            tl.debug_barrier()  # every thread reads it, and one resets it
+            tl.debug_barrier()  # every thread reads it before one resets it
             tl.store(cursor_ptr, 0)
             if num <= LISTED:
                 i = tl.arange(0, LISTED)
-                place = listed_ptr + s.to(tl.int64) * LISTED + i
-                tokens = tl.load(place, i < num, 0, cache_modifier=".cg")
+                index = listed_ptr + s.to(tl.int64) * LISTED + i
+                tokens = tl.load(index, i < num, 0, cache_modifier=".cg")
                 x = tl.load(logits + tokens, i < num, float("-inf")).to(tl.float32)
                 key, weight = _weigh_in(x, chosen, peak, slope, deepest, scale, BINS)
                 low = tl.min(tl.where(weight > 0, key, 0x7FFFFFFF)).to(tl.int64)
@@ -126,13 +129,13 @@ def open_bin_kernel(
                 tl.store(bin_counts_ptr + i, tl.zeros([BINS], tl.int32))
             else:
                 masses = tl.load(bin_masses_ptr + i, cache_modifier=".cg")
-                bits = uniform_bits(tl.load(wish + 3), tl.load(positions_ptr + s))
-                _aim_next(wanted, mass, masses, wish, bits, aims_ptr + 4 * s)
+                bits = uniform_bits(tl.load(params_row + 3), tl.load(positions_ptr + s))
+                _aim_next(wanted, mass, masses, params_row, bits, aims_ptr + 4 * s)
 
 
 @triton.jit
 def _weigh_in(x, chosen, peak, slope, deepest, scale, BINS: tl.constexpr):
-    """Keys of logits, and their weights where they are in the bin, else 0."""
+    """Keys of logits x, and weights, 0 outside of the bin `chosen`."""
     depth = depth_of(x, peak, slope)
     inside = (bin_of(depth, scale, BINS) == chosen) & (depth <= deepest)
     return cast_key(x), tl.where(inside, weight_of(depth), 0)
@@ -144,13 +147,13 @@ def _find(
     num_pieces, chosen, peak, slope, deepest, scale,
     PIECE: tl.constexpr, BINS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """The token of the bin at which the sum passes what the aim left, and all mass up to it.
+    """The bin's token at which the running sum passes the target, and all mass up to it.
 
-    low, high: keys between which it is. The bin's tokens are given (where they weigh anything), or
-    looked up again at every step with SCAN: rare, slow, and right however many they are.
+    low, high: bounds of its key. The bin's tokens are given or, with SCAN, read again at every
+    step: rare and slow, for any number of tokens.
     """
     target = tl.load(aim_ptr + 2)
-    while low < high:  # the highest key from which on the sum passes the target
+    while low < high:  # the highest key at which the sum passes the target
         middle = high - (high - low) // 2
         mass, count, _ = _sums(
             middle, 0x7FFFFFFF, vocab, tokens, key, weight, logits_ptr, vocab,
@@ -170,7 +173,7 @@ def _find(
     )  # fmt: skip
     unit = tl.where(wanted == TOP_K, 1, own)
     passed = tl.where(wanted == TOP_K, above_count, above_mass)
-    place = (target - passed) // unit  # among its equals
+    index = (target - passed) // unit  # its rank among tokens of equal logits
     first = tl.full([], 0, tl.int64)
     last = first + vocab - 1
     if wanted != DRAWN:
@@ -181,11 +184,11 @@ def _find(
             low, low, middle, tokens, key, weight, logits_ptr, vocab,
             num_pieces, chosen, peak, slope, deepest, scale, PIECE, BINS, SCAN,
         )  # fmt: skip
-        if count > place:
+        if count > index:
             last = middle
         else:
             first = middle + 1
-    return first.to(tl.int32), tl.load(aim_ptr + 3) + above_mass + (place + 1) * own
+    return first.to(tl.int32), tl.load(aim_ptr + 3) + above_mass + (index + 1) * own
 
 
 @triton.jit
@@ -194,10 +197,7 @@ def _sums(
     num_pieces, chosen, peak, slope, deepest, scale,
     PIECE: tl.constexpr, BINS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """Of the bin's tokens with keys in [low, high] and ids up to last: mass, count, one's weight.
-
-    The latter is the largest.
-    """
+    """Mass, count and largest weight of a bin's tokens with keys in [low, high], ids <= last."""
     if SCAN:
         mass = tl.zeros([PIECE], tl.int64)
         count = tl.zeros([PIECE], tl.int64)
