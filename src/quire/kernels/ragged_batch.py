@@ -15,7 +15,11 @@ from quire.array_types import Int32s, Ints
 
 @dataclass(frozen=True, slots=True)
 class FlatTokens:
-    """The T tokens of B requests one after the other: int64 arrays."""
+    """The T tokens of B requests one after the other: int64 arrays.
+
+    The host derives positions here alone. On a device `build_inputs` does, in reference_step.py and
+    triton/step/step_kernels.py, since it works on rows of the batch and on padded steps.
+    """
 
     query_start: Ints  # [B + 1], first token of each request, then T
     rows: Ints  # [T], request of each token

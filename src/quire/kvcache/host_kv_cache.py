@@ -36,12 +36,12 @@ def zero_pages(num_bytes: int) -> Bytes:
 class HostCache:
     """A KV cache for compiled code: of each layer the addresses of keys and of values.
 
-    Both lie as [blocks, block_size, kv_heads, a row of numbers]. form: `Dtype` in quire_cpu.h.
+    Both lie as [blocks, block_size, kv_heads, a row of numbers]. dtype: `Dtype` in quire_cpu.h.
     """
 
     layers: list[tuple[int, int]]
     block_size: int
-    form: int
+    dtype: int
     pages: list[Bytes]  # the memory
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Attention of one layer: where this step's heads go, and attention over the cache."""
+"""Attention of one layer over the KV cache, and where a step's keys and values go."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ class Attention(nn.Module):
         self.params = AttentionParams(spec.scale, spec.window, spec.soft_cap)
         self.kernels = options.kernels
 
-    def turning(self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext) -> RopeWriteKV:
-        """What becomes of a step's heads before they attend.
+    def rope_write_kv(
+        self, norms: HeadNorms | None, rope: Rope, ctx: ForwardContext
+    ) -> RopeWriteKV:
+        """The operand for RoPE on a step's heads and for writing their keys and values.
 
-        norms: of queries and keys before they are turned, in families that have them.
+        norms: of queries and keys before RoPE, in families that have them.
         """
         return RopeWriteKV(
             self.head_dim, norms, *rope, *ctx.kv[self.layer_id], ctx.layout.slot_mapping
         )
 
     def forward(self, query: Tensor, ctx: ForwardContext) -> Tensor:
-        """Turned queries [T, Hq, D], whose keys and values are written → [T, Hq · D]."""
+        """Queries [T, Hq, D] after RoPE, whose keys and values are written → [T, Hq · D]."""
         k_cache, v_cache = ctx.kv[self.layer_id]
         return self.kernels.attention(query, k_cache, v_cache, ctx.layout, self.params).flatten(1)

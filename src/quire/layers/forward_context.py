@@ -24,7 +24,7 @@ class ForwardContext:
     """One step: how its batch lies, and the KV cache of each layer.
 
     kv: per layer (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]. heartbeat:
-    the model calls it once for each layer, so that a long step can be told from one that is stuck.
+    the model calls it once for each layer, so that a long step is not taken for one that is stuck.
     """
 
     layout: BatchLayout

@@ -13,15 +13,12 @@ from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import ResidualState, RopeWriteKV, Rows
 from quire.layers.linear_methods import LinearMethod, method_for
 from quire.layers.norm import RMSNorm
-from quire.layers.parameter import LayerOptions, LoadedModule, Weight, copy_whole
+from quire.layers.parameter import LayerOptions, LinearModule, Weight, copy_whole
 from quire.quantization.stored_weight import Description
 
 
-class LinearBase(LoadedModule):
+class LinearBase(LinearModule):
     """y = W x + b with W [out, in]. weight: another module's, to be used here, too."""
-
-    weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self, spec: LinearSpec, options: LayerOptions, weight: Weight | None = None
@@ -41,7 +38,7 @@ class LinearBase(LoadedModule):
         copy_whole(param, loaded, part)
 
     def order_rows(self, kernels: Kernels) -> None:
-        """Bring the rows into the order that fused kernels read: here they stand in it."""
+        """Bring the rows into the order that fused kernels read: here they are in it."""
 
     def process_after_load(self) -> None:
         """Let the method bring the weight into its run-time form."""
@@ -62,19 +59,19 @@ class LinearBase(LoadedModule):
 
 
 class ColumnParallelLinear(LinearBase):
-    """Ranks share the output; the input is whole."""
+    """Ranks share the output; each has the full input."""
 
 
 class RowParallelLinear(LinearBase):
     """Ranks share the input; their outputs are summed."""
 
-    def add(self, x: Rows, stream: ResidualState, norm: RMSNorm) -> ResidualState:
-        """Add the product of x [T, in] to the residual stream [T, out], which goes on to a norm."""
-        return self.method.add_norm(self, x, stream.residual, norm)
+    def add(self, x: Rows, residual: ResidualState, norm: RMSNorm) -> ResidualState:
+        """Add W x, for x [T, in], to the residual [T, out], and normalise that by `norm`."""
+        return self.method.add_norm(self, x, residual.residual, norm)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
-    """Several column-parallel weights stacked into one, so that one product serves all.
+    """Several column-parallel weights stacked into one, so that one matmul serves all.
 
     A checkpoint may hold the parts or, loaded with part None, the stack.
     """
@@ -100,17 +97,17 @@ class GateUpParallelLinear(MergedColumnParallelLinear):
         if self.bias is not None:
             self.bias = Weight(kernels.order_gate_up(self.bias.detach()))
 
-    def silu(self, stream: ResidualState) -> Rows:
-        """silu(gate) · up of a residual stream [T, in] behind its norm → [T, out / 2]."""
-        return self.method.apply_silu_linear(self, stream)
+    def silu(self, residual: ResidualState) -> Rows:
+        """silu(gate) · up of a normalised residual [T, in] → [T, out / 2]."""
+        return self.method.apply_silu_linear(self, residual)
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
     """Query, key and value projections in one; its output is all heads, [T, Hq + 2 Hkv, D] flat."""
 
-    def turned(self, stream: ResidualState, turning: RopeWriteKV) -> Tensor:
-        """Turned queries [T, Hq, D] of a residual stream [T, in] behind its norm.
+    def rope_write_kv(self, residual: ResidualState, rope: RopeWriteKV) -> Tensor:
+        """Queries [T, Hq, D] after RoPE, of a normalised residual [T, in].
 
-        Keys and values go to the cache.
+        Keys and values are written to the cache.
         """
-        return self.method.apply_rope_write_kv(self, stream, turning)
+        return self.method.apply_rope_write_kv(self, residual, rope)

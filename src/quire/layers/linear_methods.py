@@ -6,20 +6,15 @@ layers are in linear_layers.py, the formats in quantization/.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from quire.core.layer_spec import LinearSpec
 from quire.kernels.dispatch import Kernels
 from quire.kernels.operands import LinearWeight, ResidualState, RopeWriteKV, Rows
 from quire.layers.norm import RMSNorm
-from quire.layers.parameter import LayerOptions, Weight
+from quire.layers.parameter import LayerOptions, LinearModule, Weight
 from quire.quantization.stored_weight import Description, restore, tensors_of
 from quire.quantization.weight_format import WeightFormat
-
-if TYPE_CHECKING:
-    from quire.layers.linear_layers import LinearBase
 
 
 class LinearMethod:
@@ -34,7 +29,7 @@ class LinearMethod:
         self.weight_format = weight_format
         self.operand: LinearWeight  # once the weight is loaded
 
-    def create_weights(self, layer: LinearBase, options: LayerOptions) -> None:
+    def create_weights(self, layer: LinearModule, options: LayerOptions) -> None:
         """Add the parameter that a checkpoint fills: one weight [out, in].
 
         One that is going to be quantized has memory only between its first tensor and its last
@@ -46,7 +41,7 @@ class LinearMethod:
             weight.release()
         layer.weight = weight
 
-    def process_after_load(self, layer: LinearBase) -> None:
+    def process_after_load(self, layer: LinearModule) -> None:
         """Quantize and pack the loaded weight, so that only the result stays in memory."""
         weight = layer.weight.detach()
         if self.weight_format is None:
@@ -55,36 +50,38 @@ class LinearMethod:
             self._take(layer, self.weight_format.quantize(weight, self.kernels))
 
     def load_processed(
-        self, layer: LinearBase, tensors: dict[str, Tensor], description: Description
+        self, layer: LinearModule, tensors: dict[str, Tensor], description: Description
     ) -> None:
         """Take a weight as `process_after_load` once left it. Raises LookupError."""
         self._take(layer, restore(description, tensors))
 
-    def _take(self, layer: LinearBase, operand: LinearWeight) -> None:
+    def _take(self, layer: LinearModule, operand: LinearWeight) -> None:
         """Let the operand's tensors be the layer's, in place of the loaded weight."""
         del layer.weight
         for name, tensor in tensors_of(operand).items():
             layer.register_buffer(name, tensor, persistent=False)
         self.operand = operand
 
-    def apply(self, layer: LinearBase, x: Tensor) -> Tensor:
+    def apply(self, layer: LinearModule, x: Tensor) -> Tensor:
         """x [T, in] → [T, out]."""
         return self.kernels.linear(x, self.operand, layer.bias)
 
-    def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
+    def apply_rms_norm_linear(self, layer: LinearModule, x: ResidualState) -> Tensor:
         """The linear operation on a normalised residual: [T, in] → [T, out]."""
         return self.apply(layer, self.kernels.normalized_rows(x))
 
-    def apply_rope_write_kv(self, layer: LinearBase, x: ResidualState, rope: RopeWriteKV) -> Tensor:
+    def apply_rope_write_kv(
+        self, layer: LinearModule, x: ResidualState, rope: RopeWriteKV
+    ) -> Tensor:
         """Queries with RoPE, [T, Hq, D], of a normalised residual; keys and values are written."""
         return self.kernels.rope_write_kv(*rope.operands(self.apply_rms_norm_linear(layer, x)))
 
-    def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
+    def apply_silu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
         """silu(gate) · up of a normalised residual, gate rows before up rows: [T, out / 2]."""
         return self.kernels.silu_and_mul(self.apply_rms_norm_linear(layer, x))
 
     def add_norm(
-        self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
+        self, layer: LinearModule, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
         """residual [T, out] + the linear operation on x [T, in], then the next norm."""
         assert isinstance(x, Tensor)  # fused methods alone make other rows
@@ -94,27 +91,29 @@ class LinearMethod:
 class FusedLinearMethod(LinearMethod):
     """For a device with kernels for a linear operation fused with what surrounds it."""
 
-    def process_after_load(self, layer: LinearBase) -> None:
+    def process_after_load(self, layer: LinearModule) -> None:
         """Also bring gate and up rows into the order that the kernels read."""
         layer.order_rows(self.kernels)
         super().process_after_load(layer)
 
-    def apply_rms_norm_linear(self, layer: LinearBase, x: ResidualState) -> Tensor:
+    def apply_rms_norm_linear(self, layer: LinearModule, x: ResidualState) -> Tensor:
         """Norm and linear operation in one kernel: [T, in] → [T, out]."""
         return self.kernels.rms_norm_linear(x, self.operand, layer.bias)
 
-    def apply_rope_write_kv(self, layer: LinearBase, x: ResidualState, rope: RopeWriteKV) -> Tensor:
+    def apply_rope_write_kv(
+        self, layer: LinearModule, x: ResidualState, rope: RopeWriteKV
+    ) -> Tensor:
         """Norm, linear operation, RoPE and KV write in one kernel, if there is one: [T, Hq, D]."""
         if not self.kernels.fuses_rope:
             return super().apply_rope_write_kv(layer, x, rope)
         return self.kernels.qkv_rope_write_kv(x, self.operand, layer.bias, rope)
 
-    def apply_silu_linear(self, layer: LinearBase, x: ResidualState) -> Rows:
+    def apply_silu_linear(self, layer: LinearModule, x: ResidualState) -> Rows:
         """Norm, linear operation and SiLU in one kernel: [T, in] → [T, out / 2]."""
         return self.kernels.linear_silu(x, self.operand, layer.bias)
 
     def add_norm(
-        self, layer: LinearBase, x: Rows, residual: Tensor, norm: RMSNorm
+        self, layer: LinearModule, x: Rows, residual: Tensor, norm: RMSNorm
     ) -> ResidualState:
         """Linear operation and sum in one kernel; the norm is left to the next operation."""
         return self.kernels.linear_add_norm(

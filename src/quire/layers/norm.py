@@ -1,4 +1,4 @@
-"""RMSNorm, alone or fused with the addition to the residual stream."""
+"""RMSNorm, alone or fused with the addition to the residual."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RMSNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def begin(self, hidden: Tensor) -> ResidualState:
-        """hidden [T, size] becomes the residual stream."""
+        """hidden [T, size] becomes the residual."""
         return ResidualState(hidden, self(hidden), self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> ResidualState:
-        """Add x to the residual stream, both [T, size]."""
+        """Add x to the residual, both [T, size]."""
         rows, residual = self.kernels.rms_norm_residual(x, residual, self.weight, self.eps)
         return ResidualState(residual, rows, self.weight, self.eps)
 
-    def finish(self, stream: ResidualState) -> Tensor:
+    def finish(self, residual: ResidualState) -> Tensor:
         """The last norm's result, [T, size]."""
-        return self.kernels.normalized_rows(stream)
+        return self.kernels.normalized_rows(residual)

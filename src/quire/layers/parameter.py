@@ -69,6 +69,23 @@ class LoadedModule(nn.Module, ABC):
         """
 
 
+class LinearModule(LoadedModule):
+    """What a linear method reads of the layer it belongs to: weight [out, in], and maybe a bias."""
+
+    in_features: int
+    out_features: int
+    weight: Tensor
+    bias: Tensor | None
+
+    @abstractmethod
+    def load_rows(self, param: Tensor, loaded: Tensor, part: str | None) -> None:
+        """Fill a parameter whose first dimension is the output's."""
+
+    @abstractmethod
+    def order_rows(self, kernels: Kernels) -> None:
+        """Bring the rows into the order that fused kernels read."""
+
+
 def keep_at_hand(model: nn.Module) -> None:
     """Make each module's parts plain attributes, too, once they change no more.
 

@@ -1,6 +1,6 @@
 """Rotary position embeddings: from a token's position to its angles.
 
-Owns the frequencies of each kind of scaling; the turning itself is a kernel. A token's angles
+Owns the frequencies of each kind of scaling; applying them is a kernel. A token's angles
 depend on its own position alone, never on the batch or on how a prompt was cut into chunks:
 otherwise cached keys could not be shared. Two kinds are defined otherwise in transformers:
 
@@ -39,7 +39,7 @@ class RotaryEmbedding(nn.Module):
         self.scale = attention_factor(rope)
         frequencies = inverse_frequencies(rope, max_model_len).to(options.device)
         self.register_buffer("inv_freq", frequencies, persistent=False)
-        # On a CPU those of the first positions are kept: looking them up takes a tenth of the time.
+        # On a CPU those of the first positions are cached: a look-up takes a tenth of the time.
         self._cos = self._sin = torch.empty(0, rope.rotary_dim)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,13 +100,15 @@ def _dynamic_frequencies(rope: RopeSettings, positions: Tensor) -> Tensor:
 
 
 def _llama3_frequencies(rope: RopeSettings) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
+    """Llama 3.1: long wavelengths are stretched, short ones unchanged, others interpolated."""
     assert rope.factor is not None
     inv_freq = 1.0 / _wavelengths(rope)
     wavelengths = 2 * math.pi / inv_freq
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    kept = (rope.original_max_position / wavelengths - low) / (high - low)  # 1 keeps, 0 stretches
-    between = (1 - kept) * inv_freq / rope.factor + kept * inv_freq
+    share = (rope.original_max_position / wavelengths - low) / (
+        high - low
+    )  # of the unstretched frequency
+    between = (1 - share) * inv_freq / rope.factor + share * inv_freq
     stretched = torch.where(
         wavelengths > rope.original_max_position / low, inv_freq / rope.factor, between
     )
@@ -114,7 +116,7 @@ def _llama3_frequencies(rope: RopeSettings) -> Tensor:
 
 
 def _yarn_frequencies(rope: RopeSettings) -> Tensor:
-    """YaRN (Peng et al., 2023): a ramp over the dimensions from kept to stretched frequencies."""
+    """YaRN (Peng et al., 2023): a ramp over dimensions from unchanged to stretched frequencies."""
     wavelengths = _wavelengths(rope)
     low = _yarn_dimension(rope, rope.beta_fast)
     high = _yarn_dimension(rope, rope.beta_slow)
@@ -124,11 +126,11 @@ def _yarn_frequencies(rope: RopeSettings) -> Tensor:
     if low == high:
         high += 0.001
     steps = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
-    kept = 1 - ((steps - low) / (high - low)).clamp(0, 1)
-    return (1.0 / (stretch(rope) * wavelengths)) * (1 - kept) + (1.0 / wavelengths) * kept
+    share = 1 - ((steps - low) / (high - low)).clamp(0, 1)
+    return (1.0 / (stretch(rope) * wavelengths)) * (1 - share) + (1.0 / wavelengths) * share
 
 
 def _yarn_dimension(rope: RopeSettings, rotations: float) -> float:
-    """The dimension that turns `rotations` times over the trained context."""
+    """The dimension whose angle makes `rotations` turns over the trained context."""
     ratio = rope.original_max_position / (rotations * 2 * math.pi)
     return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))

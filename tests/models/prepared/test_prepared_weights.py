@@ -210,7 +210,7 @@ def test_weights_that_a_scheme_cannot_keep_in_its_form_are_told(
     scheme = scheme_of("int4")
     assert scheme is not None
     with caplog.at_level("INFO"):
-        loader._tell_exceptions(scheme, Odd())
+        loader._log_exceptions(scheme, Odd())
     assert "1 weights are stored as int8 in place of int4: their inputs are no" in caplog.text
 
 

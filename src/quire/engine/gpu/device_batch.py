@@ -20,6 +20,7 @@ from quire.engine.core.step_sizes import StepSize
 from quire.engine.gpu.pinned_buffers import PinnedBuffers
 from quire.kernels.batch_layout import BatchLayout, SharedPrefixes
 from quire.kernels.dispatch import Kernels
+from quire.kernels.ragged_batch import FlatTokens
 from quire.kernels.step_buffer import Step, StepSections
 
 HostStep = Step[Int32s]
@@ -177,11 +178,10 @@ class DeviceBatch:
         np.cumsum(lengths, out=step.query_start_loc[1:])
         step.seq_lens[:] = 0
         step.seq_lens[order.rows] = starts + counts
-        num_tokens = order.query_start[-1]
-        rows = np.repeat(order.rows, counts)
-        positions = np.arange(num_tokens) + np.repeat(starts - order.query_start[:-1], counts)
-        is_known = positions < self._batch.num_tokens[rows]
-        known = self._batch.token_ids[rows, positions]
+        flat = FlatTokens.of(counts, starts + counts)
+        rows, num_tokens = order.rows[flat.rows], len(flat.rows)
+        is_known = flat.positions < self._batch.num_tokens[rows]
+        known = self._batch.token_ids[rows, flat.positions]
         step.token_ids[:num_tokens] = np.where(is_known, known, -1)
         step.token_rows[:num_tokens] = rows
         step.token_rows[num_tokens:] = -1

@@ -36,7 +36,7 @@ class ConfigFile:
         values = _parse(path)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise CheckpointError(f"{path} does not hold a list of objects; download it again")
-        return [cls(path, value, f"[{place}].") for place, value in enumerate(values)]
+        return [cls(path, value, f"[{index}].") for index, value in enumerate(values)]
 
     def wrong(self, key: str, problem: str) -> CheckpointError:
         """The error for a key."""

@@ -125,10 +125,10 @@ class DeviceReader:
         return torch.cuda.stream(self._stream)
 
     def _read(self, part: _Part, memory: memoryview) -> None:
-        file, place, done = self._files[part.entry.file], part.entry.offset + part.start, 0
+        file, offset, done = self._files[part.entry.file], part.entry.offset + part.start, 0
         try:
             while done < len(memory):
-                count = os.preadv(file, [memory[done:]], place + done)
+                count = os.preadv(file, [memory[done:]], offset + done)
                 if count == 0:
                     raise part.entry.wrong("the file has become shorter while it was read")
                 done += count

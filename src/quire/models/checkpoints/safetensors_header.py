@@ -105,19 +105,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(path: Path, header: bytes, start: int, name: str, value: Any) -> TensorEntry:
     """Check one tensor's description by itself."""
-    place = 8 + max(0, header.find(json.dumps(name, ensure_ascii=False).encode(errors="replace")))
+    position = 8 + max(
+        0, header.find(json.dumps(name, ensure_ascii=False).encode(errors="replace"))
+    )
     value = value if isinstance(value, dict) else {}
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SAFETENSORS:
-        raise _damaged(path, place, f"{name} has the unknown dtype {dtype!r}")
+        raise _damaged(path, position, f"{name} has the unknown dtype {dtype!r}")
     if not _is_list_of_sizes(shape):
-        raise _damaged(path, place, f"{name} has the shape {shape!r}")
+        raise _damaged(path, position, f"{name} has the shape {shape!r}")
     if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(path, place, f"{name} has the data_offsets {offsets!r}")
+        raise _damaged(path, position, f"{name} has the data_offsets {offsets!r}")
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * SAFETENSORS[dtype].bits:
         raise _damaged(
-            path, place, f"{name}, {dtype} {shape}, does not fit its {end - begin} bytes"
+            path, position, f"{name}, {dtype} {shape}, does not fit its {end - begin} bytes"
         )
     return TensorEntry(name, path, dtype, tuple(shape), start + begin, end - begin)
 

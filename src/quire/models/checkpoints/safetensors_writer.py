@@ -1,7 +1,7 @@
 """Tensors to a safetensors file whose bytes layers can use where they are mapped.
 
-Owns the order of such a file, and the sizes in which it is written: what products read in whole
-large pages (large_pages.py), and tables for look-ups behind them in small ones, since of a large
+Owns the order of such a file, and the sizes in which it is written: what linear layers read in
+large pages (large_pages.py), and tables for look-ups after them in small ones, since of a large
 one all would be in memory for one row.
 """
 
@@ -42,10 +42,10 @@ def write_tensors(
     tables: names of those that serve look-ups. stops: asked before each piece, with the share that
     is written. metadata: more entries of the header's. Raises OSError.
     """
-    products = [name for name in tensors if name not in tables]
-    front = [name for name in products if tensors[name].nbytes % 64 == 0]
+    weights = [name for name in tensors if name not in tables]
+    front = [name for name in weights if tensors[name].nbytes % 64 == 0]
     ordered = [*front, *(name for name in tensors if name in tables)]
-    ordered += [name for name in products if tensors[name].nbytes % 64]
+    ordered += [name for name in weights if tensors[name].nbytes % 64]
     product_bytes = sum(tensors[name].nbytes for name in front)
     text = _header(tensors, ordered, {PRODUCT_BYTES: str(product_bytes), **(metadata or {})})
     large = chain([memoryview(text)], (_bytes(tensors[name]) for name in front))
@@ -83,14 +83,14 @@ def _bytes(tensor: Tensor) -> memoryview:
 def _pieces(parts: Iterable[memoryview], num_bytes: int) -> Iterator[list[memoryview]]:
     """The parts joined, and cut where so many bytes are full."""
     piece: list[memoryview] = []
-    room = num_bytes
+    capacity = num_bytes
     for rest in parts:
         while rest:
-            piece.append(rest[:room])
-            rest, room = rest[room:], room - len(piece[-1])
-            if room == 0 or len(piece) == _MOST_PARTS:
+            piece.append(rest[:capacity])
+            rest, capacity = rest[capacity:], capacity - len(piece[-1])
+            if capacity == 0 or len(piece) == _MOST_PARTS:
                 yield piece
-                piece, room = [], room or num_bytes
+                piece, capacity = [], capacity or num_bytes
     if piece:
         yield piece
 
@@ -110,5 +110,7 @@ def bring_to_disk(path: Path, stops: Callable[[], bool]) -> None:
                 if sync(file.fileno(), begin, _PIECE_BYTES, _WRITE_AND_WAIT) != 0:
                     number = ctypes.get_errno()
                     if number not in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
-                        raise OSError(number, os.strerror(number))  # told to nobody else
+                        raise OSError(
+                            number, os.strerror(number)
+                        )  # this thread's write alone sees it
         os.fsync(file.fileno())

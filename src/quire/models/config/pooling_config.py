@@ -82,5 +82,7 @@ def _mode(config: ConfigFile) -> Literal["mean", "last"]:
             return "mean"
         case ["last"]:
             return "last"
-    told = " and ".join(on) or "missing"
-    raise config.wrong("pooling_mode", f"is {told}, but one of mean and last is needed; {_INSTEAD}")
+    found = " and ".join(on) or "missing"
+    raise config.wrong(
+        "pooling_mode", f"is {found}, but one of mean and last is needed; {_INSTEAD}"
+    )

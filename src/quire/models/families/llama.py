@@ -49,12 +49,14 @@ class LlamaAttention(nn.Module):
         self.k_norm = None if spec.key_norm is None else RMSNorm(spec.key_norm, options)
 
     def forward(
-        self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
+        self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
-        """Add to the residual stream [T, H], which then goes to the following norm."""
-        query = self.qkv_proj.turned(stream, self.attn.turning(self.head_norms(), rope, ctx))
+        """Add to the residual [T, H], which the following norm then normalises."""
+        query = self.qkv_proj.rope_write_kv(
+            residual, self.attn.rope_write_kv(self.head_norms(), rope, ctx)
+        )
         out = self.attn.forward(query, ctx)
-        return self.o_proj.add(out, stream, following)
+        return self.o_proj.add(out, residual, following)
 
     def head_norms(self) -> HeadNorms | None:
         """Norms of each query's and key's dimensions, where there are some."""
@@ -71,13 +73,13 @@ class LlamaMLP(nn.Module):
         self.gate_up_proj = GateUpParallelLinear(spec.gate_up, options)
         self.down_proj = RowParallelLinear(spec.down, options)
 
-    def forward(self, stream: ResidualState, following: RMSNorm) -> ResidualState:
-        """Add to the residual stream [T, H], which then goes to the following norm."""
-        return self.down_proj.add(self.gate_up_proj.silu(stream), stream, following)
+    def forward(self, residual: ResidualState, following: RMSNorm) -> ResidualState:
+        """Add to the residual [T, H], which the following norm then normalises."""
+        return self.down_proj.add(self.gate_up_proj.silu(residual), residual, following)
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and MLP, each after a norm and adding to the residual stream."""
+    """Attention and MLP, each after a norm and adding to the residual."""
 
     def __init__(self, spec: LayerSpec, layer_id: int, options: LayerOptions) -> None:
         super().__init__()
@@ -93,11 +95,11 @@ class LlamaDecoderLayer(nn.Module):
         return norm
 
     def forward(
-        self, stream: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
+        self, residual: ResidualState, following: RMSNorm, rope: Rope, ctx: ForwardContext
     ) -> ResidualState:
-        """The residual stream after this layer's first norm → after the following layer's."""
-        stream = self.self_attn.forward(stream, self.pre_mlp_norm, rope, ctx)
-        return self.mlp.forward(stream, following)
+        """The residual with this layer's first norm → with the following layer's."""
+        residual = self.self_attn.forward(residual, self.pre_mlp_norm, rope, ctx)
+        return self.mlp.forward(residual, following)
 
 
 class LlamaModel(nn.Module):
@@ -121,11 +123,13 @@ class LlamaModel(nn.Module):
         """input_ids, positions int64 [T] → [T, H], through as many layers as have a cache."""
         ctx.layout.forget()
         ropes = [rotary(positions) for rotary in self.rotaries]
-        stream = self.norms[0].begin(self.embed_tokens(input_ids))
+        residual = self.norms[0].begin(self.embed_tokens(input_ids))
         for (layer, following, rope), _ in zip(self.path, ctx.kv, strict=False):
             ctx.heartbeat()
-            stream = layer.forward(stream, following, ropes[rope], ctx)  # no hooks are looked for
-        return self.norm.finish(stream)
+            residual = layer.forward(
+                residual, following, ropes[rope], ctx
+            )  # no hooks are looked for
+        return self.norm.finish(residual)
 
 
 class LlamaForCausalLM(nn.Module):
@@ -148,5 +152,5 @@ class LlamaForCausalLM(nn.Module):
         return self.model(input_ids, positions, ctx)  # type: ignore[no-any-return]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, H] → [S, V], in the type of the products. Only for checkpoints with a head."""
+        """hidden [S, H] → [S, V], in the weights' data type. Only for checkpoints with a head."""
         return self.lm_head(hidden)  # type: ignore[no-any-return]

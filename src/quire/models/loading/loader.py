@@ -1,8 +1,8 @@
 """From a folder to a model that is ready to run.
 
 Owns the match between a checkpoint's names and the model's parameters, and the order of things: the
-model is first built without memory (on the meta device) and the load is rehearsed there, so that
-whatever does not fit is told before anything large is allocated.
+model is first built without memory (on the meta device) and the load is tried there, so that
+whatever does not fit is an error before anything large is allocated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Targets = dict[str, tuple[Weight, str | None]]
 def resolve_dtype(name: str, model_config: ModelConfig) -> torch.dtype:
     """The data type to run in; "auto" takes the checkpoint's. Raises CheckpointError.
 
-    float16 works on the CPU, but its matrix products are slow there; prefer bfloat16.
+    float16 works on the CPU, but matmuls are slow in it there; prefer bfloat16.
     """
     wanted = model_config.dtype if name == "auto" else name
     if wanted not in MODEL_DTYPES:
@@ -71,7 +71,7 @@ def load_model(
 
     kernels: the operations that it calls; the device's own if None.
 
-    Those that the config quantizes are so as soon as they are there, one after the other.
+    Weights are quantized one by one, as soon as they are loaded.
 
     A CPU keeps models in their run-time form on disk (prepared_weights.py), and maps that next
     time.
@@ -128,11 +128,11 @@ def _build(
     options = LayerOptions(dtype, device, kernels, scheme)
     model = LlamaForCausalLM(model_config.spec, max_model_len, options)
     if scheme is not None and device.type != "meta":
-        _tell_exceptions(scheme, model)
+        _log_exceptions(scheme, model)
     return model
 
 
-def _tell_exceptions(scheme: Scheme, model: nn.Module) -> None:
+def _log_exceptions(scheme: Scheme, model: nn.Module) -> None:
     """Log which weights get another format than their scheme has first, for their size."""
     others: Counter[str] = Counter()
     for module in model.modules():
@@ -223,14 +223,14 @@ def _tensors(
 def _stays_mapped(tensor: Tensor, param: Weight) -> bool:
     """Whether a weight is read where its file is mapped, which spares a copy of it.
 
-    Most are brought into another form from there; a table for look-ups stays there.
+    Most are converted from there; a table for look-ups stays there.
     """
     return tensor.dtype == param.dtype and tensor.nbytes >= _WORTH_MAPPING
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal for big checkpoints; what it gives is told of bytes that were read."""
+    """A progress bar on a terminal for big checkpoints; yields a function that adds bytes read."""
     if total < _BIG or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -15,7 +15,7 @@ from quire.layers.parameter import LoadedModule, Weight
 
 
 class Filling:
-    """Counts what is still to come. expected: for each tensor that will, the parameter it fills."""
+    """Counts tensors still to be loaded. expected: for each of them, the parameter it fills."""
 
     def __init__(self, model: nn.Module, expected: Iterable[Weight]) -> None:
         self._model = model
@@ -25,20 +25,20 @@ class Filling:
             for module in reversed(list(model.modules()))
             for param in module.parameters(recurse=False)
         }
-        self._sharing: dict[nn.Module, list[nn.Module]] = {}  # by the owner of a parameter
+        self._tied_modules: dict[nn.Module, list[nn.Module]] = {}  # by the owner of a parameter
         for module in model.modules():
             for param in module.parameters(recurse=False):
                 if (owner := self._owners[id(param)]) is not module:
-                    self._sharing.setdefault(owner, []).append(module)
+                    self._tied_modules.setdefault(owner, []).append(module)
         self._missing = Counter(self._owners[id(param)] for param in expected)
         self._finished: set[nn.Module] = set()
 
     def filled(self, param: Weight) -> None:
-        """Tell that one tensor has come. The caller then forgets the parameter."""
+        """Note that one tensor has been loaded. The caller then forgets the parameter."""
         owner = self._owners[id(param)]
         self._missing[owner] -= 1
         if self._missing[owner] == 0:
-            for module in (owner, *self._sharing.get(owner, ())):
+            for module in (owner, *self._tied_modules.get(owner, ())):
                 if self._missing[module] == 0:
                     self._finish(module)
 

@@ -73,7 +73,7 @@ class CompiledDecoder:
             0, *residual.shape, len(lens), table.shape[1],
             cache.block_size, attention.num_heads, attention.num_kv_heads,
             attention.key_dim, cos.shape[1],
-            DTYPES[self._dtype], cache.form, native.num_threads(),
+            DTYPES[self._dtype], cache.dtype, native.num_threads(),
         )  # fmt: skip
         together = _TOGETHER if len(rows) <= FEW_TOKENS else 1
         for begin in range(0, len(cache.layers), together):
