@@ -105,9 +105,8 @@ def _llama3_frequencies(rope: RopeSettings) -> Tensor:
     inv_freq = 1.0 / _wavelengths(rope)
     wavelengths = 2 * math.pi / inv_freq
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    share = (rope.original_max_position / wavelengths - low) / (
-        high - low
-    )  # of the unstretched frequency
+    # of the unstretched frequency
+    share = (rope.original_max_position / wavelengths - low) / (high - low)
     between = (1 - share) * inv_freq / rope.factor + share * inv_freq
     stretched = torch.where(
         wavelengths > rope.original_max_position / low, inv_freq / rope.factor, between

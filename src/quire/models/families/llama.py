@@ -126,9 +126,8 @@ class LlamaModel(nn.Module):
         residual = self.norms[0].begin(self.embed_tokens(input_ids))
         for (layer, following, rope), _ in zip(self.path, ctx.kv, strict=False):
             ctx.heartbeat()
-            residual = layer.forward(
-                residual, following, ropes[rope], ctx
-            )  # no hooks are looked for
+            # called directly: PyTorch would look for hooks
+            residual = layer.forward(residual, following, ropes[rope], ctx)
         return self.norm.finish(residual)
 
 
