@@ -35,7 +35,7 @@ OLD_WORDS = {
 # Names that other software gave.
 ALLOWED = {
     "generic_visit", "scaled_dot_product_attention", "visit_For", "visit_FunctionDef",
-    "visit_Name", "visit_While",
+    "visit_Name", "visit_While", "kept_token_ids", "_kept_token_ids",
 }  # fmt: skip
 
 # Uses that are left in the package: they may only become fewer.

@@ -106,8 +106,8 @@ class LLM:
         prompt_list = read_prompts(prompts)
         prepared = []
         with self._turn:
-            for place, prompt in enumerate(prompt_list):
-                with errors_name_field("prompt", place, len(prompt_list)):
+            for index, prompt in enumerate(prompt_list):
+                with errors_name_field("prompt", index, len(prompt_list)):
                     prepared.append(self._inputs.prepare_embedding(self._next_id(), prompt, params))
             answers = self._run(prepared, "embeddings", use_tqdm)
         return [_vector(answers[request.request_id]) for request in prepared]
@@ -148,19 +148,21 @@ class LLM:
     ) -> list[RequestOutput]:
         """field: the argument that the items came in, for errors. encode: makes each a prompt."""
         prepared, refused, ids = list[PreparedRequest](), dict[str, RequestOutput](), list[str]()
-        wishes, count = (
+        params_list, count = (
             expand_sampling_params(sampling, len(items)),
             len(items) if raise_errors else 1,
         )
-        for place, (item, params) in enumerate(zip(items, wishes, strict=True)):
+        for index, (item, params) in enumerate(zip(items, params_list, strict=True)):
             ids.append(self._next_id())
             try:
-                with errors_name_field(field, place, count):
+                with errors_name_field(field, index, count):
                     prepared.append(
                         self._inputs.prepare(ids[-1], encode(item), params, stream=False)
                     )
             except InvalidRequestError as error:
-                is_items = (error.param or "").partition("[")[0] == field  # else a wish is wrong
+                is_items = (error.param or "").partition("[")[
+                    0
+                ] == field  # else the params are wrong
                 if raise_errors or not is_items:
                     raise
                 refused[ids[-1]] = _failed(ids[-1], error)
@@ -215,16 +217,16 @@ def _failed(request_id: str, error: QuireError) -> RequestOutput:
 
 
 def _collect(step: Processed, answers: dict[str, RequestOutput], raise_errors: bool) -> None:
-    """Join a step's news to the answers so far."""
+    """Join a step's deltas to the answers so far."""
     for request_id, failure in step.failures.items():
         if raise_errors:
             raise failure
         answers[request_id] = _failed(request_id, failure)
-    for request_id, news in step.outputs.items():
+    for request_id, delta in step.outputs.items():
         if request_id in answers:
-            answers[request_id].append(news)
+            answers[request_id].append(delta)
         else:
-            answers[request_id] = news
+            answers[request_id] = delta
 
 
 def _vector(output: RequestOutput) -> EmbeddingOutput:

@@ -1,4 +1,4 @@
-"""The demonstration: the bundled model's three jobs, sent all at once, with answers and figures."""
+"""The demo's requests: the bundled model's three tasks, sent together, with answers and figures."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ async def closed_loop(
     done: dict[int, RequestResult] = {}
 
     async def lane() -> None:
-        for place, body in waiting:
-            done[place] = await stream_request(url, body, api_key=api_key)
-            on_done(done[place])
+        for index, body in waiting:
+            done[index] = await stream_request(url, body, api_key=api_key)
+            on_done(done[index])
 
     await asyncio.gather(*(lane() for _ in range(concurrency)))
-    return [done[place] for place in range(len(bodies))]
+    return [done[index] for index in range(len(bodies))]

@@ -56,7 +56,7 @@ def _failure(log: str) -> Exception:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End it and wait for that, also where whoever waits is told to end meanwhile."""
+    """End it and wait for that, even if the waiting process gets a signal meanwhile."""
     if process.returncode is None:
         process.terminate()
     end = asyncio.ensure_future(_end_of(process))

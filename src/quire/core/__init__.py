@@ -1,1 +1,1 @@
-"""The nouns of the engine: requests, steps and messages. No torch in this room."""
+"""Data structures of the engine: requests, steps, messages, layer descriptions. No torch here."""

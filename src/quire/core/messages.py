@@ -1,4 +1,4 @@
-"""What crosses between the front (tokenizer, HTTP) and the engine core. No torch.
+"""Messages between the frontend (tokenizer, HTTP) and the engine core. No torch.
 
 One message in per request, one message out per step. They are msgspec structs so that the same
 objects travel through a queue inside a process or as msgpack frames between processes.
@@ -19,9 +19,9 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defa
     """Run this.
 
     bad_words_ids: each bad word as token ids, in every spelling that can occur. output_token_ids,
-    num_prompt_logprobs: what the caller has been told already, when another engine goes on with a
+    num_prompt_logprobs: how many the caller has received already, when another engine continues a
     request; lengths, seeds and penalties count as if it had never changed hands. stream: whether
-    the caller wants news after each step, or all of it at the end.
+    the caller wants deltas after each step, or all of it at the end.
     queue_timeout: seconds after which it is given up if it has not begun to run.
     pooling: an embedding is asked for, made so, instead of tokens; sampling has then no meaning.
     """
@@ -68,7 +68,7 @@ class ErrorKind(enum.StrEnum):
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position: the token itself first, then the most probable ones.
 
-    rank: place of the token itself in the whole distribution, 1 the most probable.
+    rank: rank of the token itself in the whole distribution, 1 the most probable.
     """
 
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""What a caller may wish of an embedding, checked at birth. No torch."""
+"""Pooling params of an embedding request, checked when created. No torch."""
 
 from __future__ import annotations
 

@@ -89,20 +89,20 @@ class Request:
         if message.pooling is not None:
             self.sampling = DEFAULT_SAMPLING
             self.max_total_tokens = self.num_prompt_tokens + 1  # the result stands for a token
-        wishes = self.sampling
-        self.min_total_tokens = self.num_prompt_tokens + wishes.min_tokens  # before it may end
-        self.end_token_ids = frozenset(wishes.stop_token_ids)
-        if not wishes.ignore_eos:
+        params = self.sampling
+        self.min_total_tokens = self.num_prompt_tokens + params.min_tokens  # before it may end
+        self.end_token_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
             self.end_token_ids |= self.eos_token_ids
         self.defers_deltas = not message.stream  # its caller waits for the end
-        # then what comes behind the first token is told with the last; None before the first
+        # then tokens after the first are sent with the last; None before the first
         self.pending_delta: RequestDelta | None = None
         self.num_cached_tokens = 0  # of the computed ones, those the prefix cache gave
         self.num_computed_tokens = 0  # KV written, or being written by a step in flight
         self.num_in_flight_tokens = 0  # sampled by steps whose result is not known yet
         self.num_preemptions = 0
         self.num_lost_tokens = 0  # computed ones, as of the last preemption
-        self.num_prompt_logprobs = message.num_prompt_logprobs  # told to the caller so far
+        self.num_prompt_logprobs = message.num_prompt_logprobs  # sent to the caller so far
         self.status = RequestStatus.WAITING
         self.block_hashes: list[bytes] = []  # of full blocks; grown by the KV cache manager
 
@@ -130,7 +130,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its end has been told."""
+        """Whether it has ended."""
         return self.status is RequestStatus.FINISHED
 
     def append(self, token_id: int) -> FinishReason | None:

@@ -1,4 +1,4 @@
-"""What callers get back. No torch."""
+"""Results that callers get: outputs, embeddings, times, log-probabilities. No torch."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RequestOutput(msgspec.Struct):
     prompt_logprobs: as far as computed, also in a stream; complete with the first token. times:
     shared by all parts of a stream. embedding: float32 numbers, little-endian, if this was asked
     for; there is then one answer, without tokens. error: why there is no answer, where a caller
-    wants to be told so; it is raised otherwise.
+    asked for that; it is raised otherwise.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""What a caller may wish of the sampler, checked at birth. No torch."""
+"""SamplingParams of a request (temperature, top-p ...), checked when created. No torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SamplingParams(
     bad_words: words whose tokens, as the tokenizer spells them with and without a leading space,
     never follow one another in the answer. skip_special_tokens: leave them out of the text,
     but for kept_token_ids.
-    structured_outputs: the form that the answer has to have.
+    structured_outputs: a constraint on the answer's text.
 
     Lists are bounded, because their work is done for each token or before other requests' work.
     Raises InvalidRequestError, which names the field and the fix.

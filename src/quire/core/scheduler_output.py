@@ -1,4 +1,4 @@
-"""The contract between scheduler and model runner: one plan in, one result out. No torch.
+"""SchedulerOutput and ModelRunnerOutput: the plan of a step, and its result. No torch.
 
 Both are plain structs without references into the scheduler, so that a plan can be sent to other
 ranks as it is. A running request is described in full once, when it enters the batch (again after
@@ -61,8 +61,8 @@ class SchedulerOutput(msgspec.Struct, kw_only=True):
 class SampleResult(msgspec.Struct, kw_only=True):
     """The outcome of one scheduled request: the token drawn, or None when none was due.
 
-    failed: what the model computed for it was not finite, so that nothing of this step may be kept.
-    exhausted: its own wishes left no token to draw; what the model computed is sound.
+    failed: what the model computed for it was not finite, so nothing of this step may be cached.
+    exhausted: its own sampling params left no token to draw; what the model computed is valid.
     whole: its structured_outputs let nothing follow the token, so that the answer ends with it.
     embedding: float32 numbers, little-endian, where this was due instead of a token.
     """

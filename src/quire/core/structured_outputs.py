@@ -1,6 +1,6 @@
-"""What form an answer has to have, as a caller wishes it. No torch.
+"""StructuredOutputs: the constraint that a caller sets on an answer. No torch.
 
-Owns the wish and the bounds that can be checked without understanding it; compiling it, with all
+Owns the constraint and the bounds that can be checked without compiling it; compiling it, with all
 other bounds, is the grammar room's work.
 """
 
@@ -74,18 +74,18 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def kind(self) -> str:
-        """Which form it is: a name of KINDS."""
+        """Kind of constraint: a name of KINDS."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
     def text(self) -> str:
-        """The form itself as text."""
+        """The schema, expression, choices or grammar as text."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
     @property
     def key(self) -> tuple[str, str, str | None]:
-        """What tells apart wishes that come to different forms: kind, text and white space."""
+        """Key by which compiled grammars are cached: kind, text and white space."""
         return self.kind, self.text, "" if self.disable_any_whitespace else self.whitespace_pattern
 
     @property
@@ -144,7 +144,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise self._invalid_option("whitespace_pattern", problem)
 
     def _invalid_option(self, name: str, problem: str) -> InvalidRequestError:
-        """A refusal of a field that goes with the form's own."""
+        """An error for a field beside the constraint's own."""
         return invalid_value(self.name.removesuffix(self.kind) + name, problem)
 
     def _check_choice(self) -> None:

@@ -1,6 +1,6 @@
-"""Logits on a device, as wishes change them there: nothing waits for it.
+"""Logits on a device, which logits processors change there without waiting for it.
 
-Owns the way of what the host knows to a device; see logits_processors.py for what wishes are.
+Owns the copy of what the host knows to the device; logits_processors.py says what is applied.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.array_types import Array, Flags, Ints, Logits
 
-# Applies repetition, presence and frequency penalties to the logits of these places [U] of a batch,
-# of these rows [U].
+# Applies repetition, presence and frequency penalties to the logits of samples [U] of a batch,
+# which are rows [U] of the sampling state.
 Penalise = Callable[[Tensor, Ints, Ints], None]
 
 
@@ -38,13 +38,13 @@ class DeviceLogits:
         """See `MutableLogits`."""
         self._flat.index_fill_(0, on_device(index, self._flat), -torch.inf)
 
-    def ban_flagged(self, place: int, banned: Flags) -> None:
+    def ban_flagged(self, sample: int, banned: Flags) -> None:
         """See `MutableLogits`."""
-        self._values[place].masked_fill_(on_device(banned, self._values), -torch.inf)
+        self._values[sample].masked_fill_(on_device(banned, self._values), -torch.inf)
 
-    def penalise(self, places: Ints, rows: Ints) -> None:
+    def penalise(self, samples: Ints, rows: Ints) -> None:
         """See `MutableLogits`."""
-        self._penalise(self._values, places, rows)
+        self._penalise(self._values, samples, rows)
 
 
 def on_device(values: Array, like: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""Draws where the logits are for rows whose wishes change them: nothing waits for the device.
+"""Logits processors on a device: sampling of the rows that have some, without waiting for it.
 
-Owns the device's count of each penalised row's tokens, which follows the draws there. What a wish
-does to logits is told by logits_processors.py, and the draw itself is that of rows without such
-wishes.
+Owns the device's count of each penalised row's tokens, which follows the draws there. What a
+processor does to logits is in logits_processors.py; the draw itself is that of all other rows.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ class DeviceLogitsProcessors:
         self._counts = torch.zeros(shape, dtype=torch.int16, device=device)
 
     def among(self, rows: Ints) -> Flags:
-        """Which rows [N] have such wishes: [N]."""
-        wishing: Flags = (self._state.needs[rows] & CHANGES_LOGITS) != 0
-        return wishing
+        """Which rows [N] have logits processors: [N]."""
+        needs_processors: Flags = (self._state.needs[rows] & CHANGES_LOGITS) != 0
+        return needs_processors
 
     def read_answers(self, rows: Ints) -> bool:
         """Whether the host has to know all tokens of some of these rows before a draw."""
@@ -90,28 +89,28 @@ class DeviceLogitsProcessors:
         status = torch.where(lost, FAILED, failed * EXHAUSTED)
         return tokens, status.int()
 
-    def _penalise(self, logits: Tensor, places: Ints, rows: Ints) -> None:
-        """Of all rows [U] of logits, those at some places."""
+    def _penalise(self, logits: Tensor, indices: Ints, rows: Ints) -> None:
+        """Apply penalties to the rows of logits [U] at some indices."""
         params = self._state.gather(rows)
         penalties = np.stack(
             [params.repetition_penalty, params.presence_penalty, params.frequency_penalty], axis=1
         )
         table = on_device(rows, logits), self._counts, on_device(penalties, logits)
-        if len(places) == len(logits):
+        if len(indices) == len(logits):
             self._kernels.penalise(logits, *table)
             return
-        index = on_device(places, logits)
+        index = on_device(indices, logits)
         some = logits.index_select(0, index)
         self._kernels.penalise(some, *table)
         logits.index_copy_(0, index, some)
 
     def _note(self, rows: Ints, tokens: Tensor) -> None:
         """Count the drawn tokens [U] of penalised rows."""
-        places = np.flatnonzero(self._state.needs[rows] & PENALTIES)
-        if not len(places):
+        indices = np.flatnonzero(self._state.needs[rows] & PENALTIES)
+        if not len(indices):
             return
-        drawn = tokens[on_device(places, tokens)].long()
-        index = on_device(rows[places] * self._state.vocab_size, tokens) + drawn
+        drawn = tokens[on_device(indices, tokens)].long()
+        index = on_device(rows[indices] * self._state.vocab_size, tokens) + drawn
         counts = self._counts.view(-1)
         held = counts[index]
         counts[index] = held + (held.bitwise_and(MOST_COUNTED) < MOST_COUNTED)

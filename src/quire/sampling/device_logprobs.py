@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens, made where the logits are and read when they have arrived.
+"""Log-probabilities of sampled tokens, computed on the device and read when they have arrived.
 
 They are those of token_logprobs.py, which has them as soon as it is asked.
 """
@@ -33,7 +33,7 @@ class Scores:
         return Scores(self.token_ids.cpu(), self.logprobs.cpu(), self.ranks.cpu())
 
     def report(self, num_logprobs: list[int]) -> list[TokenLogprobs]:
-        """What to tell of each row, so many of the most probable ones. They are on the host."""
+        """Log-probabilities to report for each row, so many of the most probable; on the host."""
         columns = (self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist())
         return [
             TokenLogprobs(ids[: count + 1], values[: count + 1], rank)

@@ -1,7 +1,7 @@
-"""Sampling where the logits are: the wishes of all rows on the device, and draws without waiting.
+"""The device's sampler: sampling params of all rows on the device, and draws without waiting.
 
-Owns the device's copy of these wishes and how it follows the host's table; does not own the draw:
-see `quire.kernels.triton.sampling.draw_kernels`, nor wishes that change logits: see
+Owns the device's copy of the params and how it follows the host's table; does not own the draw:
+see `quire.kernels.triton.sampling.draw_kernels`, nor logits processors: see
 device_logits_processors.py. It draws what the host's Sampler draws.
 """
 
@@ -39,15 +39,15 @@ class DeviceSampler:
         cut: Cut | None = None,
     ) -> None:
         self._state = state
-        self._wishes = torch.zeros(max_num_seqs, PARAM_WORDS, dtype=torch.int64, device=device)
+        self._params = torch.zeros(max_num_seqs, PARAM_WORDS, dtype=torch.int64, device=device)
         self._sent = np.zeros((max_num_seqs, PARAM_WORDS), np.int64)  # what is there
-        self._scratch = Scratch(max_num_seqs, vocab_size, self._wishes.device, cut or Cut())
-        self._buffers = [_Buffer(max_num_seqs, self._wishes.device) for _ in range(_BUFFERS)]
+        self._scratch = Scratch(max_num_seqs, vocab_size, self._params.device, cut or Cut())
+        self._buffers = [_Buffer(max_num_seqs, self._params.device) for _ in range(_BUFFERS)]
 
     def upload(self, rows: Sequence[int]) -> None:
-        """Bring the wishes of rows that were set to the device, in the stream's order.
+        """Copy the params of rows that were set to the device, in the stream's order.
 
-        Rows whose wishes are there already, as those of all greedy ones soon are, cost nothing. The
+        Rows whose params are there already, as those of all greedy ones soon are, cost nothing. The
         host waits for nothing, unless several uploads before this one are still under way.
         """
         if not rows:
@@ -63,7 +63,7 @@ class DeviceSampler:
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         sent = buffer.send(np.column_stack([index, words]))
-        self._wishes.index_copy_(0, sent[:, 0], sent[:, 1:])
+        self._params.index_copy_(0, sent[:, 0], sent[:, 1:])
 
     def sample(self, logits: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a token for each row of logits [S, V], float32 or bfloat16: ids, status, int32 [S].
@@ -73,10 +73,10 @@ class DeviceSampler:
         token means nothing. All arguments are on the device, and so are the results; the launches
         depend on the shapes alone, so that a CUDA graph may hold them.
         """
-        return sample(logits, rows, positions, self._wishes, self._scratch)
+        return sample(logits, rows, positions, self._params, self._scratch)
 
     def _words(self, rows: Ints) -> Ints:
-        """The wishes of rows [N] as the kernels read them: int64 [N, PARAM_WORDS].
+        """The sampling params of rows [N] as the kernels read them: int64 [N, PARAM_WORDS].
 
         Of a greedy row they read no numbers; so all greedy rows have the same ones.
         """
@@ -102,7 +102,7 @@ class DeviceSampler:
 
 
 class _Buffer:
-    """Page-locked memory from which one upload is copied, and its place on the device."""
+    """Page-locked memory from which one upload is copied, and its buffer on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"

@@ -18,13 +18,13 @@ from quire.kernels.reference_arrays import BLOCK
 class Rows:
     """N rows of a step's logits.
 
-    logits: float32 [S, P], of the whole step; places: which rows of it, [N]; maxima: the highest
+    logits: float32 [S, P], of the whole step; indices: which rows of it, [N]; maxima: the highest
     logit of each block, [N, B], with NaN where a block holds NaN; peaks: that of each row, [N].
     """
 
-    def __init__(self, logits: Logits, places: Ints, maxima: Logits) -> None:
+    def __init__(self, logits: Logits, indices: Ints, maxima: Logits) -> None:
         self.logits = logits
-        self.places = places
+        self.indices = indices
         self.maxima = maxima
         self.peaks: Logits = maxima.max(axis=1)
 
@@ -35,30 +35,30 @@ class Rows:
         if missing := -vocab % BLOCK:
             padded = np.full((count, vocab + missing), -np.inf, np.float32)
             padded[:, :vocab] = logits
-        places = np.arange(count)
-        return cls(padded, places, block_maxima(padded, places))
+        indices = np.arange(count)
+        return cls(padded, indices, block_maxima(padded, indices))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def select(self, index: Ints | slice) -> Rows:
         """Some of these rows."""
-        return Rows(self.logits, self.places[index], self.maxima[index])
+        return Rows(self.logits, self.indices[index], self.maxima[index])
 
     def refresh(self, index: Ints) -> None:
         """Look at these rows again: their logits have changed."""
-        self.maxima[index] = block_maxima(self.logits, self.places[index])
+        self.maxima[index] = block_maxima(self.logits, self.indices[index])
         self.peaks[index] = self.maxima[index].max(axis=1)
 
     def open(self, blocks: Ints) -> Logits:
         """The logits in K blocks of each row: [N, K] → [N, K * BLOCK]."""
-        flat = blocks + self.places[:, None] * self.maxima.shape[1]
+        flat = blocks + self.indices[:, None] * self.maxima.shape[1]
         near: Logits = self.logits.reshape(-1, BLOCK)[flat].reshape(len(self), -1)
         return near
 
     def copy(self) -> Logits:
         """The logits of these rows: [N, P]."""
-        rows: Logits = self.logits[self.places]
+        rows: Logits = self.logits[self.indices]
         return rows
 
     def pieces(self) -> list[slice]:
@@ -68,4 +68,4 @@ class Rows:
     def masses(self, temperature: Floats) -> Ints:
         """The sum of the tokens' weights in each block: [N, B]."""
         slopes = sampling_math.slope(temperature)
-        return block_masses(self.logits, self.places, self.peaks, slopes)
+        return block_masses(self.logits, self.indices, self.peaks, slopes)

@@ -32,9 +32,9 @@ def ranked(rows: Rows, width: int) -> tuple[Ints, Logits]:
         return np.concatenate([ids for ids, _ in found]), np.concatenate([x for _, x in found])
     blocks = np.sort(_order(rows.maxima, width), axis=1)  # [N, width], in order of token ids
     values = rows.open(blocks)
-    places = _order(values, width)
-    ids = np.take_along_axis(blocks, places // BLOCK, axis=1) * BLOCK + places % BLOCK
-    return ids, np.take_along_axis(values, places, axis=1)
+    indices = _order(values, width)
+    ids = np.take_along_axis(blocks, indices // BLOCK, axis=1) * BLOCK + indices % BLOCK
+    return ids, np.take_along_axis(values, indices, axis=1)
 
 
 def _search(values: Logits, width: int) -> tuple[Ints, Logits]:
@@ -46,12 +46,12 @@ def _search(values: Logits, width: int) -> tuple[Ints, Logits]:
         bounds = np.partition(values, size - width, axis=1)[:, size - width]
         few = [np.flatnonzero(row >= bound) for row, bound in zip(values, bounds, strict=True)]
         pairs = zip(values, few, strict=True)
-        ids = np.stack([places[_order(row[None, places], width)[0]] for row, places in pairs])
+        ids = np.stack([indices[_order(row[None, indices], width)[0]] for row, indices in pairs])
     return ids, np.take_along_axis(values, ids, axis=1)
 
 
 def _order(values: Logits, width: int) -> Ints:
-    """Where the `width` greatest of each row [N, M] are, greatest first, ties by place."""
+    """Where the `width` greatest of each row [N, M] are, greatest first, ties by index."""
     bits = (values + np.float32(0.0)).view(np.int32)  # a copy in which minus zero equals zero
     bits ^= (bits >> 31) & 0x7FFFFFFF  # the order of floats as that of integers
     keys = bits.astype(np.int64)
@@ -60,5 +60,5 @@ def _order(values: Logits, width: int) -> Ints:
     if width < keys.shape[1]:
         keys = np.partition(keys, keys.shape[1] - width, axis=1)[:, -width:]
     keys.sort(axis=1)
-    places: Ints = -keys[:, ::-1] & 0xFFFFFFFF
-    return places
+    indices: Ints = -keys[:, ::-1] & 0xFFFFFFFF
+    return indices

@@ -1,4 +1,4 @@
-"""Log-probabilities of the model's own distribution, before any wish changed it.
+"""Log-probabilities of the model's own distribution, before logits processors change it.
 
 Owns what is reported for a position: the token itself with its rank, then the most probable
 tokens. Does not own how they are drawn, nor how they are shown.

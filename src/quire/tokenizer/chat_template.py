@@ -126,13 +126,13 @@ class ChatTemplate:
 
 def _refuse_calls(messages: list[dict[str, Any]]) -> None:
     """The model would not learn that it had made them."""
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.get("tool_calls"):
             problem = (
                 "this model's chat template does not show earlier calls; tell of them in the "
                 "content, or give the model a template that reads tool_calls"
             )
-            raise invalid_value("messages", problem, where=f"messages[{place}].tool_calls")
+            raise invalid_value("messages", problem, where=f"messages[{index}].tool_calls")
 
 
 def _with_tools(

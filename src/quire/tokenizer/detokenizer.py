@@ -26,7 +26,7 @@ class TokenSource(Protocol):
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         """The bytes that a token adds to a text; first: at its very start."""
 
-    def pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
+    def pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
         """What each token adds to a text that has begun; nothing if it does not show."""
 
 

@@ -64,13 +64,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def concat(self, parts: Iterable[str]) -> str:
         """Join a template's pieces, of a block or of the whole, up to the size limit."""
-        kept, size = [], 0
+        joined, size = [], 0
         for part in parts:
             size += len(part)
             if size > MAX_CHARACTERS:
                 _check_size(size)
-            kept.append(part)
-        return "".join(kept)
+            joined.append(part)
+        return "".join(joined)
 
     def join_operands(self, operands: Iterable[Any]) -> str:
         """The `~` operator."""

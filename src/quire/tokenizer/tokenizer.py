@@ -144,14 +144,14 @@ class Tokenizer:
                 yield self.token_bytes(token_id, first=first)
                 first = False
 
-    def _pieces(self, skip_special_tokens: bool, kept: frozenset[int] = frozenset()) -> Pieces:
-        """What each token adds to a text that has begun; nothing if it does not show.
+    def _pieces(self, skip_special_tokens: bool, unskipped: frozenset[int] = frozenset()) -> Pieces:
+        """What each token adds to a text that has started; nothing if it does not show.
 
-        kept: special tokens that are not skipped. Also known as `pieces`, which remembers them.
+        unskipped: special tokens that are not skipped. `pieces` is this with a cache.
         """
 
         def piece_of(token_id: int) -> bytes:
-            skips = skip_special_tokens and token_id not in kept
+            skips = skip_special_tokens and token_id not in unskipped
             shows = self.shows(token_id, skip_special_tokens=skips)
             return self.token_bytes(token_id) if shows else b""
 

@@ -1,7 +1,7 @@
 """What a model's folder says about its tokenizer: reads and checks the files, keeps nothing.
 
 tokenizer.json is the tokenizer itself, tokenizer_config.json (with special_tokens_map.json in
-older folders) names the special tokens, and the chat template is in one of four places.
+older folders) names the special tokens, and the chat template is in one of four files.
 """
 
 from __future__ import annotations
