@@ -62,8 +62,8 @@ def _numbers(info: EngineInfo) -> str:
 
 def _model_text(info: EngineInfo) -> str:
     limits, num_bytes = info.limits, info.kv_cache_bytes
-    kept = "" if info.kv_cache_dtype in ("", info.dtype) else f" in {info.kv_cache_dtype}"
+    dtype = "" if info.kv_cache_dtype in ("", info.dtype) else f" in {info.kv_cache_dtype}"
     return f"""\
   model     {info.model_name}: {_numbers(info)} on {info.device}, context {limits.max_model_len:,}
   KV cache  {limits.max_kv_tokens:,} tokens: {info.num_blocks:,} blocks of {info.block_size}, \
-{num_bytes / 2**20:,.0f} MiB{kept}"""
+{num_bytes / 2**20:,.0f} MiB{dtype}"""

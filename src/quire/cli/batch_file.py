@@ -1,6 +1,6 @@
-"""Batch files in OpenAI's form: a request per line in, an answer or an error per line out.
+"""Batch files in OpenAI's format: a request per line in, an answer or an error per line out.
 
-Owns the lines; the requests are answered by the server's own application, without HTTP between.
+Owns the lines; the requests are answered by the server's own application, without HTTP.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _check(line: BatchLine, seen: set[str]) -> None:
         raise ValueError(f"custom_id: give 1 to {MAX_ID_CHARS} characters")
     if line.custom_id in seen:
         raise ValueError("custom_id: another line has the same; give each its own")
-    wish: Any = msgspec.json.decode(line.body)
-    if isinstance(wish, dict) and wish.get("stream"):
+    body: Any = msgspec.json.decode(line.body)
+    if isinstance(body, dict) and body.get("stream"):
         raise ValueError("body.stream: a file cannot be streamed into; leave it out")
 
 

@@ -141,8 +141,8 @@ class Chat:
         """Print an answer as it comes, and append its parts to `answer`."""
         speed = Speed()
         prompt = self._engine.tokenizer.encode_chat(list(self.messages))
-        async with aclosing(self._engine.generate(prompt, self._sampling)) as news:
-            async for item in news:
+        async with aclosing(self._engine.generate(prompt, self._sampling)) as outputs:
+            async for item in outputs:
                 for output in item.outputs:
                     speed.count(len(output.token_ids))
                     answer.append(output.text)

@@ -31,7 +31,7 @@ class Given(NamedTuple):
     """A prompt, and where it stands."""
 
     text: str
-    place: str
+    source: str
 
 
 def make_parser() -> CommandParser:
@@ -84,7 +84,7 @@ def run(argv: Sequence[str]) -> int:
     for prompt, result in zip(prompts, results, strict=True):
         if result.error is not None:
             text = parser.in_flags(_PARAM.sub("", str(result.error)))
-            print(f"error: {prompt.place}: {text}", file=sys.stderr)
+            print(f"error: {prompt.source}: {text}", file=sys.stderr)
     return _status([result.error for result in results])
 
 

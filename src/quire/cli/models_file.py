@@ -58,7 +58,7 @@ def read_models(path: str, common: Mapping[str, Any], load: str) -> list[ModelSp
     if not isinstance(listed, yaml.SequenceNode) or not listed.value:
         raise file.wrong(root.start_mark, "models must be a list with an entry for each model")
     plans = [
-        file.plan(node, f"models[{place}]", common, load) for place, node in enumerate(listed.value)
+        file.plan(node, f"models[{index}]", common, load) for index, node in enumerate(listed.value)
     ]
     file.check_names(plans, listed.value)
     return plans

@@ -37,10 +37,10 @@ def plot(profile: Profile, path: Path) -> None:
 
 def _draw_times(axes: Any, profile: Profile) -> None:
     names = [f"{op.name} ({op.count})" for op in profile.operations]
-    places = np.arange(len(names))
-    axes.barh(places, [op.seconds * 1e3 for op in profile.operations], color="#9db4d3")
-    axes.barh(places, [op.floor * 1e3 for op in profile.operations], color="#2f5d9b", height=0.35)
-    axes.set_yticks(places, names, fontsize=8)
+    rows = np.arange(len(names))
+    axes.barh(rows, [op.seconds * 1e3 for op in profile.operations], color="#9db4d3")
+    axes.barh(rows, [op.floor * 1e3 for op in profile.operations], color="#2f5d9b", height=0.35)
+    axes.set_yticks(rows, names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("ms; dark: the least by the roofline")
     step = profile.step
@@ -55,9 +55,9 @@ def _draw_roofline(axes: Any, profile: Profile) -> None:
         reachable = np.minimum(rate, intensity * best.bytes_per_second)
         axes.loglog(intensity, reachable, color="#2f5d9b")
     for op in counted:
-        place = op.flops / op.num_bytes, op.flops / op.seconds
-        axes.plot(*place, "o", color="#c0562b", markersize=4)
-        axes.annotate(f"{op.name} {op.shape}", place, fontsize=6)
+        point = op.flops / op.num_bytes, op.flops / op.seconds
+        axes.plot(*point, "o", color="#c0562b", markersize=4)
+        axes.annotate(f"{op.name} {op.shape}", point, fontsize=6)
     axes.set_xlabel("FLOP a byte")
     axes.set_ylabel("FLOP/s")
     axes.set_title(f"roofline of {profile.device}, {profile.dtype}, measured")

@@ -1,4 +1,4 @@
-"""`quire run-batch`: a file of requests in OpenAI's batch form in, a file of answers out."""
+"""`quire run-batch`: a file of requests in OpenAI's batch format in, a file of answers out."""
 
 from __future__ import annotations
 

@@ -117,10 +117,10 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
 def model_plans(args: argparse.Namespace, settings: ServerSettings) -> list[ModelSpec]:
     """The models to serve, by whichever way they were given. Raises ConfigError."""
     given = vars(args)
-    ways = [name for name in ("model", "models", "config") if name in given]
-    if len(ways) > 1:
+    sources = [name for name in ("model", "models", "config") if name in given]
+    if len(sources) > 1:
         raise ConfigError("MODEL, --model and --config all say what to serve; give one of them")
-    if not {"models", "config"} & set(ways):
+    if not {"models", "config"} & set(sources):
         config = engine_config(args)
         return [_plan(config, settings)]
     if "served_model_name" in given:
@@ -189,9 +189,9 @@ async def _serve(
         async def work() -> None:
             infos = await fleet.start()
             waiting = [plan.name for plan in plans if not plan.at_start]
-            seconds, place = time.monotonic() - begin, admin_address(admin) if admin else ""
+            seconds, admin_url = time.monotonic() - begin, admin_address(admin) if admin else ""
             url = base_url(listener)
-            print(ready_text(infos, waiting, url, seconds, key=key, admin=place), flush=True)
+            print(ready_text(infos, waiting, url, seconds, key=key, admin=admin_url), flush=True)
             if not key and not is_loopback(listener):
                 print(_OPEN_TO_ALL, flush=True)
             await supervisor.run()
