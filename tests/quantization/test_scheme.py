@@ -9,8 +9,13 @@ import torch
 
 from quire.config import EngineConfig, ModelSettings
 from quire.errors import ConfigError
+from quire.hub import resolve_model
 from quire.kernels.cpu import native
 from quire.kernels.dispatch import kernels_for
+from quire.layers.linear_layers import LinearBase
+from quire.layers.parameter import LayerOptions
+from quire.models.config.model_config import ModelConfig
+from quire.models.families.llama import LlamaForCausalLM
 from quire.quantization.fp8 import FP8
 from quire.quantization.int4 import INT4
 from quire.quantization.int8 import INT8
@@ -38,14 +43,14 @@ def test_roles_without_a_format_are_left_alone() -> None:
 
 
 def test_modules_may_be_ignored_by_name() -> None:
-    ignored = ("*.down_proj", "self_attn.*")
+    ignored = ("*.down_proj", "model.layers.0.*")
     scheme = Scheme("invented", {"layer": (INT4, INT8)}, ignored)
     chosen = {
         name: scheme.format_for(name, "layer", 64, 128)
-        for name in ("self_attn.qkv_proj", "mlp.gate_up_proj")
+        for name in ("model.layers.0.mlp.gate_up_proj", "model.layers.1.mlp.gate_up_proj")
     }
     assert list(chosen.values()) == [None, INT4]
-    assert scheme.format_for("mlp.down_proj", "layer", 64, 128) is None
+    assert scheme.format_for("model.layers.1.mlp.down_proj", "layer", 64, 128) is None
 
 
 def test_the_first_format_that_sizes_allow_is_taken() -> None:
@@ -79,3 +84,21 @@ def test_a_weight_takes_the_bytes_that_were_told(scheme: Scheme, k: int) -> None
         spare = 4 * 64 if found is INT4 and native.library() is None else 0
         stored = sum(tensor.nbytes for tensor in tensors_of(operand).values())
         assert found.num_bytes(64, k) - spare == stored
+
+
+def test_layers_and_the_memory_plan_choose_by_the_same_names() -> None:
+    """An ignored module stays in the model's data type, in one decoder layer alone."""
+    folder = resolve_model("quire-tiny-draft")
+    spec = ModelConfig.from_folder(folder).spec
+    scheme = Scheme("invented", {"layer": (FP8,)}, ignored=("model.layers.0.mlp.down_proj",))
+    options = LayerOptions(torch.float32, torch.device("meta"), kernels_for("meta"), scheme)
+    model = LlamaForCausalLM(spec, 64, options)
+    linears = dict(spec.named_linears)
+    chosen = {
+        name: module.method.weight_format
+        for name, module in model.named_modules()
+        if isinstance(module, LinearBase)
+    }
+    assert chosen.keys() == linears.keys()
+    plain = {name for name, each in chosen.items() if each is None}
+    assert plain == {"model.layers.0.mlp.down_proj", "lm_head"}

@@ -227,10 +227,19 @@ class ModelSpec:
         return tuple(layer.kv for layer in self.layers)
 
     @property
+    def named_linears(self) -> list[tuple[str, LinearSpec]]:
+        """Linear layers by their modules' names: of all layers, then the head, if there is one."""
+        found = [
+            (f"{layer_module(index)}.{linear.module}", linear)
+            for index, layer in enumerate(self.layers)
+            for linear in layer.linears
+        ]
+        return found if self.head is None else [*found, (self.head.module, self.head)]
+
+    @property
     def linears(self) -> list[LinearSpec]:
         """Linear layers of all layers, then the head, where there is one."""
-        found = [linear for layer in self.layers for linear in layer.linears]
-        return found if self.head is None else [*found, self.head]
+        return [linear for _, linear in self.named_linears]
 
     @property
     def num_parameters(self) -> int:

@@ -124,5 +124,6 @@ class FusedLinearMethod(LinearMethod):
 def method_for(options: LayerOptions, spec: LinearSpec) -> LinearMethod:
     """How a linear layer's weight is stored, by the options' quantization scheme."""
     scheme = options.scheme
-    found = scheme.format_for(spec.module, spec.role, spec.n, spec.k) if scheme else None
+    module = f"{options.module}.{spec.module}" if options.module else spec.module
+    found = scheme.format_for(module, spec.role, spec.n, spec.k) if scheme else None
     return (FusedLinearMethod if options.kernels.fuses else LinearMethod)(options.kernels, found)

@@ -101,13 +101,15 @@ def keep_at_hand(model: nn.Module) -> None:
 class LayerOptions:
     """How layers are made: the data type and place of their weights, and the kernels they call.
 
-    scheme: which weights are quantized to which formats; None for none.
+    scheme: which weights are quantized to which formats; None for none. module: name of the decoder
+    layer that they are in, empty outside of one.
     """
 
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
     scheme: Scheme | None = None
+    module: str = ""
 
     def empty(self, *shape: int) -> Tensor:
         """An uninitialised tensor for a weight."""

@@ -40,7 +40,7 @@ class Scheme:
     def format_for(self, module: str, role: Role, n: int, k: int) -> WeightFormat | None:
         """The format of a weight [n, k]; None for the model's data type.
 
-        module: name of its module within a layer, as in `LinearSpec`, such as "mlp.down_proj".
+        module: name of its module in the model, such as "model.layers.0.mlp.down_proj".
         """
         if any(fnmatchcase(module, pattern) for pattern in self.ignored):
             return None

@@ -82,9 +82,9 @@ def weights_by_format(
         return {dtype: num_weights * item}
     of_own = sum(linear.num_weights for linear in spec.linears if linear is not tied)
     found = Counter({dtype: (num_weights - of_own) * item})
-    for linear in spec.linears:
+    for module, linear in spec.named_linears:
         role, n, k = linear.role, linear.n, linear.k
-        chosen = scheme.format_for(linear.module, role, n, k)
+        chosen = scheme.format_for(module, role, n, k)
         name, size = (chosen.name, chosen.num_bytes(n, k)) if chosen else (dtype, n * k * item)
         found[name] += size
     return dict(found)

@@ -5,6 +5,8 @@ Built from a `ModelSpec`, layer by layer. What the modules do not compute is ref
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from quire.core.layer_spec import (
@@ -14,6 +16,7 @@ from quire.core.layer_spec import (
     ModelSpec,
     NormSpec,
     check_features,
+    layer_module,
 )
 from quire.kernels.operands import HeadNorms, ResidualState
 from quire.layers.attention_layer import Attention, Rope
@@ -112,7 +115,10 @@ class LlamaModel(nn.Module):
         self.rotaries = [RotaryEmbedding(rope, max_model_len, options) for rope in ropes]
         for i, rotary in enumerate(self.rotaries):
             self.add_module(f"rotary_{i}" if i else "rotary", rotary)
-        layers = [LlamaDecoderLayer(layer, i, options) for i, layer in enumerate(spec.layers)]
+        layers = [
+            LlamaDecoderLayer(layer, i, replace(options, module=layer_module(i)))
+            for i, layer in enumerate(spec.layers)
+        ]
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(spec.final_norm, options)
         self.norms = [*(layer.pre_attention_norm for layer in layers), self.norm]

@@ -18,7 +18,7 @@ from quire.array_types import Array
 from quire.errors import CheckpointError
 from quire.models.checkpoints.mapped_file import MappedFile
 from quire.models.checkpoints.safetensors_header import TensorEntry, read_header
-from quire.models.prepared.prepared_files import FORMATS, product_bytes, read_metadata
+from quire.models.prepared.prepared_files import FORMATS, PRODUCT_BYTES, read_metadata
 from quire.quantization.stored_weight import Description
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ class PreparedFile:
 
     def __init__(self, file: Path) -> None:
         self._entries = {entry.name: entry for entry in read_header(file)}
-        self._mapped = MappedFile(file, product_bytes(file))
-        self.formats: Formats = json.loads(read_metadata(file)[1][FORMATS])
+        length, metadata = read_metadata(file)
+        self._mapped = MappedFile(file, 8 + length + int(metadata[PRODUCT_BYTES]))
+        self.formats: Formats = json.loads(metadata[FORMATS])
         stored = self._array(self._entries.pop(CHECK))
         arrays = self.stored_arrays().arrays
         if stored.item() != check_of({name: bytes_of(array) for name, array in arrays.items()}):
